@@ -16,10 +16,11 @@ help: ## this list
 demo: $(VENV)/.run ## train a tiny reservoir translator, a few minutes on two CPU cores
 	$(BIN)/python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny --workdir=runs/demo
 
-test: lint ## lint, then the tests
+test: lint ## lint, then the quick tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
-test-slow: $(VENV)/.dev ## the tests that take minutes
+test-slow: $(VENV)/.dev ## the tests that take seconds, then the tests that take minutes
+	$(BIN)/python -m pytest -m 'medium and not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15
 
 test-timing: $(VENV)/.dev ## the test that compares seconds, three minutes on an idle machine

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from ml_collections import ConfigDict
 
@@ -53,13 +54,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def _resident() -> list[int]:
+    """Returns a list of the resident bytes of this process after each release of memory."""
+    return [psutil.Process().memory_info().rss]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _release_compiled_programs() -> Iterator[None]:
-    """Frees the compiled programs of a test module: hundreds of MiB that other modules do not use."""
+def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
+    """Frees the compiled programs of test modules whenever the process has grown by 300 MiB.
+
+    Other modules hardly use these programs. Freeing them after every module would take a minute of the quick tests.
+    """
     yield
+    if psutil.Process().memory_info().rss < _resident[-1] + (300 << 20):
+        return
     jax.clear_caches()
     gc.collect()
     heap.release_free_memory()
+    _resident.append(psutil.Process().memory_info().rss)
 
 
 @pytest.fixture(scope="session", autouse=True)

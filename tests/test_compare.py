@@ -16,6 +16,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
+@pytest.mark.medium
 def test_cases_are_tuned_trained_with_all_seeds_and_compared_with_the_first(tmp_path: Path) -> None:
     command = (
         *(

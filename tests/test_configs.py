@@ -206,14 +206,18 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
-LOWERED = ("iwslt_transformer", "wmt_ffn_res", "roberta_t_res")
+LOWERED = {
+    "wmt_ffn_res": (),
+    "iwslt_transformer": pytest.mark.medium,
+    "roberta_t_res": pytest.mark.medium,
+}
 """One experiment of each model kind and corpus. The other experiments take a minute each and are slow tests."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in LOWERED else [pytest.mark.slow])
+        pytest.param(name, marks=LOWERED.get(name, pytest.mark.slow))
         for name in (*TRANSLATION, *MASKED)
     ],
 )

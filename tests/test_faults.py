@@ -406,6 +406,7 @@ def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_pa
     assert contents(copied) == before
 
 
+@pytest.mark.medium
 def test_nan_loss(call, fault, smallest, copied, capsys):
     before = contents(copied / "checkpoints")
     more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]
@@ -534,12 +535,21 @@ def test_empty_lines_stay_empty(call, trained, capsys):
 PROCESSES = [
     ("train", [TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes"),
     ("train", [f"{TINY}x"], "unknown argument 'tinyx'; choose laptop or tiny"),
-    ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
     ("translate", ["--workdir=none"], "--workdir=none holds no run"),
-    (
-        "evaluate",
-        ["--workdir=none", "--source=a"],
-        "--source and --reference must be given together",
+    *(
+        pytest.param(*case, marks=pytest.mark.medium)
+        for case in (
+            (
+                "train",
+                [TINY, "--config.model.heads=3"],
+                "is not divisible by --config.model.heads=3",
+            ),
+            (
+                "evaluate",
+                ["--workdir=none", "--source=a"],
+                "--source and --reference must be given together",
+            ),
+        )
     ),
 ]
 

@@ -12,6 +12,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/*/claims.csv"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("folder", KEPT, ids=lambda path: "-".join(path.parts[-2:]))
 def test_claims_table_equals_its_kept_runs(folder, tmp_path, monkeypatch):
     paper, scale = folder.parts[-2:]

@@ -264,6 +264,7 @@ HEAVY = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["reservoir", "gmlp_lm", "explicit_opt", "perception"])
 def test_importing_a_part_loads_no_large_library(name: str):
     """Importing the package alone does not even load JAX."""

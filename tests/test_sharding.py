@@ -211,7 +211,9 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["transformer, skipped", *SLOW])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("transformer, skipped", marks=pytest.mark.medium), *SLOW]
+)
 def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
     kind, _, how = kind.partition(", ")
     small = {"encoder_layers": 2, "placement": "RL", "decoder_layers": 1, "dropout": 0.3}
@@ -225,6 +227,7 @@ def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
         np.testing.assert_allclose(found[1][2][key], expected, rtol=1e-3, atol=1e-3, err_msg=key)
 
 
+@pytest.mark.medium
 def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
     # Dropout is 0, because dropout masks depend on the microbatch. The rows have unequal numbers of tokens.
     config = make_config("ffn", dropout=0.0)

@@ -159,6 +159,7 @@ def test_slope_of_mean_cooccurrence_over_count(tasks):
     assert correlation > fitted_line(with_tokens(tasks["sum", 1], 20_000))[1]
 
 
+@pytest.mark.medium
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 def test_slope_on_speech_and_books(tmp_path):
     """The text is three of BabyLM's sources (4.2 million words), with the paper's vocabulary size.
@@ -180,6 +181,7 @@ def test_slope_on_speech_and_books(tmp_path):
     assert correlation > fitted_line(with_tokens(task, 1_000_000))[1]
 
 
+@pytest.mark.medium
 def test_train_dev_perplexity_gap_grows_with_k(tasks):
     gaps = {}
     for cell, task in tasks.items():

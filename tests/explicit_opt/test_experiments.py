@@ -27,6 +27,7 @@ def suite(tmp_path, monkeypatch):
     return ExperimentSuite("tiny", 1, fields, tmp_path / "out", mesh)
 
 
+@pytest.mark.medium
 def test_table1_has_measured_and_printed_value_for_every_cell(suite):
     experiments.table1(suite)
     with (suite.out / "table1.csv").open() as file:

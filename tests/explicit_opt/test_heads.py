@@ -271,6 +271,7 @@ def test_incompatible_batches_and_heads_raise_user_errors():
         HeadStart(seed=-1)
 
 
+@pytest.mark.medium
 def test_examples_of_the_readme_run(capsys, tmp_path, monkeypatch):
     """The folder that the example reads has a small random BERT."""
     write_small_bert(tmp_path / "all-MiniLM-L6-v2")

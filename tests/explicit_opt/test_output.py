@@ -86,6 +86,7 @@ def loss_of(task, values, trainable) -> float:
     return float(total / weight)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, 8])
 def test_warm_start_sets_output_layer_to_solution_over_its_features(devices):
     task = Topics()

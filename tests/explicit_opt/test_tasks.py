@@ -74,6 +74,7 @@ def test_unknown_character_becomes_oov(words, mesh, tmp_path):
     assert task.splits["valid"].tokens_L.max() < task.vocabulary
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("aggregate", ["sum", "cat"])
 def test_explicit_start_beats_trained_cold_start(words, mesh, tmp_path, aggregate):
     words.model.aggregate = aggregate
@@ -381,6 +382,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.medium
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
 def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):

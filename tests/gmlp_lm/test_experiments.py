@@ -51,6 +51,7 @@ def suite(tmp_path_factory) -> ExperimentSuite:
     return made
 
 
+@pytest.mark.medium
 def test_table_3_units(suite):
     rows = read(suite.out / "table3.csv")
     assert [row["model"] for row in rows[::2]] == list(KINDS.values())
@@ -77,6 +78,7 @@ def kind_of(row: dict[str, str]) -> str:
     return next(kind for kind, name in KINDS.items() if name == row["model"])
 
 
+@pytest.mark.medium
 def test_finished_runs_are_not_trained_or_measured_again(suite):
     files = [
         path
@@ -91,6 +93,7 @@ def test_finished_runs_are_not_trained_or_measured_again(suite):
     assert before == {path: path.stat().st_mtime_ns for path in files}
 
 
+@pytest.mark.medium
 def test_figure_4_and_table_4_share_runs(suite):
     experiments.fig4(suite)
     experiments.table4(suite)
@@ -134,6 +137,7 @@ def test_comparison_ends_with_the_shortest_curve():
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 
 
+@pytest.mark.medium
 def test_damaged_cache_is_measured_again(suite):
     path = next(suite.out.glob(f"runs/*/{experiments.WHOLE}"))
     before = path.read_text()

@@ -1,5 +1,7 @@
 """The paper's models in all recipes: parameter counts, causality, decoding, validation."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,9 +85,16 @@ class Made:
         self.whole, self.step, self.prefill = map(jax.jit, (model, model.step, model.prefill))
 
 
+# Every recipe and every kind of model once.
+QUICK = (("paper", "gpt"), ("code", "gmlp"), ("fixed", "gmlp_attn"))
+
+
 @pytest.fixture(
     scope="module",
-    params=[(recipe, kind) for recipe in language.RECIPES for kind in KINDS],
+    params=[
+        pytest.param(pair, marks=[] if pair in QUICK else [pytest.mark.medium])
+        for pair in itertools.product(language.RECIPES, KINDS)
+    ],
     ids=str,
 )
 def made(request) -> Made:
@@ -176,7 +185,9 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
         validate(model)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["gpt", *(pytest.param(kind, marks=pytest.mark.medium) for kind in KINDS[1:])]
+)
 def test_fixed_recipe_decays_matrices_only(kind):
     """A step with zero gradients changes only kernels, matrices over positions and the embedding table."""
     config = language.choose(kind, "enwik8", "fixed,tiny")

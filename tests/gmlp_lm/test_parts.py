@@ -128,6 +128,7 @@ def test_integer_inputs_are_promoted_to_float32(block):
     np.testing.assert_array_equal(output_BLD, block(whole_BLD.astype(np.float32)))
 
 
+@pytest.mark.medium
 def test_examples_of_the_readme_run(capsys):
     text = (Path(__file__).parents[2] / "gmlp_lm" / "README.md").read_text()
     names: dict = {}

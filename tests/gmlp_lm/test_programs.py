@@ -130,6 +130,7 @@ def write(
     return [np.concatenate(rows).astype(np.uint8).tobytes() for rows in zip(*chunks, strict=True)]
 
 
+@pytest.mark.medium
 def test_samples_depend_on_the_seed_not_on_the_chunk_size(trained, mesh):
     """The text of 40 bytes is longer than the window of 24 bytes."""
     one = write(trained, b"The ", length=40, mesh=mesh)
@@ -152,6 +153,7 @@ def greedy(values: ModelState, prompt: bytes, count: int) -> bytes:
     return text
 
 
+@pytest.mark.medium
 def test_temperature_0_is_greedy_in_every_window(trained, mesh):
     """The text fills three windows. Prompts are shorter than a window, as long as a window, and longer."""
     _, _, values = run.load(trained[0], mesh)
@@ -160,6 +162,7 @@ def test_temperature_0_is_greedy_in_every_window(trained, mesh):
         assert text == greedy(values, prompt, 45)
 
 
+@pytest.mark.medium
 def test_texts_do_not_depend_on_the_other_prompts(trained, mesh):
     """A batch has prompts of different lengths."""
     _, _, values = run.load(trained[0], mesh)
@@ -176,6 +179,7 @@ def test_generator_rejects_missing_prompts(trained, mesh, fault, prompts):
         write(trained, *prompts, mesh=mesh)
 
 
+@pytest.mark.medium
 def test_sample_program_writes_text(trained, tmp_path):
     program = ["gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = call(*program, "--prompt=In ", "--length=16", "--temperature=0.5")
@@ -223,6 +227,7 @@ def test_sample_program_writes_text(trained, tmp_path):
         assert said.startswith(message) and said.count("\n") == 1
 
 
+@pytest.mark.medium
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
     """The text is the test split, in a plain and in a packed file. Stride 1 gives every byte the longest context."""
     workdir, summary = trained
@@ -239,6 +244,7 @@ def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
     assert call(*program, f"--text={tmp_path}/text.gz") == plain.replace("text:", "text.gz:")
 
 
+@pytest.mark.medium
 def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path):
     """Bits per byte divide the summed loss by the scored bytes; word perplexity divides it by all words."""
     fields = {"data.tokenizer": "sentencepiece", "data.vocab_size": 500, "train.steps": 10}
@@ -270,6 +276,7 @@ def wrong_head(features_ED, labels_E, outputs):
     return np.zeros((3, outputs)), np.zeros(outputs)
 
 
+@pytest.mark.medium
 def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     """Before training, the closed-form output layer has a lower loss than the random output layer."""
     fields = {"model.tied": False, "eval.start": True, "train.steps": 1, "eval.steps": 1}

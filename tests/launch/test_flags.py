@@ -30,6 +30,7 @@ def changed_options(flags: str, folder: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in text.splitlines())
 
 
+@pytest.mark.medium
 def test_installed_jax_knows_flags_and_uses_the_last_value(tmp_path):
     cpu, gpu_flags = flags_of("cpu"), flags_of("gpu")
     found = changed_options(f"{cpu} {gpu_flags}", tmp_path / "ours")
@@ -40,6 +41,7 @@ def test_installed_jax_knows_flags_and_uses_the_last_value(tmp_path):
     assert found[timeout] == "77" and latency not in found
 
 
+@pytest.mark.medium
 def test_installed_jax_refuses_unknown_flags(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         changed_options(UNKNOWN, tmp_path)

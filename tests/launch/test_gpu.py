@@ -166,6 +166,7 @@ def test_job_with_lost_process_is_requeued(cluster, codes, words):
     assert "the run exited with code 1" in result.stdout
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("codes", ["143", "75"])
 def test_requeues_are_limited_by_restarts_option(cluster, codes):
     job = submitted(cluster, "--restarts", "2", "c.py")

@@ -217,6 +217,7 @@ def test_run_waits_for_queued_resource(cloud):
     finished(cloud)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("queued", [False, True])
 def test_resume_after_preemption_recreates_vm(cloud, queued):
     options = [*TYPE, "--zone", "z", *["--queued"] * queued]
@@ -281,6 +282,7 @@ def test_immediate_exit_is_a_failed_start(cloud):
     assert result.stderr.count("--workdir=/w") == 2, "the end of each log is shown"
 
 
+@pytest.mark.medium
 def test_new_run_replaces_request_once_started(cloud):
     run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run, "--first").returncode == 0
@@ -316,6 +318,7 @@ def test_request_is_readable_by_its_owner_only(cloud):
     assert (cloud.root / "runs/tpu-pod/request").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.medium
 def test_name_is_reusable_after_delete(cloud):
     end = ["pod", "c.py", "--workdir=/w"]
     here = [*TYPE, "--zone", "z", "--project", "p"]
@@ -460,6 +463,7 @@ def test_slices_start_as_one_run(cloud):
         }
 
 
+@pytest.mark.medium
 def test_dry_run_of_slices_prints_every_command(cloud):
     printed = tpu(cloud, "run", "--dry-run", *several()[1:])
     assert printed.returncode == 0, printed.stderr
@@ -479,6 +483,7 @@ def test_dry_run_of_slices_prints_every_command(cloud):
     assert expected == sorted(plain(call) for call in cloud.calls("gcloud"))
 
 
+@pytest.mark.medium
 def test_status_follow_stop_and_delete_reach_every_slice(cloud):
     tpu(cloud, *several("--watch", "0"), "--wait")
     started(cloud, HOSTS_OF_SLICES)
@@ -502,6 +507,7 @@ def test_status_follow_stop_and_delete_reach_every_slice(cloud):
     assert done(cloud)[-1] == [*QUEUE, "delete", "pod", "--force", "--quiet"]
 
 
+@pytest.mark.medium
 def test_resume_recreates_all_slices_if_one_is_preempted(cloud):
     tpu(cloud, *several())
     before = [given(log) for log in finished(cloud, HOSTS_OF_SLICES)]
@@ -514,6 +520,7 @@ def test_resume_recreates_all_slices_if_one_is_preempted(cloud):
     assert [given(log) for log in finished(cloud, HOSTS_OF_SLICES)] == before
 
 
+@pytest.mark.medium
 def test_failed_start_in_one_slice_stops_the_other(cloud):
     setup = "[[ $PWD != */1/1 ]] || { mkdir -p train-less && touch train-less/logs; }"
     result = tpu(cloud, *several("--watch", "0", "--setup", setup), "--wait")
@@ -529,6 +536,7 @@ def test_failed_start_in_one_slice_stops_the_other(cloud):
         assert ended.read_text() == "143\n"
 
 
+@pytest.mark.medium
 def test_number_of_slices_is_fixed_until_delete(cloud):
     assert tpu(cloud, *several()).returncode == 0
     result = tpu(cloud, "run", *TYPE, "--queued", "pod", "c.py", "--workdir=/w")

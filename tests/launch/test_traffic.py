@@ -96,6 +96,7 @@ def test_loop_factor_matches_unrolled_loop() -> None:
     assert once * often == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.medium
 def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
     """Only the optimizer update, which runs once, makes a difference."""
     one = Topology("cpu:1", jax.devices()[:1], None)

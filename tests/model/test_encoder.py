@@ -132,6 +132,7 @@ def test_initial_values_of_trained_and_frozen_layers():
     assert kernel.get_metadata("draw") == ("orthogonal", 1.0)
 
 
+@pytest.mark.medium
 def test_parameter_count_of_roberta_base():
     """The published model has 124,697,433 parameters, including two position rows and a segment row that ours lacks."""
     abstract_model = variables.abstract(

@@ -137,9 +137,9 @@ def test_spatial_maps_and_attention_are_causal(kind, attention):
         assert (size[np.tril_indices(N)] > 0).all()
 
 
-@pytest.mark.parametrize("recent", [0, 3])
+@pytest.mark.parametrize("recent", [pytest.param(0, marks=pytest.mark.medium), 3])
 @pytest.mark.parametrize("attention", [False, True])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", [pytest.param(1, marks=pytest.mark.medium), 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_steps_equal_the_forward_pass(kind, heads, attention, recent):
     """The cache is one array, or an array of past positions and an array of 3 recent positions."""

@@ -55,7 +55,13 @@ OPENELM = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE_2)
+LARGE = ("openelm_3b", "openelm_1.1b", "openelm_450m", "mistral_7b", "arctic_l")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.medium] if name in LARGE else []) for name in TABLE_2],
+)
 def test_parameter_counts_match_table2(name: str) -> None:
     """Counts equal the expected numbers. They also equal all 45 printed entries, to the last printed digit."""
     size, one = tables.parameters(name)

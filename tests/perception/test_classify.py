@@ -135,6 +135,7 @@ def test_batches_hold_every_window_once_in_few_shapes() -> None:
     assert [length for _, length in shapes] == sorted((n for _, n in shapes), reverse=True)
 
 
+@pytest.mark.medium
 def test_one_text_is_not_padded_to_a_whole_batch(trained) -> None:
     for count, rows in ((1, 1), (3, 4), (9, 16), (17, 64), (64, 64)):
         (batch,) = trained.batches([[[5, 6]]] * count, rows=64)

@@ -90,7 +90,16 @@ def test_config_json_round_trip(name: str) -> None:
     assert from_json(to_json(shape), PATH) == shape
 
 
-@pytest.mark.parametrize("name", published.PUBLISHED)
+LARGE = ("Llama-2-7b", "xlm-roberta-large", "ModernBERT-large", "ModernBERT-base")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.medium] if name in LARGE else [])
+        for name in published.PUBLISHED
+    ],
+)
 def test_published_models_have_their_number_of_parameters(name: str) -> None:
     fields, count = published.PUBLISHED[name]
     assert variables.count(structure_of(from_json(fields, PATH)))["total"] == count

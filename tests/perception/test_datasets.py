@@ -141,6 +141,7 @@ COMPLETE = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", COMPLETE)
 def test_real_files_have_expected_number_of_examples(name):
     """A missing validation split is taken from the training examples."""

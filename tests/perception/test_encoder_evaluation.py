@@ -15,6 +15,8 @@ from perception.encoder_evaluation import EncoderEvaluation
 from perception.quantized_files import FORMATS
 from tests.perception.conftest import TUNED
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module")
 def runs(make, mesh, tmp_path_factory) -> tuple[Path, Path]:

@@ -161,6 +161,7 @@ def std(values: dict, end: str) -> float:
     return np.concatenate(found).std()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
 def test_initialization_matches_published_models(name):
     """BERT has the standard deviation 0.02, and zeros in the padding row.

@@ -99,6 +99,7 @@ def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
     assert (tmp_path / "out" / "classifier" / "model.safetensors").is_file()
 
 
+@pytest.mark.medium
 def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) -> None:
     """After four gradient steps, the trained head is far from the optimum."""
     _, summary = solved
@@ -107,6 +108,7 @@ def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) ->
     assert summary["best_valid"] > trained["best_valid"]
 
 
+@pytest.mark.medium
 def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypatch) -> None:
     """A run with the same weights and examples reads the cached features. A run with another text length does not."""
     monkeypatch.setattr(PerExample, "__call__", None)
@@ -118,6 +120,7 @@ def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypat
         )
 
 
+@pytest.mark.medium
 def test_solved_head_with_reinitialised_tables_has_a_seed(make, mesh, tmp_path) -> None:
     fields = SOLVED | {"reinitialize": "embed/positions/table"}
     found = [run.fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]

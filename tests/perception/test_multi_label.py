@@ -250,6 +250,7 @@ def test_thresholds_of_a_run_do_not_depend_on_the_test(make, mesh, trained) -> N
     np.testing.assert_array_equal(kept.labels_MN, given.labels_M)
 
 
+@pytest.mark.medium
 def test_training_with_several_classes_learns(make, mesh, data) -> None:
     """The training loss falls. `batch_spec` describes the training batches."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}

@@ -110,6 +110,7 @@ def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
             assert np.dot(ours[:2], wanted[:2]) > 0
 
 
+@pytest.mark.medium
 def test_balance_finds_the_rare_class(tmp_path) -> None:
     """A word marks the rare class, but not reliably. Without class weights, the baseline seldom predicts this class."""
     generator = np.random.default_rng(0)

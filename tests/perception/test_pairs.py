@@ -149,6 +149,7 @@ def trained(make, mesh, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.medium
 def test_trained_model_sees_the_segments(trained, mesh) -> None:
     """The training batches, the test of the run and the loaded run have the same segments."""
     found = loading.load(trained, mesh)
@@ -169,6 +170,7 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
         assert row_L[first - 1] == end  # the separator is the last token of the first segment
 
 
+@pytest.mark.medium
 def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> None:
     rows = pairs(6)
     lines = "".join(f"{row['premise']}\t{row['hypothesis']}\n" for row in rows)
@@ -194,6 +196,7 @@ def test_blank_half_of_a_pair_has_no_label() -> None:
     assert block.texts == [("a", "b"), (), ()]
 
 
+@pytest.mark.medium
 def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
     call(adapters, "export", f"--run={trained}", f"--out={tmp_path / 'out'}")
     text = (tmp_path / "out" / "README.md").read_text()

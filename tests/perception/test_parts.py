@@ -225,6 +225,7 @@ def test_adapters_may_be_added_before_and_after_quantization():
     assert isinstance(merged.layers[1].layer.kernel.codes, Frozen)
 
 
+@pytest.mark.medium
 def test_adapters_train_while_quantized_kernels_stay():
     model = quantize(lora(Model(nnx.Rngs(0)), dropout=0.1, rngs=nnx.Rngs(1)), 4)
     before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model, Frozen)))
@@ -268,6 +269,7 @@ def test_einsum_without_a_kernel_matrix_is_not_adapted():
         lora(model, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.medium
 def test_examples_of_the_readme_run(capsys):
     text = (Path(__file__).parents[2] / "perception" / "README.md").read_text()
     names: dict = {}
@@ -289,6 +291,7 @@ class Tied(nnx.Module):
         return self.second(jnp.tanh(self.first(x)))
 
 
+@pytest.mark.medium
 def test_merging_into_a_shared_kernel_keeps_the_outputs():
     model = Tied()
     lora(model, rank=2, rngs=nnx.Rngs(3))

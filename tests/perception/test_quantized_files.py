@@ -48,7 +48,7 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
     return open_model(out)
 
 
-@pytest.mark.parametrize("family", ["bert", "openelm"])
+@pytest.mark.parametrize("family", ["openelm", pytest.param("bert", marks=pytest.mark.medium)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
     """Each of eight devices reads slices of blocks. All other parameters are unchanged."""
@@ -164,6 +164,7 @@ def call(*arguments: object) -> None:
         adapters.main()
 
 
+@pytest.mark.medium
 def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, capsys) -> None:
     """Merges a run on 4-bit kernels into the unquantized weights, with a warning, and into the quantized weights."""
     workdir, mesh = tmp_path / "run", make_mesh({"data": 1}, jax.devices()[:1])

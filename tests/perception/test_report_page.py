@@ -175,6 +175,7 @@ LOOK = """<!DOCTYPE html><title>look</title><iframe id="page" src="report.html" 
 };</script>"""
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_shows_page_without_errors_and_scrolling(tmp_path, scheme) -> None:

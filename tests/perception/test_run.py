@@ -169,6 +169,7 @@ def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
     return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
 
 
+@pytest.mark.medium
 def test_full_pretrained_starts_from_pretrained_weights(make, mesh, weights, tmp_path):
     run.fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
     values = loading.load(tmp_path / "run", mesh).values
@@ -177,6 +178,7 @@ def test_full_pretrained_starts_from_pretrained_weights(make, mesh, weights, tmp
         np.testing.assert_array_equal(values.trainable[f"encoder/{name}"], value, err_msg=name)
 
 
+@pytest.mark.medium
 def test_full_pretrained_trains_and_stores_every_weight(tuned, mesh, weights):
     workdir, summary = tuned
     stored = state(workdir)
@@ -191,6 +193,7 @@ def test_full_pretrained_trains_and_stores_every_weight(tuned, mesh, weights):
     )
 
 
+@pytest.mark.medium
 def test_full_pretrained_resume_is_bit_exact(tuned, make, mesh, tmp_path):
     workdir, fields = tmp_path / "parts", TUNED | {"eval.start": True}
     run.fit(make(**fields, **{"train.steps": 2}), workdir, mesh)
@@ -201,6 +204,7 @@ def test_full_pretrained_resume_is_bit_exact(tuned, make, mesh, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.medium
 def test_full_pretrained_run_is_used_without_reading_base_weights(
     tuned, mesh, monkeypatch, tmp_path
 ):
@@ -221,6 +225,7 @@ def test_full_pretrained_run_is_used_without_reading_base_weights(
     assert (out / "tokenizer.json").read_text() == (workdir / "tokenizer.json").read_text()
 
 
+@pytest.mark.medium
 def test_full_pretrained_run_of_named_backbone_needs_no_base_directory(
     tuned, mesh, tmp_path, monkeypatch
 ):
@@ -433,6 +438,7 @@ def test_missing_tokenizer_error_mentions_llama_2(make, mesh, pretrained, tmp_pa
         run.prepare(config, mesh)
 
 
+@pytest.mark.medium
 def test_authors_pool_pads_all_rows_to_max_length(make, mesh):
     """The pool "authors" pads all rows to max_length. The pool "masked" pads rows to their bucket."""
     config = make("paper,tiny", **{"data.buckets": (16, 32), "data.max_length": 64})

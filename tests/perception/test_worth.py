@@ -120,6 +120,7 @@ def folder_of(way: str) -> str:
     return f"{way}_seed1" if WAYS[way].random else way
 
 
+@pytest.mark.medium
 def test_worth_table_has_all_ways(asked) -> None:
     with (asked / "worth.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -137,6 +138,7 @@ def test_worth_table_has_all_ways(asked) -> None:
     assert {run.name for run in compared} == set(map(folder_of, WAYS))
 
 
+@pytest.mark.medium
 def test_one_seed_gives_no_verdict(asked) -> None:
     """A verdict is undecided if the result of at least one of the two methods depends on the seed."""
     with (asked / "verdicts.csv").open() as file:
@@ -154,6 +156,7 @@ def test_one_seed_gives_no_verdict(asked) -> None:
     assert second.startswith("Trained on 120 examples (about ") and "(one seed)" in second
 
 
+@pytest.mark.medium
 def test_report_names_the_best_run(asked) -> None:
     """The command of the report names the run with the best validation F1."""
     runs = {run.name: run for run in load_local(asked / "runs")}
@@ -166,6 +169,7 @@ def test_report_names_the_best_run(asked) -> None:
     assert all(f"<td>{way.name}</td>" in page for way in WAYS.values())
 
 
+@pytest.mark.medium
 def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     found = suite_of(given, tmp_path).measure(
@@ -177,6 +181,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
     assert not (tmp_path / "probe").exists()
 
 
+@pytest.mark.medium
 def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
     """The budget is enough for the first of three ways of training. Repeating the command trains nothing again."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
@@ -223,6 +228,7 @@ def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkey
     assert spent.ways == [] and set(spent.left_out.values()) == {"no time is left"}
 
 
+@pytest.mark.medium
 def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
     """The forward pass of a validation example is timed, without a solved head."""
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
@@ -335,6 +341,7 @@ def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     )
 
 
+@pytest.mark.medium
 def test_second_call_reuses_runs(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
     kept = {path: path.stat().st_mtime_ns for path in asked.rglob("predictions.npz")}
@@ -353,6 +360,7 @@ def kernels(model: Path) -> dict[str, np.ndarray]:
 QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weights are used here: 6"
 
 
+@pytest.mark.medium
 def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
     """Merges and unmerges an adapter. The sum of two adapters of weight 1/2 equals the adapter."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
@@ -384,6 +392,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
@@ -413,6 +422,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
         np.testing.assert_allclose(kernels(folder / "base")[n], value, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
     """--pretrained takes precedence over the directory that the run used, even if that directory still exists."""
     write_weights(tmp_path / "other", 1)
@@ -450,6 +460,7 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
     )
 
 
+@pytest.mark.medium
 def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
     """The exported files reproduce the probabilities of the run. No other file is needed."""
     workdir, out = asked / "runs" / "full_seed1", folder / "full"
@@ -470,6 +481,7 @@ def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
     assert said == {"pool": "masked", "max_length": 16, "classes": classes}
 
 
+@pytest.mark.medium
 def test_failed_classifier_export_leaves_no_directory(asked, tmp_path, monkeypatch) -> None:
     def fails(folder: Path, tensors: dict) -> None:
         assert (tmp_path / "out").exists() is False
@@ -481,6 +493,7 @@ def test_failed_classifier_export_leaves_no_directory(asked, tmp_path, monkeypat
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.medium
 def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> None:
     base = kernels(folder / "model")
     for name, changed in (("head", 0), ("lora", 3), ("full_pretrained", len(base))):
@@ -493,6 +506,7 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
         np.testing.assert_array_equal(kernels(out / "classifier")["weight"], head.T)
 
 
+@pytest.mark.medium
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     """The run has more positions than the base weights and pools padding.
 
@@ -546,6 +560,7 @@ def refused(program, *arguments: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.medium
 def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None:
     lora, out = asked / "runs" / "lora_seed1", f"--out={tmp_path / 'out'}"
     write_weights(tmp_path / "other", 1)
@@ -685,6 +700,7 @@ def test_choose_selects_pretrained_way_on_validation(tmp_path) -> None:
     assert choose({"full": found["full"]}) is None
 
 
+@pytest.mark.medium
 def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
     """TF-IDF at 80.4 is undecided against a network at 80.3, and the network at 80.3 is better than one at 65."""
     found = {

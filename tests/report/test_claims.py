@@ -203,6 +203,7 @@ def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
     assert "corrected together by Holm" in capsys.readouterr().out.replace("\n", " ")
 
 
+@pytest.mark.medium
 def test_kept_claims_train_nothing(paper, tmp_path):
     suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     name = paper(RUNS)

@@ -11,6 +11,7 @@ RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res
 TABLES = ("runs", "differences", "aucc", "times", "seeds", "verdicts")
 
 
+@pytest.mark.medium
 def test_report_of_the_repository_results(tmp_path):
     options = ["--axis=step", "--horizon=shortest", f"--out={tmp_path / 'report'}"]
     output = finish(start([sys.executable, "-m", "common.report", *RUNS, *options]))

@@ -107,6 +107,7 @@ def test_invalid_arguments_raise_user_errors(tmp_path):
         figure_of({"a": curve([1.0])}, horizon=0.0)
 
 
+@pytest.mark.medium
 def test_no_global_state_and_no_heavy_imports():
     script = (
         "import sys\n"

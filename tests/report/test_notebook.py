@@ -23,6 +23,7 @@ def test_notebook_is_stored_without_outputs(notebook):
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code(notebook))
 
 
+@pytest.mark.medium
 def test_notebook_runs(notebook, monkeypatch):
     from nbclient import NotebookClient
 

@@ -501,7 +501,7 @@ def test_bootstrap_deviation_is_the_standard_error_of_the_mean():
 @pytest.mark.parametrize(
     ("seeds", "experiments"),
     [
-        (3, 60),
+        pytest.param(3, 60, marks=pytest.mark.medium),
         pytest.param(3, 300, marks=pytest.mark.slow),
         pytest.param(5, 300, marks=pytest.mark.slow),
     ],

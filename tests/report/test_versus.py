@@ -47,6 +47,9 @@ def keep(folder: Path, predictions, *, seed: int, **options) -> None:
 
 @pytest.fixture
 def report(tmp_path, monkeypatch, capsys):
+    """Returns a function that runs the program, without drawing figures, and returns its output."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_: None)
+
     def call(*arguments: str) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["report", *arguments])

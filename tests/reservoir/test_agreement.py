@@ -61,6 +61,7 @@ def changed(workdir: Path, copy: Path, estimator: str) -> Path:
     return copy
 
 
+@pytest.mark.medium
 def test_program_writes_a_row_for_each_snapshot(identity, tmp_path, monkeypatch):
     zero = changed(identity, tmp_path / "zero", "zero")
     named = [f"copied={identity}", f"nothing={zero}"]
@@ -83,6 +84,7 @@ def test_program_writes_a_row_for_each_snapshot(identity, tmp_path, monkeypatch)
     assert (tmp_path / "out" / "gradients.png").stat().st_size > 10_000
 
 
+@pytest.mark.medium
 def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity, mesh):
     """Computes the gradients of one batch and draw without the training step, and compares them."""
     config = read_config(identity)
@@ -109,6 +111,7 @@ def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity
     assert found == pytest.approx(Agreement(cosine, cosine, norms[1] / norms[0]), rel=1e-4)
 
 
+@pytest.mark.medium
 def test_runs_that_cannot_be_measured_are_rejected(identity, tmp_path, mesh):
     noise = changed(identity, tmp_path / "noise", "noise")
     with pytest.raises(

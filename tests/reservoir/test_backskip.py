@@ -190,6 +190,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
     return *jax.jit(function)(trainable), flops.count(function, trainable)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
 def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
     """The program has all matrix products of the forward pass, and none of the reservoir's backward pass."""
@@ -211,6 +212,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
         assert same != below or name.endswith("key/bias"), name
 
 
+@pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
     """The layer below gets the gradient above the reservoir, or none. The model has no value network and no noise."""
     for estimator in ("identity", "zero"):
@@ -233,6 +235,7 @@ def test_identity_and_zero_gradients(make_config):
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
     """All steps have the gradients of an ordinary step of the policy. The model has no value network."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
@@ -286,6 +289,7 @@ def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
     assert not any(name.startswith("encoder/blocks/2/") for name in abstract_model.paths)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
 def test_two_separate_reservoirs(make_config, estimator: str):
     """In LRLRL each reservoir has its own value network. The gradients of both layers below reservoirs change."""
@@ -325,6 +329,7 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.medium
 def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
     """On a mesh, the value network has a constant learning rate, whatever the schedule of other parameters."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")

@@ -208,6 +208,7 @@ def test_longest_translation_of_a_source():
     assert Search(ratio=0.0, extra=3).longest(100) == 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
     """The reference is the model tests' NumPy transformer. A sentence's three hypotheses share the encoder output."""

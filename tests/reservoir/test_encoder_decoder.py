@@ -175,6 +175,7 @@ def test_cached_decoding_equals_teacher_forcing(case: Case):
     np.testing.assert_allclose(decode(targets).swapaxes(0, 1), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("policy", ["dots", "full"])
 def test_remat_does_not_change_gradients(make_config, policy):
     """The model has dropout: the recomputed dropout masks must equal the masks of the forward pass."""

@@ -324,6 +324,7 @@ def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.medium
 def test_dry_run_from_the_command_line(tmp_path):
     program = ["reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
     shown = call(*program, "--models=FFN Reservoir", "--dry-run")
@@ -344,6 +345,7 @@ def test_dry_run_flops_per_weight_and_token():
     assert costs.flops(config, abstract_model) == expected
 
 
+@pytest.mark.medium
 def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
     """Trains one small case, repeats the command, and runs it with an invalid option."""
     out = tmp_path / "out"

@@ -91,6 +91,7 @@ def started(model) -> dict:
     return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
 
 
+@pytest.mark.medium
 def test_reservoir_trained_keeps_the_initialization(make_config):
     """The reservoir layer is trained from an orthogonal initialization. Other layers have the usual initialization."""
     for kind, kernel in (("ffn", "up"), ("transformer", "query")):
@@ -217,6 +218,7 @@ def test_layerdrop_rate_in_training_and_none_in_evaluation():
     assert depth_of(0.0, jax.random.key(1)) == 8
 
 
+@pytest.mark.medium
 def test_dropped_layer_is_not_computed_and_gets_no_gradient(make_config):
     abstract_model = helpers.structure_of(make_config(layerdrop=0.5).model)
     values = helpers.random_values(abstract_model.trainable, 0)

@@ -76,6 +76,7 @@ def values(task, mesh) -> ModelState:
     return ModelState(abstract_model, trainable, frozen, mesh)
 
 
+@pytest.mark.medium
 def test_evaluation_equals_a_row_by_row_implementation(task, values):
     """The reference computes one row at a time, with logits of all positions and a softmax in NumPy."""
     network = values.abstract_model.build(values.trainable, values.frozen)

@@ -129,7 +129,11 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
 
 
-@pytest.mark.parametrize(("task", "kind"), TOTAL, ids=lambda v: "".join(map(str, v)))
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [pytest.param(*x, marks=[] if x[0] == IWSLT else [pytest.mark.medium]) for x in TOTAL],
+    ids=lambda v: "".join(map(str, v)),
+)
 def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str):
     for row, layers in enumerate(DEPTHS[task]):
         counts = variables.count(full_size(task, kind, layers))

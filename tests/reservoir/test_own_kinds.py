@@ -20,7 +20,7 @@ from reservoir.layers import layers_of
 from reservoir.model import validate
 from reservoir.parallel_text import load_parallel
 from tests.model import helpers
-from tests.programs import ROOT, finish, start
+from tests.programs import ROOT, call
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
@@ -62,12 +62,16 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path, monkeypatch) -> Path:
-    """Returns an importable package with the example of reservoir/README.md and incomplete kinds."""
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "reservoir/README.md").read_text(), re.DOTALL)
+    """Returns an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
+    text = (ROOT / "reservoir/README.md").read_text()
+    kind, corpus, *_ = re.findall(
+        r"```python\n(.*?)```", text, re.DOTALL
+    )  # the rest trains a model
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "kinds.py").write_text("\n".join(code))
+    (package / "kinds.py").write_text(kind)
+    (package / "texts.py").write_text(corpus)
     (package / "incomplete.py").write_text(MODULE)
     (package / "broken.py").write_text("1 / 0\n")
     (package / "placements.py").write_text(
@@ -140,10 +144,10 @@ def test_incomplete_own_kinds_are_rejected(make_config, own_package, name, field
 
 def test_own_kind_without_an_initializer_fails_at_start(own_package):
     """The program exits with code 2 and one line that names the parameter, and writes no folder."""
-    program = [sys.executable, "-m", "reservoir.train", "--config=configs/iwslt_ffn_res.py:tiny"]
-    program += [f"--workdir={own_package}/run"]
-    program += ["--config.model.reservoir=my_package.incomplete:no_initializer"]
-    (line,) = finish(start(program, PYTHONPATH=str(own_package)), code=2).splitlines()
+    config = "--config=configs/iwslt_ffn_res.py:tiny"
+    kind = "--config.model.reservoir=my_package.incomplete:no_initializer"
+    workdir = f"--workdir={own_package}/run"
+    (line,) = call("reservoir.train", config, kind, workdir, code=2).splitlines()
     assert "residuals/0/function/gate" in line
     assert not (own_package / "run").exists()
 
@@ -163,10 +167,6 @@ def test_own_placement(make_config, own_package):
 
 
 def test_own_corpus_of_the_readme_is_read(own_package):
-    """The README calls the module of the corpus `texts`. In the test package, the corpus is in the module `kinds`."""
-    (own_package / "my_package/texts.py").write_text(
-        (own_package / "my_package/kinds.py").read_text()
-    )
     languages = {"source_language": "en", "target_language": "de", "splits": {}}
     source = {"source": "import:my_package.texts:pairs"}
     text = load_parallel(ConfigDict(source | languages), "valid")

@@ -16,6 +16,7 @@ class Own(toy.Toy):
         assert config.task.endswith(":Own") and dict(mesh.shape) and read_data
 
 
+@pytest.mark.medium
 def test_own_task_trains_from_the_command_line(tmp_path):
     own = f"--config.task={__name__}:Own"
     output = call("reservoir.train", *TINY, own, f"--workdir={tmp_path / 'run'}")

@@ -318,6 +318,7 @@ def test_steps_of_the_warm_up_never_skip_and_late_steps_always_do():
     assert found != [is_skipping_step(step, 10, anneal=0.9, seed=1) for step in range(80)]
 
 
+@pytest.mark.medium
 def test_examples_of_the_readme_run(capsys):
     text = (ROOT / "reservoir" / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

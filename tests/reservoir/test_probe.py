@@ -94,6 +94,7 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
     return np.asarray(call(jnp.asarray([ids], jnp.int32)))[:, 0]
 
 
+@pytest.mark.medium
 def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     read = open_reader(trained, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
@@ -116,6 +117,7 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     np.testing.assert_allclose(found_KND[-1:], last(LINES), atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
     read = open_reader(trained, mesh, pool)
@@ -138,6 +140,7 @@ def test_translators_are_mean_pooled(translator, mesh):
         )
 
 
+@pytest.mark.medium
 def test_long_sentences_are_truncated_and_counted(trained, mesh):
     read = open_reader(trained, mesh, None)
     ids = read.tokenizer.encode([" ".join(["the"] * 90)])[0]
@@ -152,6 +155,7 @@ def table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.medium
 def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     call(make_probes, f"--text={text}", "--count=120", "--out=tasks")
     assert "sentence_length.txt: 6 labels, 120 / 12 / 12 sentences" in capsys.readouterr().out
@@ -185,6 +189,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
+@pytest.mark.medium
 def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     call(make_probes, f"--text={text}", "--count=60", "--tasks=sentence_length", "--out=tasks")
     probe_it = (probe, f"--workdir={trained}", "--data=tasks", "--tasks=sentence_length")
@@ -196,6 +201,7 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     assert rows[-1][-1] == f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "arguments"),
     [

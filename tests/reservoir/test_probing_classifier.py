@@ -36,6 +36,7 @@ def test_linear_problem_is_learned_from_the_informative_layer_only():
     assert abs(blind.test - 0.5) < 0.1
 
 
+@pytest.mark.medium
 def test_exclusive_or_needs_the_hidden_layer():
     features, classes = problem(
         lambda x_ND: (x_ND[:, 0] > 0) ^ (x_ND[:, 1] > 0),
@@ -102,6 +103,7 @@ def test_training_ends_after_two_hundred_epochs(monkeypatch):
     assert number == LAST // EPOCH + 1
 
 
+@pytest.mark.medium
 def test_validation_chooses_the_l2_penalty():
     """A destructive penalty is never selected. Of equally good penalties the first is selected."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)

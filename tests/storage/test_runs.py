@@ -40,6 +40,7 @@ def result(folder: Path, summary: dict) -> dict:
     return {"curve": curve, "test": summary["test"], "lines": len(lines)}
 
 
+@pytest.mark.medium
 def test_run_resumes_on_another_machine(bucket, whole, capsys):
     toy.run(open_folder(bucket.address), train__steps=10)
     assert MARK.format(10) in bucket.paths() and "summary.json" in bucket.paths()

@@ -281,6 +281,7 @@ def test_real_wandb_offline_is_silent_and_quick(tmp_path):
     assert record.stat().st_size > 0
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_real_wandb_whose_service_dies_prints_one_line(tmp_path):
     done = run_real(tmp_path, "offline", "kill")
@@ -290,6 +291,7 @@ def test_real_wandb_whose_service_dies_prints_one_line(tmp_path):
     assert len(read_metrics(tmp_path)) == 19
 
 
+@pytest.mark.medium
 def test_real_wandb_online_without_key_does_not_prompt(tmp_path):
     """On a terminal wandb.init alone would prompt for a login."""
     leader, follower = pty.openpty()

@@ -86,7 +86,7 @@ def on_one_device() -> dict[int, tuple]:
     return {accumulate: gradients("1", accumulate=accumulate) for accumulate in (1, 4)}
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.medium), 4])
 @pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "all"])
 def test_gradients_with_dropout_equal_those_of_one_device(
     name: str, accumulate: int, on_one_device: dict[int, tuple]

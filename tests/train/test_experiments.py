@@ -136,6 +136,7 @@ def tuned(tmp_path: Path, seeds: int = 2, **options) -> Toys:
     return Toys("tiny", seeds, [], tmp_path, toy.mesh(), sweep=grid, **options)
 
 
+@pytest.mark.medium
 def test_sweep_uses_the_best_validation_point_for_all_seeds(tmp_path):
     found = tuned(tmp_path).runs(cases(one=1.0, two=2.0))
     for name in ("one", "two"):
@@ -146,6 +147,7 @@ def test_sweep_uses_the_best_validation_point_for_all_seeds(tmp_path):
     assert len(rows) == 1 + 2 * 2 and sum(row.endswith("chosen") for row in rows) == 2
 
 
+@pytest.mark.medium
 def test_sweep_never_touches_the_test_split(tmp_path):
     tasks: list[toy.Toy] = []
 
@@ -165,6 +167,7 @@ def test_sweep_never_touches_the_test_split(tmp_path):
     assert json.loads(loser.read_text())["test"] == {}
 
 
+@pytest.mark.medium
 def test_sweep_of_kept_runs_trains_nothing(tmp_path):
     tuned(tmp_path).runs(cases(one=1.0))
     for folder in tmp_path.glob("runs/*/checkpoints"):
@@ -174,6 +177,7 @@ def test_sweep_of_kept_runs_trains_nothing(tmp_path):
     assert again.opened == []
 
 
+@pytest.mark.medium
 def test_repeated_sweep_trains_nothing(tmp_path):
     first, again = tuned(tmp_path), tuned(tmp_path)
     trained = first.runs(cases(one=1.0))
@@ -207,6 +211,7 @@ def test_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.medium
 def test_runs_of_one_seed_take_turns(tmp_path):
     suite = Toys("tiny", 2, [], tmp_path, toy.mesh(), turns=4)
     found = suite.runs(cases(one=0.05, two=0.1))

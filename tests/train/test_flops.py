@@ -197,15 +197,15 @@ def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
     return flops.count(gradient, trainable, jax.ShapeDtypeStruct((2, 8, WIDTH), jnp.float32))
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("remat", ["dots", pytest.param("full", marks=pytest.mark.medium)])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.medium), 2])
 def test_recomputation_is_not_counted(remat: str, parts: int) -> None:
     """The count includes the FLOPs of the model, but not the FLOPs of recomputation in the backward pass."""
     assert counted(2, 0.0, remat, parts) == counted(2, 0.0, "none", parts) > 0
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.medium)])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.medium), 2])
 def test_branch_of_known_probability_counts_with_its_expectation(remat: str, parts: int) -> None:
     """With LayerDrop of 0.25, three quarters of a layer's FLOPs count, forward and backward."""
     of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)

@@ -58,6 +58,7 @@ def test_training_lowers_the_error_and_writes_a_summary(
     } <= summary.keys()
 
 
+@pytest.mark.medium
 def test_warm_start_is_evaluated_before_training_and_computed_once(tmp_path: Path) -> None:
     class Warm(toy.Toy):
         started = 0
@@ -120,6 +121,7 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert once_more["curve"] == first["curve"] and once_more["test"] == first["test"]
 
 
+@pytest.mark.medium
 def test_time_limit_holds_after_resume(tmp_path: Path) -> None:
     fields = {"train__steps": 10**6, "train__max_seconds": 0.2, "eval__steps": 10**5}
     first = toy.run(tmp_path, **fields)
@@ -131,6 +133,7 @@ def test_time_limit_holds_after_resume(tmp_path: Path) -> None:
     assert more["steps"] > first["steps"]
 
 
+@pytest.mark.medium
 def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path: Path) -> None:
     """If a process is killed after saving a best checkpoint, the restored curve may lack this checkpoint."""
     first = toy.run(tmp_path / "run")
@@ -179,6 +182,7 @@ def test_best_step_is_tested(tmp_path: Path) -> None:
         assert (value != at_5[name]).any()
 
 
+@pytest.mark.medium
 def test_task_may_test_the_last_values(tmp_path: Path) -> None:
     """The second evaluation is the best, the fourth is the last."""
     task = toy.Toy(scores=[3.0, 1.0, 2.0, 4.0])
@@ -214,7 +218,9 @@ def test_nan_loss_right_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None
     assert latest(tmp_path).name == "5"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+@pytest.mark.parametrize(
+    "damage", ["flip", *(pytest.param(x, marks=pytest.mark.medium) for x in ("cut", "remove"))]
+)
 def test_damaged_checkpoint_falls_back_to_the_previous_one(
     tmp_path: Path, capsys: pytest.CaptureFixture, damage: str
 ) -> None:
@@ -278,6 +284,7 @@ def other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.medium
 def test_resume_uses_saved_frozen_values_if_the_platform_draws_others(
     tmp_path: Path, capsys: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
@@ -312,6 +319,7 @@ def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(json.dumps(config))
 
 
+@pytest.mark.medium
 def test_resume_of_a_run_without_written_frozen_values_draws_them_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -322,6 +330,7 @@ def test_resume_of_a_run_without_written_frozen_values_draws_them_again(
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_resume_without_saved_frozen_values_warns_on_another_platform(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -400,9 +409,16 @@ def curve(points: list[dict]) -> list[tuple[int, float]]:
     return [(point["step"], point["value"]) for point in points]
 
 
-@pytest.mark.parametrize(
-    "stop", [{"at": 10}, {"at": 20}, {"during": 0}, {"during": 10}, {"during": 20}], ids=str
-)
+STOPS = [
+    *({"at": 10}, {"during": 10}),
+    *(
+        pytest.param(x, marks=pytest.mark.medium)
+        for x in ({"at": 20}, {"during": 0}, {"during": 20})
+    ),
+]
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=str)
 def test_signal_saves_first_and_the_resumed_run_evaluates(tmp_path: Path, stop: dict) -> None:
     (step,) = stop.values()
     expected = curve(toy.run(tmp_path / "once", eval__start=True)["curve"]["points"])
@@ -473,6 +489,7 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).exist
 
 
+@pytest.mark.medium
 def test_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
     toy.run(tmp_path / "once")
     toy.run(tmp_path / "run", train__steps=10)
@@ -514,6 +531,7 @@ def test_pretrained_weights_are_used_and_not_stored(tmp_path: Path) -> None:
     assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 
 
+@pytest.mark.medium
 def test_resume_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, PretrainedWeights(), train__steps=10)
     with pytest.raises(UserError, match="pretrained weights differ from the weights with which"):

@@ -425,6 +425,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in values.items()}
 
 
+@pytest.mark.medium
 def test_adafactor_is_equal_on_every_mesh():
     one, eight = trained({}, 1), trained({"data": 2, "fsdp": 2, "tensor": 2}, 8)
     for name, value in one.items():

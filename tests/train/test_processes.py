@@ -109,7 +109,7 @@ def check(workdir: Path, alone: Path, steps: int) -> None:
 @pytest.mark.parametrize(
     ("counts", "tasks"),
     [
-        ((2, 1), ["translation"]),
+        pytest.param((2, 1), ["translation"], marks=pytest.mark.medium),
         pytest.param((2, 1), ["bytes", "classes"], marks=pytest.mark.slow),
         pytest.param((2, 1, 4), [*TASKS], marks=pytest.mark.slow),
         pytest.param((4, 2), [*TASKS], marks=pytest.mark.slow),

@@ -79,7 +79,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGKILL,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.medium),
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
     ],

@@ -33,18 +33,28 @@ def values(summary: dict) -> list[tuple]:
     return [(p["step"], p["value"]) for p in summary["curve"]["points"]]
 
 
-@pytest.mark.parametrize("turn", [1, 3, 50])
-def test_turns_change_no_result(tmp_path, turn):
-    """The runs have different models and different numbers of steps."""
-    kinds = {"one": {"seed": 1}, "two": {"seed": 2, "train__steps": 13}, "three": {"seed": 3}}
-    alone = {
-        name: fit(*job(tmp_path / "alone", name, **fields), toy.mesh())
-        for name, fields in kinds.items()
-    }
-    jobs = [job(tmp_path / "turns", name, **fields) for name, fields in kinds.items()]
-    for name, summary in zip(kinds, fit_in_turns(jobs, toy.mesh(), turn), strict=True):
-        assert values(summary) == values(alone[name]) and summary["test"] == alone[name]["test"]
-        assert checksum(tmp_path / "turns" / name) == checksum(tmp_path / "alone" / name)
+UNEQUAL = {"one": {"seed": 1}, "two": {"seed": 2, "train__steps": 13}, "three": {"seed": 3}}
+"""Fields of runs with different models and different numbers of steps."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of the runs `UNEQUAL`, trained one after the other."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, fields in UNEQUAL.items():
+        fit(*job(folder, name, **fields), toy.mesh())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "turn", [3, *(pytest.param(turn, marks=pytest.mark.medium) for turn in (1, 50))]
+)
+def test_turns_change_no_result(tmp_path, alone, turn):
+    jobs = [job(tmp_path, name, **fields) for name, fields in UNEQUAL.items()]
+    for name, summary in zip(UNEQUAL, fit_in_turns(jobs, toy.mesh(), turn), strict=True):
+        expected = json.loads((alone / name / "summary.json").read_text())
+        assert values(summary) == values(expected) and summary["test"] == expected["test"]
+        assert checksum(tmp_path / name) == checksum(alone / name)
         assert summary["timing"]["kind"] == "turns"
 
 
@@ -65,7 +75,8 @@ class Noted(toy.Toy):
 def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     order: list[str] = []
     fields = {"eval__test": False, "eval__steps": 1, "train__steps": 30}
-    jobs = [job(tmp_path, name, Noted(name, order), **fields) for name in "abc"]
+    # Equal scores: no step after the first is the best, so no further checkpoint is saved.
+    jobs = [job(tmp_path, name, Noted(name, order, scores=[1.0]), **fields) for name in "abc"]
     fit_in_turns(jobs, toy.mesh(), 1)
     rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
     assert len(rounds) == 30 and all(set(one) == set("abc") for one in rounds)
@@ -91,6 +102,7 @@ def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
     assert len({tuple(summary["timing"]["sessions"]) for summary in resumed}) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("ahead", "kind"), [(3, "turns"), (6, "paused")])
 def test_runs_more_than_a_turn_apart_count_as_not_alternating(tmp_path, ahead, kind):
     """After the process was killed, one run may be ahead of the other.
