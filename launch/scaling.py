@@ -46,6 +46,9 @@ EXCHANGE = {
     "cpu:8, data=8": ("cpu:8", {"data": 8, "fsdp": 1}, "float32"),
     "v5e:2x4, data=8": ("v5e:2x4", {"data": 8, "fsdp": 1}, "float32"),
     "v5e:2x4, data=8, bfloat16": ("v5e:2x4", {"data": 8, "fsdp": 1}, "bfloat16"),
+    "cpu:8, fsdp=8": ("cpu:8", {"data": 1, "fsdp": 8}, "float32"),
+    "v5e:2x4, fsdp=8": ("v5e:2x4", {"data": 1, "fsdp": 8}, "float32"),
+    "v5e:2x4, fsdp=8, bfloat16": ("v5e:2x4", {"data": 1, "fsdp": 8}, "bfloat16"),
 }
 """Name of a case of `--exchange` -> (topology, mesh, dtype of the exchange)."""
 

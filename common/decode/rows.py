@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from common import sharding
-from common.model.linear import Linear
+from common.model.linear import kernel_dtypes
 from common.variables import AbstractModel, Params
 
 ROWS = PartitionSpec(sharding.MESH_AXES)
@@ -78,18 +77,13 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     places = [sharding.shardings(kind, mesh) for kind in kinds]
 
     def gather(*values: Params) -> list[Params]:
-        model = abstract_model.build(*values)
-        kernels = {
-            "/".join(map(str, (*path, "kernel")))
-            for path, part in nnx.iter_modules(model)
-            if isinstance(part, Linear) and isinstance(part.kernel, nnx.Variable)
-        }
+        dtypes = kernel_dtypes(abstract_model.build(*values))
 
         def cast(name: str, x: jax.Array, place: jax.NamedSharding) -> jax.Array:
-            if name not in kernels:
+            if name not in dtypes:
                 return x
             # Without the constraint the compiler may gather float32 and cast the whole array.
-            return jax.lax.with_sharding_constraint(x.astype(model.dtype), place)
+            return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), place)
 
         return [
             {name: cast(name, x, place[name]) for name, x in part.items()}

@@ -106,3 +106,21 @@ class Linear(nnx.Module):
         if self.bias is not None:
             y_BLN = y_BLN + self.bias[...]
         return y_BLN.astype(dtype or x_BLM.dtype)
+
+
+def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
+    """Returns path of a linear layer's kernel -> dtype of activations, to which `matmul` casts the kernel.
+
+    Omits layers outside of a module with the attribute `dtype`, the dtype of the module's activations, and layers with
+    quantized kernels.
+    """
+    parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
+    owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}
+    dtypes = {path: dtype for path, dtype in owners.items() if dtype is not None}
+    return {
+        "/".join((*path, "kernel")): dtypes[path[:depth]]
+        for path, part in parts.items()
+        if isinstance(part, Linear) and isinstance(part.kernel, nnx.Variable)
+        for depth in range(len(path))
+        if path[:depth] in dtypes
+    }

@@ -1,20 +1,36 @@
-"""Sums over the batch that devices exchange once: each device first sums over its own rows, without communication."""
+"""Sums over the batch that devices exchange once: each device first sums over its own rows.
 
-from collections.abc import Callable
+While a device sums, it holds only its shard of a parameter that is split over the mesh axis fsdp, and gathers the whole
+parameter wherever the model reads it. With rematerialization, the backward pass gathers the parameter again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from common.model.linear import kernel_dtypes
+from common.sharding import RULES
+from common.variables import AbstractModel, Params
 
 REDUCE_DTYPES = ("float32", "bfloat16")
 """Dtypes in which gradients can be exchanged."""
 
-_BATCH = "data"
-"""Mesh axis over which sums are exchanged. The mesh axis fsdp must have size 1."""
+BATCH = RULES["batch"]
+"""Mesh axes over which sums are exchanged."""
+
+_SPLIT = "fsdp"
+"""The axis of BATCH that also splits parameters."""
 
 
-def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
+def local_sums(
+    function: Callable, mesh: Mesh, batch: Any, *arguments: Any, places: Any = ()
+) -> Any:
     """Returns the sums of every shard of the batch, stacked along a new first axis with the sharding of the batch.
 
     Inside `function` an array of the batch has the rows of one shard. In `common.sharding`, `batch_shard` returns the
@@ -22,42 +38,132 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
     tensor axis.
 
     Args:
-      function: (batch, *whole) -> tree of sums over the rows of the batch.
-      whole: trees of arrays that every shard of the batch reads whole.
+      function: (batch, *arguments) -> tree of sums over the rows of the batch.
+      arguments: trees of arrays.
+      places: tree with the sharding of each array of the first arguments, of which `function` sees a shard over fsdp.
+        `function` sees all other arguments whole.
     """
 
-    def of_shard(batch: Any, *whole: Any) -> Any:
-        return jax.tree.map(lambda x: x[None], function(batch, *whole))
+    def of_shard(batch: Any, *arguments: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], function(batch, *arguments))
 
+    split = jax.tree.map(lambda place: _only(place.spec, _SPLIT), tuple(places))
+    whole = (P(),) * (len(arguments) - len(split))
     # Axes of size 1 are manual too: without a tensor axis, the compiler then has nothing to partition.
-    axes = {axis for axis in mesh.axis_names if axis == _BATCH or mesh.shape[axis] == 1}
+    axes = {axis for axis in mesh.axis_names if axis in BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
         mesh=mesh,
-        in_specs=(P(_BATCH), *(P() for _ in whole)),
-        out_specs=P(_BATCH),
+        in_specs=(P(BATCH), *split, *whole),
+        out_specs=P(BATCH),
         axis_names=axes,
         check_vma=False,  # True would all-reduce a gradient at every use of its array.
-    )(batch, *whole)
+    )(batch, *arguments)
 
 
-def add_up(sums: Any, shardings: Any, mesh: Mesh, dtype: str = "float32") -> Any:
-    """Adds up the sums of all shards of the batch, made by `local_sums`, with one all-reduce for each array.
+def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
+    """Adds up the sums of all shards of the batch, made by `local_sums`.
+
+    Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
+    all-reduced over both axes. Each array is exchanged once.
 
     Args:
-      shardings: tree with the sharding of each total. The mesh axes of the batch must not split the totals.
+      places: tree with the sharding of each total.
       dtype: dtype of the exchange, one of `REDUCE_DTYPES`. Scalars, such as the loss, keep their dtype in the exchange.
         Totals have the dtypes of the sums.
     """
 
-    def total(stacked: jax.Array) -> jax.Array:
-        x = stacked[0]
-        return jax.lax.psum(x.astype(dtype) if x.ndim else x, _BATCH).astype(x.dtype)
+    def total(stacked: jax.Array, place: NamedSharding) -> jax.Array:
+        x, axes = stacked[0], BATCH
+        y = x.astype(dtype) if x.ndim else x
+        dimension = split_dimension(place)
+        if dimension is not None:
+            y = _reduce_scatter(y, dimension)
+            axes = tuple(axis for axis in BATCH if axis != _SPLIT)
+        return jax.lax.psum(y, axes).astype(x.dtype)
 
+    tensor = jax.tree.map(lambda place: P(BATCH, *_only(place.spec, "tensor")), places)
     return jax.shard_map(
-        lambda sums: jax.tree.map(total, sums),
+        lambda sums: jax.tree.map(total, sums, places),
         mesh=mesh,
-        in_specs=(jax.tree.map(lambda to: P(_BATCH, *to.spec), shardings),),
-        out_specs=jax.tree.map(lambda to: to.spec, shardings),
+        in_specs=(tensor,),
+        out_specs=jax.tree.map(lambda place: place.spec, places),
         check_vma=False,
     )(sums)
+
+
+def _reduce_scatter(x: jax.Array, dimension: int) -> jax.Array:
+    """Returns this device's shard, split along `dimension`, of the sum of x over fsdp.
+
+    In memory, the elements of a shard must be neighbours. Otherwise the TPU compiler replaces the reduce-scatter by an
+    all-reduce of the whole array, which receives twice the bytes.
+    """
+    order = (dimension, *(d for d in range(x.ndim) if d != dimension))
+    x = with_layout_constraint(x, Layout(order))
+    return jax.lax.psum_scatter(x, _SPLIT, scatter_dimension=dimension, tiled=True)
+
+
+def split_dimension(place: NamedSharding) -> int | None:
+    """Returns the dimension of an array that is split over fsdp; None if all devices of fsdp hold the same elements."""
+    axes = list(place.spec)
+    return axes.index(_SPLIT) if _SPLIT in axes and place.mesh.shape[_SPLIT] > 1 else None
+
+
+def _only(spec: P, axis: str) -> P:
+    return P(*(axis if name == axis else None for name in spec))
+
+
+def gathering(
+    abstract_model: AbstractModel,
+    trainable: Params,
+    frozen: Params,
+    places: Sequence[Mapping[str, NamedSharding]],
+) -> tuple[Params, Callable[[Params], nnx.Module]]:
+    """Returns a model that gathers its parameters over fsdp wherever it reads them, for the function of `local_sums`.
+
+    Args:
+      trainable, frozen: path -> shard of this device.
+      places: path -> sharding, of the trainable and of the frozen values.
+
+    Returns:
+      stand-ins {path: zeros of the whole shape} of the trainable values, and a function from these stand-ins to the
+      model. The gradient of a stand-in is the gradient of the whole value, summed over the rows of the device.
+    """
+    shards, places = trainable | frozen, {**places[0], **places[1]}
+    stand_ins, constants = (
+        {name: jnp.zeros(x.shape, kind[name].dtype) for name, x in shapes.items()}
+        for shapes, kind in zip(abstract_model.shapes(), (trainable, frozen), strict=True)
+    )
+
+    def build(stand_ins: Params) -> nnx.Module:
+        model = abstract_model.build(stand_ins, constants)
+        dtypes = kernel_dtypes(model)
+        for path, part in nnx.iter_graph(model):
+            name = "/".join(map(str, path))
+            if name in shards:
+                dtype = dtypes.get(name, shards[name].dtype)
+                part.set_metadata("on_get_value", _reader(shards[name], places[name], dtype))
+        return model
+
+    return stand_ins, build
+
+
+def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
+    """Returns a hook of `nnx.Variable` that replaces a stand-in by the whole parameter.
+
+    Args:
+      dtype: dtype in which the parameter is gathered. The result has the dtype of the shard.
+    """
+    dimension = split_dimension(place)
+
+    @jax.custom_vjp
+    def read(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
+        del stand_in
+        if dimension is None:
+            return shard
+        with jax.named_scope("gather"):
+            whole = jax.lax.all_gather(shard.astype(dtype), _SPLIT, axis=dimension, tiled=True)
+        return whole.astype(shard.dtype)
+
+    read.defvjp(lambda *values: (read(*values), None), lambda _, gradient: (gradient, None))
+    return lambda variable, stand_in: read(stand_in, shard)

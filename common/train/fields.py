@@ -24,11 +24,6 @@ def validate(config: ConfigDict) -> None:
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, REDUCE_DTYPES)
     check(
-        config.train.reduce_dtype == "float32" or config.mesh.fsdp == 1,
-        f"--config.train.reduce_dtype={config.train.reduce_dtype} needs --config.mesh.fsdp=1:"
-        " with fsdp the compiler chooses the exchange",
-    )
-    check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
     for least, names in _LEAST.items():

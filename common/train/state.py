@@ -115,24 +115,34 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged.
 
-        Each device sums over its rows of all microbatches; devices exchange the sums once. If parameters are split over
-        fsdp, the compiler places the exchange, because no device holds all parameters.
+        Each device sums over its rows of all microbatches; devices exchange the sums once.
         """
-        sums = partial(self._sums, loss)
-        if self.mesh.shape["data"] == 1 or self.mesh.shape["fsdp"] > 1:
-            return sums(batch, trainable, frozen, key)
-        places = sharding.shardings(self.abstract_model.trainable, self.mesh)
-        whole = sharding.replicated(self.mesh)
-        local = exchange.local_sums(sums, self.mesh, batch, trainable, frozen, key)
-        return exchange.add_up(local, (whole, whole, places), self.mesh, self.reduce_dtype)
+        model, mesh = self.abstract_model, self.mesh
+        if sharding.num_batch_shards(mesh) == 1:
+            build = partial(model.build, frozen=frozen)
+            return self._sums(loss, build, batch, trainable, key)
+        places = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
+
+        def of_shard(batch: Any, trainable: Params, frozen: Params, key: jax.Array) -> tuple:
+            stand_ins, build = exchange.gathering(model, trainable, frozen, places)
+            return self._sums(loss, build, batch, stand_ins, key)
+
+        whole = sharding.replicated(mesh)
+        sums = exchange.local_sums(of_shard, mesh, batch, trainable, frozen, key, places=places)
+        with jax.named_scope("exchange"):
+            return exchange.add_up(sums, (whole, whole, places[0]), mesh, self.reduce_dtype)
 
     def _sums(
-        self, loss: Callable, batch: Any, trainable: Params, frozen: Params, key: jax.Array
+        self, loss: Callable, build: Callable, batch: Any, trainable: Params, key: jax.Array
     ) -> tuple[Any, Any, Any]:
-        """Returns (loss, weight, gradients of the loss), each summed over the rows of this device."""
+        """Returns (loss, weight, gradients of the loss), each summed over the rows of this device.
+
+        Args:
+          build: function from `trainable` to the model.
+        """
 
         def of_values(trainable, batch, key):
-            return loss(self.abstract_model.build(trainable, frozen), batch, key)
+            return loss(build(trainable), batch, key)
 
         gradient = jax.value_and_grad(of_values, has_aux=True)
         if self.accumulate == 1:
@@ -160,14 +170,16 @@ class Step:
         # Take the norm before the division: otherwise XLA would write the divided gradients to memory.
         gradient_norm = optax.global_norm(grads) / weight_or_1
         grads = jax.tree.map(lambda g: g / weight_or_1, grads)
-        updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
+            trainable = optax.apply_updates(trainable, updates)
         metrics = {
             "loss": total / weight_or_1,
             "weight": weight,
             "gradient_norm": gradient_norm,
             "learning_rate": jnp.asarray(self.schedule(number)),
         }
-        return optax.apply_updates(trainable, updates), opt_state, metrics
+        return trainable, opt_state, metrics
 
     def arguments(self) -> tuple[Params, Any, Params]:
         """Returns the abstract trainable values, optimizer state and frozen values, with their shardings."""

@@ -17,6 +17,7 @@ from common.model.linear import Linear, matmul
 from common.train.exchange import local_sums
 from common.train.prefetch import put
 from common.train.state import Step
+from launch import topology
 from launch.hlo import read_collectives
 from tests.train import toy
 
@@ -33,10 +34,10 @@ MESHES = {
 class Tied(nnx.Module):
     """A table of words that is both input and output, and a layer with dropout between them."""
 
-    def __init__(self, rngs: nnx.Rngs):
-        draw = jax.random.normal(rngs.params(), (WORDS, WIDTH))
+    def __init__(self, words: int, width: int, rngs: nnx.Rngs):
+        draw = jax.random.normal(rngs.params(), (words, width))
         self.table = nnx.Param(draw, axes=("vocab", "embed"))
-        self.hidden = Linear(WIDTH, WIDTH, ("embed", "mlp"), rngs=rngs)
+        self.hidden = Linear(width, width, ("embed", "mlp"), rngs=rngs)
 
     def __call__(self, words_BL: jax.Array, key: jax.Array) -> jax.Array:
         x_BLD = dropout(jnp.tanh(self.hidden(self.table[...][words_BL])), 0.5, key)
@@ -46,8 +47,11 @@ class Tied(nnx.Module):
 class Copying(toy.Toy):
     """Predicts the words of the input. The weight of the loss is the number of words."""
 
+    def __init__(self, words: int = WORDS, width: int = WIDTH):
+        self.words, self.width = words, width
+
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        return Tied(rngs)
+        return Tied(self.words, self.width, rngs)
 
     def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
         logs_BLV = jax.nn.log_softmax(model(batch["words"], key))
@@ -59,8 +63,8 @@ def mesh_of(name: str) -> Mesh:
     return sharding.make_mesh(MESHES[name], jax.devices()[: 1 if name == "1" else 8])
 
 
-def step_on(mesh: Mesh, **fields) -> Step:
-    task, rate = Copying(), optax.constant_schedule(0.1)
+def step_on(mesh: Mesh, task: Copying | None = None, **fields) -> Step:
+    task, rate = task or Copying(), optax.constant_schedule(0.1)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     return Step(task, abstract_model, optax.sgd(rate), rate, mesh, 1, **fields)
 
@@ -97,12 +101,12 @@ def test_gradients_with_dropout_equal_those_of_one_device(
     assert found[1] == ROWS * LENGTH
 
 
-def received(name: str, **fields) -> dict[str, tuple[int, int]]:
+def received(mesh: Mesh, **fields) -> dict[str, tuple[int, int]]:
     """Returns {kind of collective: (number, bytes received by each device)} of a compiled step."""
-    mesh = mesh_of(name)
     step = step_on(mesh, **fields)
+    rows = jax.ShapeDtypeStruct((ROWS, LENGTH), np.int32, sharding=sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
-        lowered, _ = step.lower(*step.arguments(), batch_on(mesh), 0)
+        lowered, _ = step.lower(*step.arguments(), {"words": rows}, 0)
     collectives = read_collectives(lowered.compile().as_text(), mesh.size)
     assert collectives.unknown_loops == 0
     return {kind: (count, size) for kind, count, size in collectives.rows}
@@ -113,22 +117,45 @@ PARAMETERS = WORDS * WIDTH + WIDTH * WIDTH + WIDTH
 
 def test_data_parallel_step_receives_each_gradient_once() -> None:
     """The step all-reduces the gradients, the loss and the weight. The tied table is exchanged once."""
-    found = {accumulate: received("data", accumulate=accumulate) for accumulate in (1, 4)}
+    mesh = mesh_of("data")
+    found = {accumulate: received(mesh, accumulate=accumulate) for accumulate in (1, 4)}
     for kinds in found.values():
         assert kinds.keys() == {"all-reduce"}
         assert kinds["all-reduce"][1] == 2 * 7 * (PARAMETERS + 2) * 4 // 8
     assert found[4] == found[1]
 
 
-def test_reduce_dtype_is_the_dtype_of_the_exchange(on_one_device: dict) -> None:
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_fsdp_step_reduce_scatters_each_gradient_once(accumulate: int) -> None:
+    """Devices all-reduce the gradient of the bias, which is not split over fsdp, and scalars."""
+    kinds = received(mesh_of("fsdp"), accumulate=accumulate)
+    assert kinds.keys() == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert kinds["reduce-scatter"][1] == 7 * (PARAMETERS - WIDTH) * 4 // 8
+    assert kinds["all-reduce"][1] <= 2 * 7 * (WIDTH + 8) * 4 // 8
+
+
+@pytest.mark.skipif(not topology.has_compiler(), reason="needs the TPU compiler")
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+def test_tpu_compiler_keeps_the_reduce_scatter() -> None:
+    """The table is split along its last dimension. Without a layout, the TPU compiler all-reduces its gradient."""
+    words, width = 4096, 512
+    mesh = sharding.make_mesh(MESHES["fsdp"], topology.find("v5e:2x4").devices)
+    kinds = received(mesh, task=Copying(words, width))
+    assert kinds["reduce-scatter"][1] == 7 * (words * width + width * width) * 4 // 8
+    assert kinds["all-reduce"][1] <= 2 * 7 * (width + 8) * 4 // 8
+
+
+@pytest.mark.parametrize("name", ["data", "fsdp"])
+def test_reduce_dtype_is_the_dtype_of_the_exchange(name: str, on_one_device: dict) -> None:
     """The text before compilation is checked: the CPU compiler replaces bfloat16 by float32."""
-    mesh = mesh_of("data")
+    mesh = mesh_of(name)
     step = step_on(mesh, reduce_dtype="bfloat16")
     with jax.set_mesh(mesh):
         lowered, _ = step.lower(*step.arguments(), batch_on(mesh), 0)
-    _, _, exchange = lowered.as_text().partition("stablehlo.all_reduce")
+    operation = {"data": "all_reduce", "fsdp": "reduce_scatter"}[name]
+    _, _, exchange = lowered.as_text().partition(f"stablehlo.{operation}")
     assert "bf16" in exchange[:2000]
-    loss, weight, found = gradients("data", reduce_dtype="bfloat16")
+    loss, weight, found = gradients(name, reduce_dtype="bfloat16")
     assert (weight, loss) == (ROWS * LENGTH, pytest.approx(on_one_device[1][0], rel=1e-5))
     for path, expected in on_one_device[1][2].items():
         assert found[path].dtype == np.float32
