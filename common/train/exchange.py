@@ -5,6 +5,7 @@ parameter wherever the model reads it. With rematerialization, the backward pass
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -162,8 +163,18 @@ def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callabl
         if dimension is None:
             return shard
         with jax.named_scope("gather"):
-            whole = jax.lax.all_gather(shard.astype(dtype), _SPLIT, axis=dimension, tiled=True)
-        return whole.astype(shard.dtype)
+            return gather(shard.astype(dtype)).astype(shard.dtype)
+
+    def gather(x: jax.Array) -> jax.Array:
+        mesh, tensor = jax.sharding.get_abstract_mesh(), _only(place.spec, "tensor")
+        whole = partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
+        if not mesh.are_all_axes_manual:
+            # The compiler would also gather the array over the axis tensor, which it partitions.
+            rest = set(mesh.axis_names) - set(mesh.manual_axes)
+            whole = jax.shard_map(
+                whole, in_specs=tensor, out_specs=tensor, axis_names=rest, check_vma=False
+            )
+        return whole(x)
 
     read.defvjp(lambda *values: (read(*values), None), lambda _, gradient: (gradient, None))
     return lambda variable, stand_in: read(stand_in, shard)

@@ -134,6 +134,14 @@ def test_fsdp_step_reduce_scatters_each_gradient_once(accumulate: int) -> None:
     assert kinds["all-reduce"][1] <= 2 * 7 * (WIDTH + 8) * 4 // 8
 
 
+def test_parameters_are_gathered_over_fsdp_only() -> None:
+    """The table and the kernel stay split over tensor. The activations of the hidden layer are gathered over tensor."""
+    kinds = received(mesh_of("all"))
+    parameters, activations = (PARAMETERS - WIDTH) * 4 // 4, ROWS // 4 * LENGTH * WIDTH * 4 // 2
+    assert kinds["all-gather"] == (3, parameters + activations)
+    assert kinds["reduce-scatter"] == (2, parameters)
+
+
 @pytest.mark.skipif(not topology.has_compiler(), reason="needs the TPU compiler")
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 def test_tpu_compiler_keeps_the_reduce_scatter() -> None:
