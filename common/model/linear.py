@@ -109,7 +109,7 @@ class Linear(nnx.Module):
 
 
 def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
-    """Returns path of a linear layer's kernel -> dtype of activations, to which `matmul` casts the kernel.
+    """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `matmul` casts the kernel.
 
     Omits layers outside of a module with the attribute `dtype`, the dtype of the module's activations, and layers with
     quantized kernels.

@@ -123,8 +123,8 @@ def gathering(
     """Returns a model that gathers its parameters over fsdp wherever it reads them, for the function of `local_sums`.
 
     Args:
-      trainable, frozen: path -> shard of this device.
-      places: path -> sharding, of the trainable and of the frozen values.
+      trainable, frozen: {path: shard of this device}.
+      places: {path: sharding} of the trainable and of the frozen values.
 
     Returns:
       stand-ins {path: zeros of the whole shape} of the trainable values, and a function from these stand-ins to the
