@@ -106,12 +106,14 @@ class Measured(NamedTuple):
 
 def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
     """Returns the measurements of a panel's cases, in order. Leaves out cases without tested runs."""
-    summaries: dict[str, list[dict]] = defaultdict(list)
+    found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):
         summary = json.loads(path.read_text())
-        case = re.sub(r"_seed\d+.*", "", path.parent.name)
+        case, values = re.fullmatch(r"(.+?)_seed\d+(.*)", path.parent.name).groups()
         if panel.metric in summary["test"]:
-            summaries[case].append(summary)
+            found[case][values].append(summary)
+    # A search may leave tests of several tuned values behind: take the value with the most seeds.
+    summaries = {case: max(tuned.values(), key=len) for case, tuned in found.items()}
     return [
         Measured(
             case,
