@@ -109,7 +109,7 @@ def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):
         summary = json.loads(path.read_text())
-        case, values = re.fullmatch(r"(.+?)_seed\d+(.*)", path.parent.name).groups()
+        case, values = re.fullmatch(r"(.+?)(?:_seed\d+(.*))?", path.parent.name).groups()
         if panel.metric in summary["test"]:
             found[case][values].append(summary)
     # A search may leave tests of several tuned values behind: take the value with the most seeds.
