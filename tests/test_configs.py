@@ -134,7 +134,7 @@ def test_docstring_has_command_target_hardware_and_data(name):
     program = PROGRAMS[name]
     assert re.search(rf"\n    python -m {program} --config=configs/{name}.py( .*)?\n", text)
     assert f"--config=configs/{name}.py:tiny" in text
-    assert re.search(r"Reproduces: (Table \d|Figure \d|not in the paper)", text)
+    assert re.search(r"Reproduces: (Table \d|Figure \d|nothing in the paper)", text)
     assert "\nHardware: " in text
     assert "\nData: " in text
 
