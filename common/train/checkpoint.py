@@ -105,17 +105,21 @@ class Checkpoints:
         return self._manager(SNAPSHOTS, None)
 
     def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
-        wait = unless_failing(ocp.multihost.get_barrier_sync_fn())
+        # Threads of several managers wait at the same time: without a prefix, their barriers would have the same name.
+        hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
         if self._copies:  # each process manages its own copy of the folder
             me = jax.process_index()
-            wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes={me}))
-            options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
-                primary_host=me, active_processes={me}, barrier_sync_key_prefix=str(me)
+            hosts = ocp.options.MultiprocessingOptions(
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{name}{me}"
             )
             options["create"] = False  # Orbax cannot create folders with `active_processes`.
             (self._directory / name).mkdir(parents=True, exist_ok=True)
+        wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes=hosts.active_processes))
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, async_options=ocp.AsyncOptions(barrier_sync_fn=wait), **options
+            max_to_keep=keep,
+            multiprocessing_options=hosts,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=wait),
+            **options,
         )
         self._managers.append(ocp.CheckpointManager(self._directory / name, options=options))
         return self._managers[-1]

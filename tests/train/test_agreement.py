@@ -67,6 +67,11 @@ def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results,
     assert (folder / "unreadable_checkpoint/checkpoints/damaged/10.0").is_dir()
 
 
+def test_threads_of_several_checkpoints_wait_at_barriers_of_their_own(results):
+    """The latest and the best checkpoint end at the same time if the processes write at different speeds."""
+    assert [found["checkpoints_at_the_same_time"] for found in results] == [[2, 3], [2, 3]]
+
+
 def test_local_coordinator_listens_on_the_loopback_interface_only(results):
     assert [found["coordinator_hosts"] for found in results] == [["::ffff:127.0.0.1"], []]
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,24 @@ def unreadable_checkpoint(workdir: Path) -> list[int]:
         patch.setattr(checkpoint, "_meta", broken)
         train(workdir, task, train__steps=15)
     return task.starts[0]["next"]
+
+
+def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
+    """Returns the latest steps of a run that saves a best checkpoint while the latest one still waits for process 1."""
+    unless_failing = checkpoint.unless_failing
+
+    def late(barrier: Callable[..., None]) -> Callable[..., None]:
+        def wait(**arguments: object) -> None:
+            if last() and threading.current_thread() is not threading.main_thread():
+                time.sleep(0.2)
+            barrier(**arguments)
+
+        return unless_failing(wait)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "unless_failing", late)
+        train(workdir, train__steps=3, eval__steps=1, checkpoint__steps=1)
+    return sorted(int(path.name) for path in (workdir / "checkpoints/latest").iterdir())
 
 
 def coordinator_hosts(workdir: Path) -> list[str]:
@@ -265,6 +284,7 @@ CASES = {
         differing_config,
         differing_draws,
         unreadable_checkpoint,
+        checkpoints_at_the_same_time,
         coordinator_hosts,
         late_compilation,
         signal_in_evaluation,
