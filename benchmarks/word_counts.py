@@ -93,7 +93,7 @@ def main() -> None:
         "megabytes_of_text": megabytes,
         "seconds": seconds,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        # Linux counts kilobytes, macOS bytes.
+        # `ru_maxrss` is in kilobytes on Linux and in bytes on macOS.
         "peak_gib": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIBIBYTE,
         "test": summary["test"],
     }

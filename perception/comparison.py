@@ -336,7 +336,7 @@ def publish(
     compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
     if verdicts:
         suite.write("verdicts", *compared)
-    else:  # Replace the table of an earlier comparison without printing an empty one.
+    else:  # Overwrite the verdicts of an earlier comparison with an empty table, without printing the table.
         keep(suite.out / "verdicts", *compared)
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])

@@ -20,7 +20,7 @@ from scipy.special import expit, softmax
 from common import sharding
 from common.cached import cached_json
 from common.config import check, complete
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
@@ -210,10 +210,8 @@ def read_classes(workdir: Path) -> tuple[str, ...]:
     """
     try:
         return tuple(json.loads((workdir / CLASSES).read_text()))
-    except OSError as error:
-        raise UserError(f"cannot read {workdir / CLASSES}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise file_error(workdir / CLASSES, error) from error
 
 
 def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:

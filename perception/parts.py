@@ -160,7 +160,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns {path: layer} for all linear layers without an adapter. A `QuantizedLayer` is one layer."""
+    """Returns {path: layer} for all linear layers without an adapter, with a `QuantizedLayer` in place of its layer."""
     layers: dict[tuple[str, ...], nnx.Module] = {}
 
     def collect(path: Path, part: Any, parent: Any) -> Any:

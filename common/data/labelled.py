@@ -228,9 +228,11 @@ def _read(
             if by_number and (whole or (number < 0 and name.isdecimal())):
                 number = int(label)
             if not 0 <= number < len(classes):
+                names = ", ".join(classes[:10]) + ", ..." * (len(classes) > 10)
+                indexed = by_number and classes[0] != "0"
+                index = f" or an index from 0 to {len(classes) - 1}" * indexed
                 raise UserError(
-                    f"{place}: the label {label!r} is none of the {len(classes)} classes"
-                    f" (0 to {len(classes) - 1}; names: {', '.join(classes[:10])})"
+                    f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}"
                 )
             own.append(number)
         texts.append(parts)

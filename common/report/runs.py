@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from common.config import check
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
@@ -218,10 +218,8 @@ def read_run(file: Path) -> Run:
     """
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        raise file_error(file, error) from error
     if file.name != SUMMARY:
         return run_of(summary, file.stem, file)
     return run_of(summary, file.resolve().parent.name, file, file.parent)

@@ -1,8 +1,8 @@
 """Checkpoints of a run: the latest (to resume), the best (for evaluation), and permanent snapshots.
 
 A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "optimizer" and "frozen".
-"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before November
-2026 may have frozen values in "frozen".
+"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before 939e222
+(22 November 2026) may have frozen values in "frozen".
 """
 
 import itertools

@@ -12,7 +12,7 @@ from common.train.state import Step, TrainState
 from common.variables import Params
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> current name."""
+"""{old name: current name} of the fields of `RunState` that 939e222 (22 November 2026) renamed."""
 
 
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
