@@ -1,4 +1,7 @@
-"""Loads labelled texts and pairs of texts for classification."""
+"""Loads labelled texts and pairs of texts for classification.
+
+Shape letter of this module: M examples.
+"""
 
 import math
 from collections.abc import Sequence
