@@ -71,7 +71,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
                 not overrides,
-                f"{' '.join(overrides)}: perception.worth sets this field; remove the option",
+                f"remove {' and '.join(overrides)}: perception.worth sets this field itself",
             )
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):

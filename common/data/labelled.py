@@ -32,7 +32,7 @@ class LabelledText:
     Attributes:
         texts: one or two texts for each example.
         labels_M: class index of each example, from 0, (examples,) int32. If an example may have several
-            classes, 1 for its classes and 0 for the others, (examples, classes).
+            classes, (examples, classes) int32: 1 for a class of the example, else 0.
     """
 
     texts: Sequence[tuple[str, ...]]

@@ -253,10 +253,10 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         remotes = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
         raise UserError(
-            f"wandb: {error}: check the name {project} and your access to it"
+            f"wandb: {error} (check the name {project} and your access to it)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
-        raise UserError(f"wandb: cannot read {project}: {error}") from error
+        raise UserError(f"cannot read the wandb project {project}: {error}") from error
     ended = [run for run in remotes if "curve" in run[1]]
     check(
         bool(ended),

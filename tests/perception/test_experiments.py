@@ -282,5 +282,5 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
 def test_overrides_of_cell_fields_are_rejected(make) -> None:
     """An override of such a field could fill the LoRA rows with full runs, or all columns with one data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
-    with pytest.raises(UserError, match="the cells of the table set this field"):
+    with pytest.raises(UserError, match="the cells of the table determine these fields"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

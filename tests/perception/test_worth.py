@@ -626,7 +626,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
         out = f"--out={tmp_path / 'out'}"
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
-    assert "--config.finetune=lora: perception.worth sets this field" in told(
+    assert "remove --config.finetune=lora: perception.worth sets this field" in told(
         "--config.finetune=lora"
     )
     assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")
