@@ -29,7 +29,7 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initialises like PyTorch: U(-1/sqrt(N), 1/sqrt(N)) for a layer of N inputs, N(0, 1) for the embedding table."""
+    """Initialises like PyTorch: U(-1/sqrt(M), 1/sqrt(M)) for a layer of M inputs, N(0, 1) for the embedding table."""
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
             draw = initializers.uniform(part.kernel.shape[0] ** -0.5)

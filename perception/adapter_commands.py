@@ -147,7 +147,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code for both."""
+    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code to use them."""
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)

@@ -162,7 +162,8 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     config = read_config(workdir, option)
     paper = config.get("paper", "")
     check(
-        paper in ("", PAPER) and "finetune" in config,  # older runs have no `paper`
+        # Runs from before a3ffa8f (22 November 2026) lack the field `paper`.
+        paper in ("", PAPER) and "finetune" in config,
         f"{option}={workdir} is a run of another program"
         + (f", {paper}" if paper else "")
         + ": name a run of perception",

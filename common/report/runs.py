@@ -277,6 +277,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Old runs have no predictions. wandb does not document the exception for a missing file.
+            # Runs from before 15ee7c1 (22 November 2026) have no predictions. wandb does not document the exception
+            # for a missing file.
             return None
     return folder

@@ -139,7 +139,8 @@ class Store:
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error
-                if status is None and isinstance(error, OSError):  # of a local file: do not retry
+                # Do not retry an operation on a local file.
+                if status is None and isinstance(error, OSError):
                     raise
                 if status not in _TRANSIENT:
                     raise UserError(f"{self._address} refuses a request: {text}") from error

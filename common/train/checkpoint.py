@@ -234,10 +234,10 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps the last two best checkpoints.
+        The run keeps the two newest checkpoints that were the best when they were saved.
 
         Args:
-          step: step of the checkpoint; None for the last best checkpoint.
+          step: step of the checkpoint; None for the newest of the two, the best of the run.
 
         Raises:
           UserError: the checkpoint is missing or damaged.

@@ -45,7 +45,7 @@ FREE = (
     "wandb.",
 )
 
-# Field that old configurations lack -> value that gives the behaviour of old runs.
+# {field that older configurations lack: value with which the code behaves as before the field was added}.
 ADDED = {
     "data.balance": False,
     "data.multi_label": False,
