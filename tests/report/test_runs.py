@@ -53,7 +53,10 @@ def test_load_the_repository_results():
         (summary([1.0]) | {"seed": "one"}, "it has no seed"),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "its timing is {'sessions': None}"),
-        (summary([1.0]) | {"curve": []}, "the JSON object is not a validation curve"),
+        (
+            summary([1.0]) | {"curve": {"name": "b", "mode": "up", "points": []}},
+            "is not a validation curve .the mode of the metric 'b' must be",
+        ),
         (
             summary([1.0]) | {"curve": {"name": "bleu"}},
             "the validation curve has no entry 'points'",
