@@ -79,7 +79,7 @@ def main() -> None:
         cpu_seconds: dict[str, list[float]] = {"classify": [], "bare": []}
 
         def counted(case: str, work: Callable[[], None]) -> None:
-            """Calls `work` and records its CPU time, which other programs influence less than wall-clock time."""
+            """Calls `work` and records the CPU time. Other programs influence CPU time less than wall-clock time."""
             started = time.process_time()
             work()
             cpu_seconds[case].append(time.process_time() - started)

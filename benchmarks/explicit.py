@@ -24,7 +24,7 @@ DENSE = "dense H^T Y K=1"
 EPOCH = "epoch K=1"
 FORMS = ("one-hot", "embedding", "sparse")
 
-# "CASE / BASELINE" -> upper bound of (time of CASE) / (time of BASELINE).
+# {"CASE / BASELINE": upper bound of (time of CASE) / (time of BASELINE)}.
 TARGETS = {
     f"solution K=1 / {DENSE}": 1 / 1000,
     f"solution K=1 / torch sparse {EPOCH}": 1 / 100,

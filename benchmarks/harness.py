@@ -90,7 +90,7 @@ class Ratio:
         """The interval between two ratios that covers the true median with a probability of at least 95 %.
 
         This is the interval of the sign test, which makes no assumption about the distribution. Fewer than six rounds
-        cannot reach 95 %: their interval is that of all ratios.
+        cannot reach 95 %: their interval contains all ratios.
         """
         n, ratios = len(self.rounds), sorted(self.rounds)
         # Both ends exclude the k smallest and largest ratios. The true median is outside with probability 2 * tail.
@@ -105,7 +105,7 @@ def compare(
     """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on.
 
     Args:
-      cases: name of a case -> function that returns when the work is done.
+      cases: {case: function that returns when the work is done}.
       rounds: timed calls per case, at least 1.
       warmup: untimed calls per case before the first round (compilation, caches).
       settle: untimed calls before each timed call. These calls warm the caches, and reclaim RAM that a virtual
@@ -132,7 +132,7 @@ def compare(
 def isolated(
     factories: Mapping[str | tuple[str, ...], Callable[[], Callable[[], object]]],
 ) -> Iterator[dict]:
-    """Runs each factory's cases in its own process. Yields name of a case -> function for `compare`.
+    """Runs the cases of each factory in a separate process. Yields {case: function}, the `cases` of `compare`.
 
     In one process, cases would disturb each other by spinning threads and unreleased memory. A factory returns the
     function of a case. With a tuple of names, a factory returns a tuple of functions, whose cases share a process.
@@ -190,7 +190,7 @@ def report(
 
     Args:
       title: description of the measured work, with its sizes.
-      targets: `Ratio.name` -> upper bound of the ratio's median. A ratio need not have a target.
+      targets: {`Ratio.name`: upper bound of the ratio's median}. A ratio need not have a target.
       further: other measurements, written to the JSON file only.
     """
     if unknown := targets.keys() - {item.name for item in ratios}:
@@ -279,7 +279,7 @@ def _table(record: Mapping[str, Mapping]) -> str:
 
 
 def _cpu_info(field: str) -> str:
-    """Returns a field of the first CPU in /proc/cpuinfo, or "" if there is no such field."""
+    """Returns a field of the first CPU in /proc/cpuinfo, or "" if the field is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

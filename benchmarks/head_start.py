@@ -4,7 +4,7 @@ Trains a softmax head by Adam from zeros, from random values and from `explicit_
 cross-entropy and accuracy after a few steps. For each start and number of steps, held-out training examples select the
 learning rate. Features are divided by the largest feature value.
 
-Suffixes: E examples, M features, N outputs.
+Shape letters of this module: E examples, M features, N outputs.
 """
 
 from argparse import ArgumentParser
@@ -33,7 +33,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def digits(folder: Path | None) -> dict[str, Split]:
-    """Returns split -> examples of MNIST, read from `folder`, or of scikit-learn's digits if `folder` is None."""
+    """Returns {split: examples} of MNIST, read from `folder`, or of scikit-learn's digits if `folder` is None."""
     from common.sharding import make_mesh
     from explicit_opt.digits import Digits
 

@@ -17,7 +17,7 @@ CONFIGS = {
     "perception": "perception",
     "explicit_opt": "mnist_explicit",
 }
-"""Paper -> file in configs/ with the model to train."""
+"""{paper: file in configs/ with the model to train}."""
 
 ROOT = Path(__file__).parent.parent
 

@@ -31,7 +31,7 @@ from reservoir.beam import Search, beam_search
 from reservoir.tasks.translation import Translation
 
 VOCABULARY = 10_000
-DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}  # name in HLO -> dtype
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}  # {name in HLO: dtype}
 CHUNK = 16  # tokens that the generator draws per call of its compiled program
 
 

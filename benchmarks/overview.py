@@ -33,7 +33,7 @@ class Panel(NamedTuple):
       runs: folder of the runs in results/.
       metric: name of a test metric in the summaries.
       label: axis label of the metric.
-      cases: case -> name of the case in the legend. The first case trains all parameters.
+      cases: {case: name in the legend}. The first case trains all parameters.
     """
 
     title: str
@@ -96,7 +96,7 @@ PANELS = (
 
 
 class Measured(NamedTuple):
-    """The test metric of each seed of a case, its training FLOPs and its number of trained parameters."""
+    """The test metric of each seed of a case, and the training FLOPs and number of trained parameters of the case."""
 
     case: str
     values: list[float]

@@ -32,7 +32,7 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Groups: name of a case -> (kind of reservoir, model fields to override, upper bound of time / plain model's time)."""
+"""Groups, {case: (kind of reservoir, model fields to override, upper bound of time / plain model's time)} each."""
 
 DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.runtime import program
 
 BOTH = ("float32", "bfloat16")
-DROPOUT = 0.3  # of the translator
+DROPOUT = 0.3  # dropout rate of the translator
 
 RECIPES = {
     "translation": ("8 and 2 layers of 512, 64 x 32 tokens, dropout 0.3", BOTH),
@@ -33,14 +33,14 @@ RECIPES = {
     "beam": ("the same, 5 beams", BOTH[:1]),
     "writing": ("GPT, 256 bytes after 1 byte", BOTH[:1]),
 }
-"""Recipe -> description, dtypes."""
+"""{recipe: (description, dtypes)}."""
 
 PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
-BATCH = 4  # of the byte language models
+BATCH = 4  # rows of a batch of the byte language models
 WRITTEN = 256
 
 MOST = {"PyTorch": 1.0, "products": 1.4}
-"""Baseline -> upper bound of our time over the baseline's time."""
+"""{baseline: upper bound of our time / the baseline's time}."""
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
@@ -90,7 +90,7 @@ def _classifier(family: str, finetune: str, dtype: str) -> tuple:
 
 
 def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, str]:
-    """Returns the row of a recipe in one dtype: column -> cell.
+    """Returns the row of a recipe in one dtype, {column: cell}.
 
     Args:
       where: description of the machine, `benchmarks.harness.machine()`.
@@ -221,9 +221,8 @@ def main() -> None:
             raise UserError(f"{package} is missing: pip install -r benchmarks/requirements.txt")
     path = Path(options.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    where = (
-        machine()
-    )  # before the first row: the row changes a tracked file, so that the commit would be "-dirty"
+    # `machine` reads the commit. Call it before the first row changes a tracked file: then the commit is "-dirty".
+    where = machine()
     for recipe in options.rows:
         for dtype in (x for x in RECIPES[recipe][1] if x in options.types):
             row = measure(recipe, dtype, options.rounds, where)

@@ -23,7 +23,7 @@ TARGET = 0.85
 CASES = {"1 process x 2 devices": 1, "2 processes x 1 device": 2}
 LAPTOP = {"width": 256, "hidden": 1024, "encoder_layers": 6, "decoder_layers": 2, "reservoirs": 2}
 SIZES = {"tiny": ({}, 100), "laptop": (LAPTOP, 10)}
-"""Size -> (overrides of the model, steps of one round)."""
+"""{size: (overrides of the model, steps of one round)}."""
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def generate(sentences: dict[int, list[str]], rows: int, seed: int) -> Iterator[
     """Yields reviews, each with a text and its number of stars.
 
     Args:
-      sentences: stars -> sentences.
+      sentences: {stars: sentences}.
     """
     draw = random.Random(seed)
     stars = sorted(sentences)
@@ -47,7 +47,7 @@ def generate(sentences: dict[int, list[str]], rows: int, seed: int) -> Iterator[
 
 
 def sentences_of(folder: Path) -> dict[int, list[str]]:
-    """Returns stars -> sentences of the reviews in train.jsonl.gz."""
+    """Returns {stars: sentences} of the reviews in train.jsonl.gz."""
     from common.data.files import read_bytes
 
     found: dict[int, list[str]] = {}
@@ -93,7 +93,7 @@ def main() -> None:
         "megabytes_of_text": megabytes,
         "seconds": seconds,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        # Linux counts kilobytes, macOS bytes.
+        # `ru_maxrss` is in kilobytes on Linux and in bytes on macOS.
         "peak_gib": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIBIBYTE,
         "test": summary["test"],
     }

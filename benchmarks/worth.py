@@ -5,13 +5,12 @@
 Measures lines of code, seconds and F1. Both programs train with the same methods on the same splits, with the same
 steps, batches, ranks, learning rates and seeds. Round n adds seed n. The first round also trains the methods without a
 seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other. Their
-order changes from round to round. CPU seconds of all threads are reported, because they depend less on other programs
-than wall-clock seconds.
+order changes from round to round. Reports CPU seconds of all threads, because they depend less on other programs than
+wall-clock seconds.
 
 `common.report` computes the verdicts on test weighted F1, which need three rounds. The programs differ in two points.
 Our classifiers read the mean over tokens and the state of the last token; the script's fine-tuned classifiers read
-BERT's pooler, and its head reads the mean. Our TF-IDF
-features are hashed; the script's TF-IDF features are counted.
+BERT's pooler, and its head reads the mean. Our TF-IDF features are hashed; the script's TF-IDF features are counted.
 """
 
 import ast
@@ -31,7 +30,7 @@ from common.runtime import program
 WAYS = ("lora", "full_pretrained", "head")
 SCRIPT = Path(__file__).parent / "peers/text_classifier.py"
 RATES = {"lora": 1e-3, "full_pretrained": 1e-4}
-"""Way -> learning rate, as in SCRIPT."""
+"""{way: learning rate}, as in SCRIPT."""
 
 
 def lines_of_code(script: str) -> int:
@@ -126,10 +125,10 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
 
 
 def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
-    """Returns way -> runs of the script, one per seed.
+    """Returns {way: runs of the script}, one run per seed.
 
     Args:
-      ours: way -> our runs. The script's test examples have the same labels and class names.
+      ours: {way: our runs}. The script's test examples have the same labels and class names.
     """
     from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point
@@ -153,7 +152,7 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
 
 
 def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dict:
-    """Returns way -> comparison of test weighted F1, ours minus the script's.
+    """Returns {way: comparison of test weighted F1, ours minus the script's}.
 
     Holm's method corrects all ways together.
     """
@@ -173,7 +172,7 @@ def table_rows(
 
     Args:
       words: numbers of words of our command and of the script's command.
-      seconds: name -> seconds of our program and of the script, each with one value per round.
+      seconds: {name: (seconds of our program, seconds of the script)}, each with one value per round.
       compared: see `verdicts`.
     """
     from common.report.table import mean_std

@@ -9,3 +9,11 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))
+
+
+def file_error(path: object, error: Exception) -> UserError:
+    """Returns the error for a file whose reading raised `error`: the file cannot be read, or its content is damaged."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return UserError(f"cannot read {path}: {error.strerror}")
+    reason = f"missing or unknown entry {error}" if isinstance(error, KeyError) else error
+    return UserError(f"{path} is damaged: {reason}")

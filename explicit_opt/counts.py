@@ -1,7 +1,8 @@
 """Counts co-occurrences of tokens and computes eq. (3) for the noisy embedding of section 3.1.1.
 
-The matrix of input vectors is never built. Suffixes: L tokens of a text, V vocabulary, W lags (the paper's K). A table
-(W, V, V) has the axes lag, context token and target token.
+The matrix of input vectors is never built. A table (W, V, V) has the axes lag, context token and target token.
+
+Shape letters of this module: L tokens of a text, V vocabulary, W lags (the paper's K).
 """
 
 from dataclasses import dataclass
@@ -43,9 +44,9 @@ class Noise:
 
     @classmethod
     def of(cls, targets_V: np.ndarray) -> "Noise":
-        """Computes the noise. `targets_V` counts how often each token is a target.
+        """Computes the noise. `targets_V` holds how often each token is a target.
 
-        `<pad>` is never a target, so the row of `<pad>` in E is p.
+        `<pad>` is never a target, so its `keep_V` is 0 and its noisy embedding is `uniform_V`.
         """
         counts = np.asarray(targets_V, np.float64)
         uniform = (1 - counts / counts.sum()) / (len(counts) - 1)

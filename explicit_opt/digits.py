@@ -1,6 +1,6 @@
 """The task of sections 3.2 and 3.3: classifies images of digits.
 
-Suffixes: B examples of a batch, E images, M pixels, C classes.
+Shape letters of this module: B examples of a batch, E images, M pixels, C classes.
 """
 
 from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@
 
     kernel, bias = head_start(features, labels)  # logits = features @ kernel + bias
 
-Suffixes: E examples, M features, N outputs.
+Shape letters of this module: E examples, M features, N outputs.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -1,6 +1,6 @@
 """The task of section 3.1: predicts a token from the W previous tokens (the paper's K).
 
-Suffixes: B examples of a batch, L tokens of a text, W lags, V vocabulary.
+Shape letters of this module: B examples of a batch, L tokens of a text, W lags, V vocabulary.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The paper's language model over a fixed context of tokens.
 
-Suffixes: B examples, W lags of the context (the paper's K), V vocabulary.
+Shape letters of this module: B examples, W lags of the context (the paper's K), V vocabulary.
 """
 
 import jax

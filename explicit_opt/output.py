@@ -1,6 +1,6 @@
 """Initialises the output layer of any model with the explicit solution, computed from the layer's inputs.
 
-Suffixes: B examples of a batch (any number of leading axes), M input features, N outputs.
+Shape letters of this module: B examples of a batch, with all leading axes flattened; M input features; N outputs.
 """
 
 from collections.abc import Callable, Iterable

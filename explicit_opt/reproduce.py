@@ -30,7 +30,7 @@ CORPORA = {
 SCALES = ("tiny", "laptop", "paper")
 
 PROTOCOLS = ("ours", "printed")
-"""Rules for early stopping and for the reported epoch. `experiments.ExperimentSuite` documents both."""
+"""Rules for early stopping and for the reported epoch; `experiments.ExperimentSuite` documents each."""
 
 
 def main() -> None:

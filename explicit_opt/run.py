@@ -41,7 +41,7 @@ def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
     """Returns a copy of `config` with `train.epochs` converted to `train.steps`. `start=explicit` has 0 steps.
 
-    Unless `eval.steps` or `checkpoint.steps` are set, every epoch ends with an evaluation and a checkpoint.
+    If `eval.steps` or `checkpoint.steps` is 0, the field becomes the number of steps of an epoch.
     """
     config = config.copy_and_resolve_references()
     epochs = 0 if config.start == "explicit" else config.train.epochs

@@ -1,6 +1,7 @@
 """Closed-form weights of a softmax layer, computed from co-occurrence counts without gradients (section 2.1).
 
-Suffixes: E examples, M input features, N outputs. K is the paper's priming number: the L1 norm of a feature vector.
+Shape letters of this module: E examples, M input features, N outputs. K is not a shape letter but the paper's priming
+number: the L1 norm of a feature vector.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Initial parameters of training, for both tasks."""
+"""Initial parameters of training, for language models and digit classifiers."""
 
 from collections.abc import Callable
 

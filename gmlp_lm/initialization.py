@@ -8,9 +8,10 @@ from common.model.linear import Linear
 
 
 def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Draws the kernels of linear layers and the embedding tables with mean 0 and standard deviation 0.02.
+    """Draws the kernels of linear layers and the embedding tables from N(0, 0.02²).
 
-    Divides the output kernel of each sublayer by sqrt(number of sublayers). Other parameters keep their values.
+    Divides the output kernel of each sublayer by sqrt(number of sublayers in the model). Other parameters keep their
+    values.
     """
     draw = initializers.normal(0.02)
     for _, part in nnx.iter_modules(made):
@@ -28,7 +29,7 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initialises like PyTorch: U(-1/sqrt(N), 1/sqrt(N)) for a layer of N inputs, N(0, 1) for the embedding table."""
+    """Initialises like PyTorch: U(-1/sqrt(M), 1/sqrt(M)) for a layer of M inputs, N(0, 1) for the embedding table."""
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
             draw = initializers.uniform(part.kernel.shape[0] ** -0.5)

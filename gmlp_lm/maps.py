@@ -41,7 +41,11 @@ class BlockLocal(Spatial):
         return self.size
 
     def _mask(self) -> jax.Array:
-        """Returns the mask (W, 2W): True where a position reads a position of the previous or its own window."""
+        """Returns the causal mask (W, 2W) of windows of W positions.
+
+        Row i is True for the whole previous window (columns 0 to W - 1) and for positions 0 to i of its own window
+        (columns W to W + i).
+        """
         return jnp.arange(2 * self.size) <= jnp.arange(self.size)[:, None] + self.size
 
     def __call__(self, values_BLD: jax.Array) -> jax.Array:

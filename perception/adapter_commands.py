@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.config import check, check_folder, float_arg
-from common.errors import UserError
+from common.errors import file_error
 from common.model.low_rank import Lora
 from common.report.table import publish, text
 from common.sharding import abstract
@@ -147,7 +147,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code for both."""
+    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code to use them."""
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)
@@ -293,8 +293,8 @@ def _read_mark(path: Path) -> dict[str, str] | None:
     try:
         mark = json.loads(path.read_text())
         return {name: mark[name] for name in ("base", "family")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise file_error(path, error) from error
 
 
 def _folder(name: str) -> Path | None:

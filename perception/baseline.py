@@ -18,7 +18,7 @@ from common.cached import cached_json
 from common.config import check, from_json, to_json
 from common.data.cache import write_atomic
 from common.data.labelled import LabelledText
-from common.errors import UserError
+from common.errors import file_error
 from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
@@ -177,10 +177,8 @@ class Model:
             features = TfIdf(found.pop("columns_M"), found.pop("weights_M"))
             thresholds = tuple(found.pop("thresholds", np.empty(0)).tolist())
             return cls(features, names=names, thresholds=thresholds, **found)
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # A damaged archive may raise any exception type.
-            raise UserError(f"{path} is damaged: {error}") from error
+        except Exception as error:  # A damaged archive may raise any type of exception.
+            raise file_error(path, error) from error
 
 
 class Baseline(NamedTuple):

@@ -184,7 +184,7 @@ def main() -> None:
     answers = Answers(label, classes, options.top, ranked, thresholds)
     count = 0
     if options.input:
-        # Read the whole file once, so that an invalid row raises an error before the model is loaded.
+        # Read the whole file once, so that an invalid row raises an error before the network is loaded.
         count = sum(len(block.texts) for block in table.blocks(BLOCK, texts, answers.columns))
     mesh = make_mesh(settings.mesh)
     classifier = (

@@ -71,7 +71,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
                 not overrides,
-                f"{' '.join(overrides)}: perception.worth sets this field; remove the option",
+                f"remove {' and '.join(overrides)}: perception.worth sets this field itself",
             )
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
@@ -336,7 +336,7 @@ def publish(
     compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
     if verdicts:
         suite.write("verdicts", *compared)
-    else:  # Replace the table of an earlier comparison without printing an empty one.
+    else:  # Overwrite the verdicts of an earlier comparison with an empty table, without printing the table.
         keep(suite.out / "verdicts", *compared)
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import check, check_choice
-from common.errors import UserError
+from common.errors import UserError, file_error
 from perception.backbones import Backbone
 from perception.families.fields import Fields
 from perception.families.table import FAMILIES
@@ -74,7 +74,7 @@ def read(path: Path) -> tuple[Backbone, Quantization | None]:
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise file_error(path, error) from error
     check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
     return from_json(values, path), _quantization(values, path)
 

@@ -36,7 +36,7 @@ class DataSet:
 
 
 ADDED = ("balance", "multi_label", "pair", "shots")
-"""Fields of `config.data` that are missing in runs of older versions; see `common.train.workdir.ADDED`."""
+"""Fields of `config.data` that older configurations lack. `common.train.workdir.ADDED` has their values."""
 
 OWN = DataSet(fields="text|sentence")
 """Default field names of the user's data."""

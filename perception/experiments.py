@@ -165,7 +165,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         overrides = [text for text in self.fields if text.startswith(fixed)]
         check(
             not overrides,
-            f"{' '.join(overrides)}: the cells of the table set this field; remove the option",
+            f"remove {' and '.join(overrides)}: the cells of the table determine these fields",
         )
         return self.override(config, seed=seed, **own)
 

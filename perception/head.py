@@ -35,7 +35,7 @@ KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
 """Bias of a class without training examples: the probability of the class is almost 0. If a text may have several
-classes, a class of all training examples has the bias -UNSEEN."""
+classes, a class that every training example has gets the bias -UNSEEN."""
 
 
 class Solution(NamedTuple):

@@ -66,7 +66,8 @@ def download(name: str) -> Path:
         found = snapshot_download(
             model, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
         )
-    except Exception as error:  # errors of the library, of httpx and of the system
+    # huggingface_hub, httpx and the operating system raise different types of exceptions.
+    except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"--download: cannot download {name}: {reason}") from error
     return Path(found)

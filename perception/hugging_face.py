@@ -179,9 +179,11 @@ def export(
     safetensor_files.require_empty(directory)
     abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
     needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
-    if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
+    given = {(name, x.shape) for name, x in values.items()}
+    if needed != given:
         raise ValueError(
-            f"names or shapes of parameters do not match the backbone: {sorted(wrong)[:2]}"
+            f"names or shapes of parameters do not match the backbone: it needs {sorted(needed - given)[:2]},"
+            f" got {sorted(given - needed)[:2]}"
         )
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):

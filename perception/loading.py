@@ -20,7 +20,7 @@ from scipy.special import expit, softmax
 from common import sharding
 from common.cached import cached_json
 from common.config import check, complete
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
@@ -162,7 +162,8 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     config = read_config(workdir, option)
     paper = config.get("paper", "")
     check(
-        paper in ("", PAPER) and "finetune" in config,  # older runs have no `paper`
+        # Runs from before a3ffa8f (22 November 2026) lack the field `paper`.
+        paper in ("", PAPER) and "finetune" in config,
         f"{option}={workdir} is a run of another program"
         + (f", {paper}" if paper else "")
         + ": name a run of perception",
@@ -210,10 +211,8 @@ def read_classes(workdir: Path) -> tuple[str, ...]:
     """
     try:
         return tuple(json.loads((workdir / CLASSES).read_text()))
-    except OSError as error:
-        raise UserError(f"cannot read {workdir / CLASSES}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise file_error(workdir / CLASSES, error) from error
 
 
 def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:

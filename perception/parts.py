@@ -69,7 +69,7 @@ def lora(
 
     Raises:
       ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
-        adapter, or the model has no such layer.
+        adapter, or the model has no linear layer without an adapter.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -81,10 +81,10 @@ def lora(
     for target in ends or ():
         check(
             any(is_target(path, target) for path in layers),
-            f"targets: {target!r} matches no linear layer without an adapter; the linear layers without one are"
+            f"targets: {target!r} matches no linear layer without an adapter; these layers are"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
-    check(bool(layers), "the model has no linear layer, or all have adapters already")
+    check(bool(layers), "the model has no linear layer without an adapter")
 
     def freeze(path: Path, part: Any, parent: Any) -> Any:
         is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)
@@ -160,7 +160,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns {path: layer} for all linear layers without an adapter. A `QuantizedLayer` is one layer."""
+    """Returns {path: layer} for all linear layers without an adapter, with a `QuantizedLayer` in place of its layer."""
     layers: dict[tuple[str, ...], nnx.Module] = {}
 
     def collect(path: Path, part: Any, parent: Any) -> Any:

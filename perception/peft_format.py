@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.config import check
-from common.errors import UserError
+from common.errors import file_error
 from common.model.low_rank import Lora
 from perception.adapter_arithmetic import Adapter
 from perception.families.fields import Fields, is_number
@@ -33,7 +33,8 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields that must be unset, because an adapter with such a field does not compute x A B times a scale."""
+"""Fields of adapter_config.json that must be unset. With such a field, an adapter computes more than x A B times a
+scale, or expects a transposed base kernel (`fan_in_fan_out`)."""
 
 
 def write(
@@ -96,7 +97,7 @@ def read_config(directory: Path) -> Fields:
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise file_error(path, error) from error
     check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
     fields = Fields(path, values)
     fields.only(peft_type="LORA", bias="none")

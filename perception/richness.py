@@ -101,7 +101,7 @@ def tokens(texts: Iterable[Sequence[str]]) -> float:
 
 
 def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    """Returns {(backbone, column): F1 of LoRA minus F1 of full training} for cells that have both."""
+    """Returns {(backbone, column): F1 of LoRA minus F1 of full training} for the cells with both F1."""
     return {
         (backbone, column): value - table[backbone, "full"][column]
         for (backbone, mode), row in table.items()

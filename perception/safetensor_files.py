@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.config import check
 from common.data.cache import write_atomic
-from common.errors import UserError
+from common.errors import UserError, file_error
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
@@ -142,7 +142,9 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
 def _open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise UserError(f"{path} is damaged or truncated: {reason}") from error
 
@@ -151,7 +153,7 @@ def _read_index(path: Path) -> dict[str, str]:
     try:
         places = json.loads(path.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        raise file_error(path, error) from error
     check(
         isinstance(places, dict) and all(isinstance(name, str) for name in places.values()),
         f"{path} is damaged: weight_map must map tensor names to file names",

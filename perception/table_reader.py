@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from common.config import check
 from common.data.files import names_in, opened
 from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.storage.folders import open_path, shown
 from perception.datasets import SPLITS
 from perception.table_files import (
@@ -181,7 +181,7 @@ def _parse_parquet(path: Path) -> Iterator[Parsed]:
     try:
         rows = pyarrow.parquet.read_table(raw).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise file_error(path, error) from error
     for number, row in enumerate(rows, start=1):
         yield f"{path.name} row {number}", row
 

@@ -145,14 +145,19 @@ def _check(options: Namespace, fields: list[str]) -> None:
         for name in ("text", "pair", "label", "separator", "encoding", "strict")
         if getattr(options, name)
     ]
-    check(bool(options.data) or not own, f"--{' and --'.join(own)} needs --data=FILE")
+    check(
+        bool(options.data) or not own, f"--{' and --'.join(own)} cannot be used without --data=FILE"
+    )
     check(
         bool(options.data or options.config),
         "no data: use --data=FILE, or --config=FILE and --config.data.source=files:DIR",
     )
     taken = ("--config.dataset", *(f"--config.data.{name}" for name in DATA_FIELDS))
     both = [field for field in fields if options.data and field.startswith(taken)]
-    check(not both, f"{' '.join(both)}: --data sets this field, remove one of the two options")
+    check(
+        not both,
+        f"{' '.join(both)} cannot be combined with --data: remove --data, or remove {' and '.join(both)}",
+    )
     planned = [name for name in ("seeds", "turns", "sweep", "ways") if getattr(options, name)]
     others = " and ".join(f"--{name}" for name in planned)
     check(

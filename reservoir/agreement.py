@@ -1,4 +1,7 @@
-"""Compares the gradients of steps that skip the reservoirs with true gradients, along a run."""
+"""Compares the gradients of steps that skip the reservoirs with true gradients, along a run.
+
+Shape letters of this module: B batches, R draws of the noise, P parameters.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -219,7 +219,9 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
         config = getattr(finetuning, suite.scale)(config)
     config.wandb.mode = "disabled"
     fixed = [f for f in suite.finetune if f.startswith(FIXED)]
-    check(not fixed, f"--finetune={' '.join(fixed)}: the figure sets this field; leave it out")
+    check(
+        not fixed, f"remove --finetune={' and --finetune='.join(fixed)}: the figure determines it"
+    )
     try:
         override_all(config, [f"--config.{field}" for field in suite.finetune])
     except UserError as error:

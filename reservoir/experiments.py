@@ -70,7 +70,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             overrides = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
             check(
                 not overrides,
-                f"{''.join(overrides)}: reservoir.reproduce sets this field for Figure 6; leave it out",
+                f"remove {' and '.join(overrides)}: reservoir.reproduce sets this field for Figure 6",
             )
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config

@@ -6,7 +6,7 @@
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)  # no state for frozen values
     graphdef, trainable, frozen, rest = nnx.split(model, nnx.Param, Frozen, ...)
 
-Suffixes: X any leading axes, D features of the input of a reservoir, N features of its output.
+Shape letters of this module: X any leading axes, D features of the input of a reservoir, N features of its output.
 """
 
 import math

@@ -58,7 +58,7 @@ def placement(layers: int, reservoirs: int, strategy: str = "alternate") -> tupl
     if strategy not in PLACEMENTS and ":" not in strategy:
         return _pattern(layers, strategy)
     if reservoirs < 0:
-        raise ValueError(f"{reservoirs} reservoirs: the number must be at least 0")
+        raise ValueError(f"the number of reservoirs must be at least 0, got {reservoirs}")
     if strategy in PLACEMENTS:
         return PLACEMENTS[strategy](layers, reservoirs)
     indices = tuple(imported("placement", strategy)(layers, reservoirs))

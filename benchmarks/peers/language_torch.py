@@ -1,7 +1,7 @@
 """Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
-All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions, vocabulary of 256 bytes. Their
-numbers of parameters differ.
+All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
+vocabulary of 256 bytes. Their numbers of parameters differ.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.harness import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
-DROPOUT = 0.1  # after the embeddings and after every residual sublayer
+DROPOUT = 0.1  # dropout rate after the embeddings and after every residual sublayer
 MODELS = ("g-mlp-gpt", "g-mlp-pytorch", "gpt")
 
 

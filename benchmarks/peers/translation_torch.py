@@ -15,7 +15,7 @@ from benchmarks.harness import cores
 
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
 DECODER_LAYERS = 2
-RESERVOIRS = {8: (2, 4)}  # encoder layers -> indices of the frozen layers, from 0
+RESERVOIRS = {8: (2, 4)}  # {encoder layers: indices of the frozen layers, from 0}
 VARIANTS = ("plain", "ffn_reservoir")
 
 

@@ -52,7 +52,7 @@ def check_rows(rows: int, multiple: int) -> None:
 
 
 def local_rows(ids: np.ndarray, rows: int) -> np.ndarray:
-    """Pads the example ids of a global batch with -1 to length `rows`; returns this process's ids, (rows / count,)."""
+    """Pads the example ids of a global batch with -1 to length `rows`; returns the ids of this process."""
     index, count = jax.process_index(), jax.process_count()
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids

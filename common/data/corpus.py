@@ -9,7 +9,7 @@ import numpy as np
 
 from common.data.cache import fingerprint, write_atomic
 from common.data.special_ids import EOS, PAD
-from common.errors import UserError
+from common.errors import UserError, file_error
 
 if TYPE_CHECKING:
     from common.data.tokenizer import Tokenizer
@@ -82,5 +82,7 @@ def tokenize_corpus(
         write_atomic(offsets, lambda file: np.save(file, np.cumsum(lengths, dtype=np.int64)))
     try:
         return TokenizedCorpus(np.load(tokens, mmap_mode="r"), np.load(offsets))
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{tokens} or {offsets.name} is damaged; remove both files") from error
+    except OSError as error:
+        raise file_error(error.filename or tokens, error) from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{tokens} or {offsets.name} is damaged: remove both files") from error

@@ -1,4 +1,7 @@
-"""Loads labelled texts and pairs of texts for classification."""
+"""Loads labelled texts and pairs of texts for classification.
+
+Shape letter of this module: M examples.
+"""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +32,7 @@ class LabelledText:
     Attributes:
         texts: one or two texts for each example.
         labels_M: class index of each example, from 0, (examples,) int32. If an example may have several
-            classes, 1 for its classes and 0 for the others, (examples, classes).
+            classes, (examples, classes) int32: 1 for a class of the example, else 0.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -228,9 +231,11 @@ def _read(
             if by_number and (whole or (number < 0 and name.isdecimal())):
                 number = int(label)
             if not 0 <= number < len(classes):
+                names = ", ".join(classes[:10]) + ", ..." * (len(classes) > 10)
+                indexed = by_number and classes[0] != "0"
+                index = f" or an index from 0 to {len(classes) - 1}" * indexed
                 raise UserError(
-                    f"{place}: the label {label!r} is none of the {len(classes)} classes"
-                    f" (0 to {len(classes) - 1}; names: {', '.join(classes[:10])})"
+                    f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}"
                 )
             own.append(number)
         texts.append(parts)

@@ -11,7 +11,7 @@ from typing import Any
 from common.config import check
 from common.data.files import lines_of, names_in, nonempty, read_lines, source_folder
 from common.data.records import Record, Records
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.storage.folders import copy_of
 
 NAMES = "labels.json"
@@ -43,10 +43,11 @@ def read_names(path: Path) -> list[str] | None:
     """Returns the class names in a labels.json; None if the file is missing. Raises a UserError if it is damaged."""
     if not path.is_file():
         return None
+    text = "\n".join(read_lines(path))
     try:
-        names = json.loads("\n".join(read_lines(path)))
+        names = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise file_error(path, error) from error
     distinct = isinstance(names, list) and len(set(map(str, names))) == len(names) > 0
     check(distinct, f"{path} must be a list of distinct names, one per class")
     return [str(name) for name in names]

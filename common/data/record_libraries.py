@@ -70,6 +70,10 @@ def _choose(
 
 
 def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
-    """Returns the class names of the feature `label`; None if the feature has no names."""
+    """Returns the class names of the label's feature; None if the feature is missing or has no names.
+
+    Args:
+      label: name of the feature, or alternatives "a|b", of which the first name in `features` counts.
+    """
     named = dict(features)
     return next((getattr(named[n], "names", None) for n in label.split("|") if n in named), None)

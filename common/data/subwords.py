@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from common.data.cache import fingerprint, write_atomic
 from common.data.lossless import FILES, LosslessTokenizer
-from common.errors import UserError
+from common.errors import UserError, file_error
 
 _TRAINER = {
     "model_type": "bpe",
@@ -74,8 +74,10 @@ def cached(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDict) -> 
         write_atomic(path, lambda file: np.save(file, tokens))
     try:
         return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged; remove it") from error
+    except OSError as error:
+        raise file_error(path, error) from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is damaged: remove the file") from error
 
 
 def _from_model(content: bytes) -> LosslessTokenizer:

@@ -1,4 +1,7 @@
-"""Predictions of a classifier that gives each example one class."""
+"""Predictions of a classifier that gives each example one class.
+
+Shape letters of this module: B resamples, M examples, N classes, S statistics.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +20,7 @@ class Classes(Predictions):
       labels_M, guesses_M: true and predicted classes, int32.
       probabilities_MN: probabilities of the classes, float16.
       nats_M: negative log-probability of the label, float32.
-      names: names of the N classes.
+      names: names of the classes.
     """
 
     kind: ClassVar[str] = "classes"
@@ -31,7 +34,7 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_M: np.ndarray, logs_MN: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Makes predictions from the log-probabilities of all classes, `logs_MN`.
+        """Makes predictions from `logs_MN`, the log-probabilities of all classes.
 
         Args:
           examples: fingerprint of the test examples and their labels.

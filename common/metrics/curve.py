@@ -75,7 +75,9 @@ class Curve:
         for axis in ("step", "seconds", "flops"):
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
-                raise ValueError(f"{self.name}: {axis} must not decrease: {here} after {there}")
+                raise ValueError(
+                    f"{axis} of the {self.name} curve must not decrease, got {here} after {there}"
+                )
         if not math.isfinite(point.value):
             return False
         self.points.append(point)
@@ -116,5 +118,7 @@ class Curve:
         try:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the JSON object is not a validation curve: {error!r}") from error
+        except KeyError as error:
+            raise UserError(f"the validation curve has no entry {error}") from error
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the JSON object is not a validation curve ({error})") from error

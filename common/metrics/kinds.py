@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import file_error
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.losses import Losses
@@ -50,7 +50,5 @@ def load(path: Path) -> Predictions:
         if not len(made):
             raise ValueError("no examples")
         return made
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # A damaged archive may raise any type of exception.
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise file_error(path, error) from error

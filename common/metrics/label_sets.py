@@ -1,4 +1,7 @@
-"""Predictions of a classifier that gives each example any number of classes (multi-label classification)."""
+"""Predictions of a classifier that gives each example any number of classes (multi-label classification).
+
+Shape letters of this module: B resamples, M examples, N classes, S statistics.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +13,7 @@ from common.metrics.predictions import Predictions
 
 @dataclass(frozen=True)
 class LabelSets(Predictions):
-    """Predicted sets of classes for M test examples. B resamples, N classes.
+    """Predicted sets of classes of the test examples.
 
     Attributes:
       labels_MN, guesses_MN: 1 for true and for predicted classes, otherwise 0, uint8.

@@ -1,4 +1,7 @@
-"""Losses of a language model on parts of a text."""
+"""Losses of a language model on parts of a text.
+
+Shape letters of this module: B resamples, M parts of the text, S statistics.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,10 @@
 Every metric is a function of statistics summed over examples: confusion counts, n-gram counts, nats. A bootstrap
 resample of the test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
 
-Each kind of predictions has a module in this folder. Shape suffixes in these modules: B resamples, M examples, N
-classes, S statistics. Saved files contain the array names with their suffixes, so the suffixes must not change.
+Each kind of predictions has a module in this folder. Saved files contain the array names with their suffixes, so the
+suffixes must not change.
+
+Shape letters of this module: B resamples, M examples, S statistics.
 """
 
 import json
@@ -26,7 +28,7 @@ _LARGEST_EXPONENT = 700.0  # exp(710) overflows float64.
 
 @dataclass(frozen=True)
 class Predictions(ABC):
-    """Predictions of a run for each of M test examples.
+    """Predictions of a run for each test example.
 
     Attributes:
       examples: fingerprint of the test examples and their labels or references.

@@ -1,4 +1,7 @@
-"""Translations of sentences, scored by BLEU."""
+"""Translations of sentences, scored by BLEU.
+
+Shape letters of this module: B resamples, M sentences, S statistics.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar

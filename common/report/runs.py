@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from common.config import check
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
@@ -218,10 +218,8 @@ def read_run(file: Path) -> Run:
     """
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        raise file_error(file, error) from error
     if file.name != SUMMARY:
         return run_of(summary, file.stem, file)
     return run_of(summary, file.resolve().parent.name, file, file.parent)
@@ -255,10 +253,10 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         remotes = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
         raise UserError(
-            f"wandb: {error}: check the name {project} and your access to it"
+            f"wandb: {error} (check the name {project} and your access to it)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
-        raise UserError(f"wandb: cannot read {project}: {error}") from error
+        raise UserError(f"cannot read the wandb project {project}: {error}") from error
     ended = [run for run in remotes if "curve" in run[1]]
     check(
         bool(ended),
@@ -279,6 +277,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Old runs have no predictions. wandb does not document the exception for a missing file.
+            # Runs from before 15ee7c1 (22 November 2026) have no predictions. wandb does not document the exception
+            # for a missing file.
             return None
     return folder

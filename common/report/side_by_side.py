@@ -14,7 +14,7 @@ from common.storage.folders import output
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by the default rule."""
-    # The oldest runs lack the field `paper`. All of these runs are of the paper "reservoir".
+    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`: count like the paper "reservoir".
     paper = str(config.get("paper", "reservoir"))
     try:
         module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
@@ -32,7 +32,7 @@ def write(
     horizon: float | str = "longest",
     reference: str = "own",
 ) -> None:
-    """Prints the tables of the groups, and writes tables and figures to `out`. Each group is compared with the first.
+    """Prints tables that compare each group with the first group, and writes tables and figures to `out`.
 
     Args:
       margins: metric -> margin of equivalence that replaces the default margin.

@@ -10,7 +10,7 @@ The interval is the difference ± t * sqrt(variance), with Satterthwaite's degre
 percentile interval of a two-level bootstrap is too narrow with 5,000 examples and too wide with 500
 (`benchmarks.interval_coverage`).
 
-Suffixes in this module: B resamples, M examples, R runs.
+Shape letters of this module: B resamples, E examples, R runs.
 """
 
 import math
@@ -375,23 +375,23 @@ def resample(
     All runs have the same resamples.
     """
     statistics = [one.statistics for one in predicted]
-    weights_BM = _weights(len(predicted[0]), resamples)
+    weights_BE = _weights(len(predicted[0]), resamples)
     sums = [[] for _ in predicted]
     for start in range(0, resamples, _AT_ONCE):
-        part_BM = weights_BM[start : start + _AT_ONCE].astype(float)
+        part_BE = weights_BE[start : start + _AT_ONCE].astype(float)
         for some, parts in zip(statistics, sums, strict=True):
-            parts.append(part_BM @ some)
+            parts.append(part_BE @ some)
     return [one.measure(np.concatenate(parts)) for one, parts in zip(predicted, sums, strict=True)]
 
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """Returns how often each resample contains each of M examples, (B, M) uint16.
+    """Returns how often each resample contains each example, (B, E) uint16.
 
     Every call returns the same counts.
     """
     generator = np.random.default_rng(0)
-    weights_BM = np.empty((resamples, count), np.uint16)
-    for weights_M in weights_BM:
-        weights_M[:] = np.bincount(generator.integers(0, count, count), minlength=count)
-    return weights_BM
+    weights_BE = np.empty((resamples, count), np.uint16)
+    for weights_E in weights_BE:
+        weights_E[:] = np.bincount(generator.integers(0, count, count), minlength=count)
+    return weights_BE

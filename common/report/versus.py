@@ -215,8 +215,8 @@ def example_table(one: Run, other: Run, most: int) -> Table:
         mine.pairing == theirs.pairing,
         f"{one.place} and {other.place} were tested on different examples: compare runs with the same test set",
     )
-    difference_M = mine.costs_M - theirs.costs_M
-    order = np.argsort(-np.abs(difference_M), kind="stable")[:most]
+    difference_E = mine.costs_M - theirs.costs_M
+    order = np.argsort(-np.abs(difference_E), kind="stable")[:most]
     described = [(mine.describe(number), theirs.describe(number)) for number in order]
     names = list(described[0][0])
     shared = [name for name in names if all(a[name] == b[name] for a, b in described)]
@@ -225,7 +225,7 @@ def example_table(one: Run, other: Run, most: int) -> Table:
         (
             *(int(number), *(a[name] for name in shared)),
             *(side[name] for name in differing for side in (a, b)),
-            f"{difference_M[number]:+.3f}",
+            f"{difference_E[number]:+.3f}",
         )
         for number, (a, b) in zip(order, described, strict=True)
     ]

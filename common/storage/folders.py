@@ -43,7 +43,7 @@ def copy_of(text: str) -> Path:
 
 
 def address(folder: Path) -> str:
-    """Returns the bucket address of a local copy; "" for a folder that is not a copy."""
+    """Returns the address of a folder in a bucket from the path of its local copy; "" for other folders."""
     root, path = ROOT.absolute(), folder.absolute()
     scheme, *parts = path.relative_to(root).parts if path.is_relative_to(root) else ("",)
     return f"{scheme}://{'/'.join(parts)}" if scheme in SCHEMES and len(parts) > 1 else ""
@@ -55,9 +55,10 @@ def shown(folder: Path) -> str:
 
 
 def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
-    """Returns the folder `text`.
+    """Returns the path of the folder `text`.
 
-    For a folder in a bucket, downloads changed files and returns the copy. A type for argparse.
+    For a folder in a bucket, downloads changed files and returns the path of the local copy. Can be the `type` of an
+    argparse option.
 
     Args:
       wanted: function from the path of a file in the folder to whether to download the file; None downloads all files.
@@ -74,9 +75,10 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
 
 
 def open_file(text: str) -> Path:
-    """Returns the file `text`, which may be missing.
+    """Returns the path of the file `text`. The file may be missing.
 
-    Downloads a file in a bucket and returns the copy. A type for argparse.
+    For a file in a bucket, downloads the file and returns the path of the local copy. Can be the `type` of an argparse
+    option.
 
     Raises:
       UserError: see `open_folder`.
@@ -89,7 +91,9 @@ def open_file(text: str) -> Path:
 
 
 def open_path(text: str) -> Path:
-    """Returns the file or folder `text`, which may be missing. Downloads a path in a bucket and returns the copy.
+    """Returns the path of the file or folder `text`, which may be missing.
+
+    For an address in a bucket, downloads the file or folder and returns the path of the local copy.
 
     Raises:
       UserError: see `open_folder`.
@@ -115,9 +119,9 @@ def lock_bucket(folder: Path) -> Lock | None:
 
 @contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Context manager that uploads the local copy `path` of a file or folder on exit.
+    """Context manager that uploads `path`, the local copy of a file or folder in a bucket, on exit.
 
-    Does nothing for a path that is not a copy.
+    Also uploads after an exception. Does nothing for other paths.
     """
     try:
         yield

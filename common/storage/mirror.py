@@ -281,7 +281,7 @@ def identity() -> str:
 
 
 def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the folder's last writer: "" if there is none, "unknown" if the lease is damaged."""
+    """Returns the `identity` of the folder's last writer: "" without a lease, "unknown" if the lease is damaged."""
     if not lease:
         return ""
     try:

@@ -139,17 +139,19 @@ class Store:
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error
-                if status is None and isinstance(error, OSError):  # of a local file: do not retry
+                # Do not retry an operation on a local file.
+                if status is None and isinstance(error, OSError):
                     raise
                 if status not in _TRANSIENT:
                     raise UserError(f"{self._address} refuses a request: {text}") from error
                 if waited + pause > self._patience:
                     raise UserError(
-                        f"{self._address} has not answered for {waited:.0f} seconds ({text}): check the network"
+                        f"requests to {self._address} have failed for {waited:.0f} seconds ({text}): check the"
+                        " network, or try again later"
                     ) from error
                 if pause == 2:  # Do not warn of the first error: servers close idle connections.
                     self.outage.report(
-                        f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
+                        f"requests to {self._address} fail ({text}); retrying for {self._patience} seconds"
                     )
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))

@@ -58,8 +58,8 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
 
 
 def _log_probabilities(model: Classifier, batch: Batch) -> dict[str, jax.Array]:
-    logits_BN = model(batch["tokens"], batch["lengths"])
-    return {"logs": jax.nn.log_softmax(logits_BN.astype(jnp.float32))}
+    logits_BC = model(batch["tokens"], batch["lengths"])
+    return {"logs": jax.nn.log_softmax(logits_BC.astype(jnp.float32))}
 
 
 class Classification(Task):
@@ -128,8 +128,8 @@ class Classification(Task):
     def loss(
         self, model: Classifier, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        logits_BN = model(batch["tokens"], batch["lengths"], key)
-        loss_B = cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
+        logits_BC = model(batch["tokens"], batch["lengths"], key)
+        loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
         return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
 
     def batch_spec(self, multiple: int) -> BatchSpec:
@@ -195,8 +195,8 @@ class Classification(Task):
     def predict(self, values: ModelState, split: str) -> Classes:
         """Returns the class probabilities and the predicted class of every example of a split."""
         text = self.splits[split]
-        logs_MN = self._log_probabilities(values, self.every(split), len(text))["logs"]
-        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
+        logs_EC = self._log_probabilities(values, self.every(split), len(text))["logs"]
+        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_EC, self.classes)
 
     def fingerprints(self) -> dict[str, str]:
         splits = {f"the {split} split": text.fingerprint for split, text in self.splits.items()}

@@ -1,4 +1,7 @@
-"""Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows."""
+"""Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows.
+
+Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Checkpoints of a run: the latest (to resume), the best (for evaluation), and permanent snapshots.
 
 A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "optimizer" and "frozen".
-"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before November
-2026 may have frozen values in "frozen".
+"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before 939e222
+(22 November 2026) may have frozen values in "frozen".
 """
 
 import itertools
@@ -238,10 +238,10 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps the last two best checkpoints.
+        The run keeps the two newest checkpoints that were the best when they were saved.
 
         Args:
-          step: step of the checkpoint; None for the last best checkpoint.
+          step: step of the checkpoint; None for the newest of the two, the best of the run.
 
         Raises:
           UserError: the checkpoint is missing or damaged.

@@ -44,8 +44,8 @@ def load(
 ) -> Params:
     """Returns the frozen values of a run, on the mesh.
 
-    A run from before November 2026 has no folder of frozen values. This function then initialises the values again
-    from the seed, unless the checkpoint contains the values.
+    A run from before 939e222 (22 November 2026) has no folder of frozen values. This function then initialises the
+    values again from the seed, unless the checkpoint contains the values.
 
     Args:
       meta: the JSON part of a checkpoint of the run.

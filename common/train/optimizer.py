@@ -106,7 +106,8 @@ def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTr
     """Returns Adagrad with PyTorch's initial accumulator of 0.
 
     PyTorch adds epsilon to the square root of the accumulator. optax adds its epsilon to the accumulator, before the
-    square root, and therefore gets epsilon². Both agree if the accumulator is 0 or much larger than epsilon².
+    square root, and therefore gets epsilon². PyTorch and optax agree if the accumulator is 0 or much larger than
+    epsilon².
     """
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 

@@ -107,7 +107,8 @@ def mean_of_best(
     """Averages the trained values of the `count` best checkpoints by validation.
 
     Returns:
-      The averaged "trainable" and the last checkpoint's "frozen" arrays, and the last checkpoint's `meta`.
+      (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the worst of the
+      averaged checkpoints.
 
     Raises:
       UserError: the run has kept fewer than `count` checkpoints.
@@ -129,7 +130,8 @@ def _mean(restores: Sequence[Callable], model: AbstractModel, mesh: Mesh) -> tup
       restores: functions (abstract arrays) -> (arrays, meta), one for each checkpoint.
 
     Returns:
-      The averaged "trainable" and the last checkpoint's "frozen" arrays, and the last checkpoint's `meta`.
+      (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the checkpoint of the
+      last function in `restores`.
     """
     mean: dict | None = None
     for restore in restores:

@@ -12,7 +12,7 @@ from common.train.state import Step, TrainState
 from common.variables import Params
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> current name."""
+"""{old name: current name} of the fields of `RunState` that 939e222 (22 November 2026) renamed."""
 
 
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
@@ -56,7 +56,7 @@ def run_state(meta: dict[str, Any]) -> RunState:
     state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
     state.conditions.sessions = meta.get("sessions", ["alone"])
     points = [(point.step, point.seconds) for point in state.curve.points]
-    # Old checkpoints lack the field `last_evaluation`.
+    # Checkpoints from before fc5cf5c (23 November 2026) lack the field `last_evaluation`.
     last = points[-1] if points else state.last_evaluation
     state.last_evaluation = tuple(meta.get("last_evaluation", last))
     return state

@@ -69,7 +69,11 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 class Task(Protocol):
-    """Model, data, loss and evaluation of an experiment. Subclasses override the defaults."""
+    """Model, data, loss and evaluation of an experiment.
+
+    A subclass sets `objective` and `mode`, defines `build`, `loss`, `batches` and `save`, and overrides `predict` or
+    `evaluate`. The other members are optional.
+    """
 
     objective: str
     """Name of the metric of `evaluate` that selects the best step."""

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from common.config import check, flatten, from_json, to_json
 from common.data.cache import fingerprint
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.storage.folders import lock_bucket, shown
 from common.track.tracker import write_whole
 
@@ -38,14 +38,14 @@ FREE = (
     *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),
     "decode.",
     *(f"checkpoint.{name}" for name in ("steps", "seconds", "keep", "snapshots")),
-    "checkpoint.store_frozen",  # This field exists only in runs from before November 2026.
+    "checkpoint.store_frozen",  # only in runs from before 939e222 (22 November 2026)
     "data.cache_dir",
     "mesh.",
     "model.remat",
     "wandb.",
 )
 
-# Field that old configurations lack -> value that gives the behaviour of old runs.
+# {field that older configurations lack: value with which the code behaves as before the field was added}.
 ADDED = {
     "data.balance": False,
     "data.multi_label": False,
@@ -146,11 +146,11 @@ def saved_config(path: Path) -> dict:
     """Returns the content of a configuration file. Raises a UserError if it is damaged."""
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        raise file_error(path, error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
-    # Runs from before December 2026 store a boolean.
+    # Runs from before 82be4da (23 November 2026) store a boolean.
     if isinstance(values["model"].get("remat"), bool):
         values["model"]["remat"] = "full" if values["model"]["remat"] else "none"
     return values

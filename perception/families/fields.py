@@ -119,7 +119,7 @@ class Names:
     """Parameter names in the files of a model family.
 
     Attributes:
-      prefix: prefix of all names in files that include an output layer.
+      prefix: prefix of the backbone's names in files that include an output layer.
       layers: name of the list of layers.
       outside: module path in this project -> module path in the files, for modules outside the layers.
       inside: module path in this project -> module path in the files, both relative to a layer. Modules with the same

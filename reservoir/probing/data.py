@@ -93,7 +93,7 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     for line, label, _ in (*examples["valid"], *examples["test"]):
         check(
             label in numbers,
-            f"{path} line {line}: no line of the partition tr has the label {label!r}: add one, or correct the label",
+            f"{path} line {line}: the label {label!r} is not in the partition tr: add a line with it, or correct it",
         )
     return ProbingTask(
         name,

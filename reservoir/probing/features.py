@@ -144,7 +144,7 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
       UserError: the folder has no run or no checkpoint, or the run has another task.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
-    # Old configurations have no field `task`, because translation was the only task.
+    # Configurations from before 22489c7 (21 November 2026) have no field `task`: translation was the only task.
     task = read_config(workdir).get("task", "translation")
     check(
         task in openers,

@@ -169,9 +169,9 @@ class MaskedLm(Backskipping, Task):
         rows = -(-self.config.eval.batch // self.multiple) * self.multiple
         batches = in_order(self._gather(split), count, rows, multiple=self.multiple)
         losses = self._losses(values, batches, count)
-        tokens_ML = self.splits[split][np.arange(count)]
+        tokens_EL = self.splits[split][np.arange(count)]
         return Losses(
-            fingerprint([tokens_ML.tobytes().hex()]),
+            fingerprint([tokens_EL.tobytes().hex()]),
             losses["nats"].astype(np.float64),
             losses["weights"],
             losses["hits"],

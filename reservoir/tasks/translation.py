@@ -281,7 +281,8 @@ class Translation(Backskipping, Task):
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
         """Returns the beam search of a batch of the longest sentences.
 
-        The returned `Decoding` assumes that the weights are gathered for every batch.
+        `Decoding.tokens` counts the tokens of one batch, as if the weights were gathered for every batch.
+        `translate_corpus` gathers them once for all batches.
         """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)

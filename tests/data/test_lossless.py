@@ -94,6 +94,10 @@ def test_tokens_are_read_from_the_cache(tmp_path, text):
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"text-\w+\.npy is damaged"):
         lossless.cached_tokens(tokenizer, text[:5000], data)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"^cannot read .*text-\w+\.npy: Is a directory$"):
+        lossless.cached_tokens(tokenizer, text[:5000], data)
 
 
 def test_invalid_tokenizers_are_rejected(tmp_path, text):

@@ -1,7 +1,7 @@
 """Closed-form heads equal the heads of scikit-learn. Neither batches of examples nor merging of heads change the
 result.
 
-E examples, M features, N outputs.
+Shape letters of this module: E examples, M features, N outputs.
 """
 
 import math

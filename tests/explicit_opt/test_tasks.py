@@ -1,4 +1,4 @@
-"""Both tasks end to end on embedded data: starts, batches, predictions, resuming and errors."""
+"""Language models and digit classifiers on embedded data: starts, batches, predictions, resuming and errors."""
 
 import gzip
 import json

@@ -64,7 +64,7 @@ def test_training_lowers_bits_per_byte(trained):
 
 
 def test_run_without_tokenizer_field_is_finished(trained, mesh, tmp_path):
-    """Older configurations have no field for the tokenizer. The training command finds such a run finished."""
+    """Older configurations have no field for the tokenizer. The training command reuses the summary of such a run."""
     workdir = tmp_path / "old"
     shutil.copytree(trained[0], workdir)
     saved = json.loads((workdir / "config.json").read_text())

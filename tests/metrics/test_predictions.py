@@ -1,6 +1,7 @@
 """Predictions: their metrics match sacrebleu and scikit-learn, and files round-trip."""
 
 import dataclasses
+import io
 
 import numpy as np
 import pytest
@@ -141,9 +142,20 @@ def test_costs_increase_with_the_error():
     np.testing.assert_allclose(losses().costs_M, [2.0, 0.5, 0.5])
 
 
+def archive(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
+        (archive(nats_M=np.ones(3)), "is damaged: missing or unknown entry 'record'$"),
+        (
+            archive(record=np.frombuffer(b'{"kind": "votes"}', np.uint8)),
+            "is damaged: missing or unknown entry 'votes'$",
+        ),
         (b"", "damaged"),
         (b"PK\x03\x04nothing", "damaged"),
         (None, "^cannot read .*: No such file or directory$"),

@@ -123,6 +123,9 @@ def test_damaged_baseline_model_raises_error(tmp_path) -> None:
     (tmp_path / "model.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(UserError, match=r"model.npz is damaged"):
         baseline.Model.load(tmp_path / "model.npz")
+    np.savez(tmp_path / "model.npz", kernel_MN=np.zeros((2, 2)))
+    with pytest.raises(UserError, match=r"model.npz is damaged: missing or unknown entry 'names'$"):
+        baseline.Model.load(tmp_path / "model.npz")
 
 
 def test_large_data_use_stochastic_gradients(monkeypatch) -> None:

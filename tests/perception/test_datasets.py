@@ -128,7 +128,7 @@ def test_label_out_of_range_raises_error(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.jsonl", 20, "text", "label", 3)
     chosen = config(dataset="rotten_tomatoes", **{"data.source": f"files:{tmp_path}"})
-    with pytest.raises(UserError, match=r"train\.jsonl line \d+: the label 2 is none of the 2"):
+    with pytest.raises(UserError, match=r"train\.jsonl line \d+: the label 2 is not one of the 2"):
         datasets.load(chosen)
 
 

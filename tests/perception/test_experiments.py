@@ -88,7 +88,7 @@ def test_every_cell_has_valid_config_and_unique_name(make, scale, recipe) -> Non
 
 
 def test_full_pretrained_is_an_optional_row(make) -> None:
-    """The paper's Table 1 has no such row. Like LoRA, the row needs pretrained weights."""
+    """The paper's Table 1 has no row for `full_pretrained`. Like LoRA, the row needs pretrained weights."""
     fields = {"modes": ("full_pretrained",), "sources": sources("sst2"), "datasets": ("sst2",)}
     (case,) = make(**fields).cases()
     assert make(**fields).missing(case) == "--pretrained=arctic_xs=DIR"
@@ -280,7 +280,7 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
 
 
 def test_overrides_of_cell_fields_are_rejected(make) -> None:
-    """An override of such a field could fill the LoRA rows with full runs, or all columns with one data set."""
+    """An override of `finetune` could fill the LoRA rows with full runs, of `dataset` all columns with one data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
-    with pytest.raises(UserError, match="the cells of the table set this field"):
+    with pytest.raises(UserError, match="the cells of the table determine these fields"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

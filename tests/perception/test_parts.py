@@ -262,7 +262,7 @@ def test_adapters_train_while_quantized_kernels_stay():
 
 
 def test_einsum_without_a_kernel_matrix_is_not_adapted():
-    """Such einsums are elementwise products, and sums over an axis that only the kernel has."""
+    """The einsum of the model is an elementwise product."""
     model = nnx.Module()
     model.scale = nnx.Einsum("bd,d->bd", (4,), rngs=nnx.Rngs(0), kernel_init=nnx.initializers.ones)
     with pytest.raises(UserError, match="no linear layer"):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -135,13 +136,17 @@ def test_unsupported_adapter_raises_error(tensors, fields, told, tmp_path) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_damaged_files_raise_errors(tmp_path) -> None:
+def test_missing_and_damaged_files_raise_errors(tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match=r"has no adapter_config\.json"):
         peft_format.read(tmp_path, "bert")
     folder = write_foreign(tmp_path / "a")
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(UserError, match=r"adapter_config\.json is damaged"):
         peft_format.read(folder, "bert")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with pytest.raises(UserError, match=r"^cannot read .*config\.json: Permission denied$"):
+            peft_format.read(folder, "bert")
     path = write_foreign(folder) / "adapter_model.safetensors"
     path.rename(folder / "adapter_model.bin")
     with pytest.raises(UserError, match=r"adapter_model\.bin is a pickle"):

@@ -149,7 +149,10 @@ DAMAGE = {
         f"{INDEX} lists tensor a in two.safetensors, but two.safetensors does not contain it",
     ),
     "no index": (_index("[1"), f"{INDEX} is damaged"),
-    "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
+    "an index of nothing": (
+        _index('{"metadata": {}}'),
+        f"{INDEX} is damaged: missing or unknown entry 'weight_map'",
+    ),
     "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
     "a file above the folder": (
         _elsewhere("../one.safetensors"),

@@ -598,11 +598,14 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
     ("given", "message"),
     [
         ([], "no data: use --data=FILE, or --config=FILE"),
-        (["--text=body"], "--text needs --data=FILE"),
-        (["--label=x", "--strict"], "--label and --strict needs --data=FILE"),
-        (["--data=a.csv", "--config.data.source=files:b"], "--data sets this field"),
-        (["--data=a.csv", "--config.dataset=imdb"], "--data sets this field"),
-        (["--data=a.csv", "--config.data.label=x"], "--data sets this field"),
+        (["--text=body"], "--text cannot be used without --data=FILE"),
+        (["--label=x", "--strict"], "--label and --strict cannot be used without"),
+        (["--data=a.csv", "--config.data.source=files:b"], "cannot be combined with --data"),
+        (["--data=a.csv", "--config.dataset=imdb"], "cannot be combined with --data"),
+        (
+            ["--data=a.csv", "--config.data.label=x", "--config.data.source=y"],
+            "remove --data, or remove --config.data.label=x and --config.data.source=y",
+        ),
         (["--data=a.csv", "--budget=10"], "--budget=10 must be a positive time with its unit"),
         (["--data=a.csv", "--budget=1m", "--seeds=3"], "cannot be combined with --seeds: remove"),
         (["--data=a.csv", "--budget=1m", "--sweep=seed=1"], "cannot be combined with --sweep"),
@@ -623,7 +626,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
         out = f"--out={tmp_path / 'out'}"
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
-    assert "--config.finetune=lora: perception.worth sets this field" in told(
+    assert "remove --config.finetune=lora: perception.worth sets this field" in told(
         "--config.finetune=lora"
     )
     assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")

@@ -53,7 +53,14 @@ def test_load_the_repository_results():
         (summary([1.0]) | {"seed": "one"}, "it has no seed"),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "its timing is {'sessions': None}"),
-        (summary([1.0]) | {"curve": {"name": "bleu"}}, "not a validation curve"),
+        (
+            summary([1.0]) | {"curve": {"name": "b", "mode": "up", "points": []}},
+            "is not a validation curve .the mode of the metric 'b' must be",
+        ),
+        (
+            summary([1.0]) | {"curve": {"name": "bleu"}},
+            "the validation curve has no entry 'points'",
+        ),
         (
             summary([1.0]) | {"curve": {"name": "b", "mode": "max", "points": [{"step": 1}]}},
             "curve",
@@ -191,7 +198,7 @@ def test_wandb_errors_are_one_line(wandb):
     for name in ("p", "me/p/x", "/p", "me/"):
         with pytest.raises(UserError, match='must be "entity/project", not'):
             load_wandb(name)
-    with pytest.raises(UserError, match="Could not find project typo: check the name me/typo"):
+    with pytest.raises(UserError, match=r"Could not find project typo \(check the name me/typo"):
         load_wandb("me/typo")
     with pytest.raises(UserError, match="none of the 0 matching runs of me/none"):
         load_wandb("me/none")
@@ -200,7 +207,7 @@ def test_wandb_errors_are_one_line(wandb):
     with pytest.raises(UserError, match="wandb run me/bad/x is not the summary of a run"):
         load_wandb("me/bad")
     wandb.fault = RuntimeError("no\nnetwork")
-    with pytest.raises(UserError, match=r"^wandb: cannot read me/p: no network$"):
+    with pytest.raises(UserError, match=r"^cannot read the wandb project me/p: no network$"):
         load_wandb("me/p")
     wandb.fault, wandb.key = None, False
     with pytest.raises(UserError, match="no API key"):

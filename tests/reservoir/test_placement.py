@@ -79,8 +79,8 @@ OWN = "it must return 2 different indices below 3"
     [
         (6, 4, "alternate", "4 alternating reservoirs need 7 layers, but the stack has 6"),
         (0, 1, "alternate", "1 alternating reservoirs need 1 layers, but the stack has 0"),
-        (4, -1, "alternate", "-1 reservoirs: the number must be at least 0"),
-        (4, -1, f"{__name__}:ends", "-1 reservoirs: the number must be at least 0"),
+        (4, -1, "alternate", "the number of reservoirs must be at least 0, got -1"),
+        (4, -1, f"{__name__}:ends", "the number of reservoirs must be at least 0, got -1"),
         (4, 5, "bottom", "5 reservoirs need 5 layers, but the stack has 4"),
         (4, 5, "middle", "5 reservoirs need 5 layers, but the stack has 4"),
         (4, 5, "top", "5 reservoirs need 5 layers, but the stack has 4"),

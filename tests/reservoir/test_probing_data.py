@@ -56,7 +56,7 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
         (
             (*LINES, "te\tFUT\tIt will be ."),
-            "line 5: no line of the partition tr has the label 'FUT'",
+            "line 5: the label 'FUT' is not in the partition tr",
         ),
         (LINES[:3], "has no line of the partition te"),
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),

@@ -104,8 +104,8 @@ def test_unreachable_store_exits_with_code_2(bucket, one_store, monkeypatch):
     bucket.proxy.status = 503
     said = call("gmlp_lm.sample", f"--workdir={bucket.address}", code=2)
     *warnings, error = said.splitlines()
-    assert all("does not answer" in warning for warning in warnings)
-    assert error.startswith("error: ") and "has not answered for" in error
+    assert all("retrying for" in warning for warning in warnings)
+    assert error.startswith("error: ") and "have failed for" in error
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
     folder = open_folder(bucket.address)
     assert result(folder, toy.run(folder)) == whole
     assert saves == [5, 10, 15, 20]
-    assert "does not answer" in capsys.readouterr().err
+    assert "retrying for" in capsys.readouterr().err
     bucket.machine("second")
     other = open_folder(bucket.address)
     assert (other / "metrics.jsonl").read_text() == (folder / "metrics.jsonl").read_text()
@@ -214,9 +214,9 @@ def test_a_minute_of_503_changes_no_result(bucket, monkeypatch, tmp_path, capsys
         "checkpoints 10 and 15 are saved during the outage, 20 after the outage"
     )
     lines = capsys.readouterr().err.splitlines()
-    (line,) = (line for line in lines if "does not answer" in line)
+    (line,) = (line for line in lines if "retrying for" in line)
     store = bucket.address.removesuffix(bucket.address.partition("train-less")[2])
-    assert line.startswith(f"warning: {store} does not answer (")
+    assert line.startswith(f"warning: requests to {store} fail (")
     assert line.endswith("); retrying for 300 seconds")
     bucket.machine("second")
     found, expected = outcome(open_folder(bucket.address)), outcome(whole)
@@ -238,7 +238,7 @@ def test_unreachable_store_stops_the_run_and_loses_nothing(bucket, one_store, wh
     monkeypatch.setattr(Run, "save", save_without_store)
     folder = open_folder(bucket.address)
     with pytest.raises(
-        UserError, match=r"has not answered for .*; .* contains this machine's copy of"
+        UserError, match=r"have failed for .*; .* contains this machine's copy of"
     ) as error:
         toy.run(folder)
     assert bucket.address in str(error.value) and str(folder) in str(error.value)
