@@ -156,6 +156,7 @@ def open_run(
     stack.callback(checkpoints.close)
     checkpoints.share()
     step, resumed = Step.of(config, task, mesh), bool(checkpoints.steps())
+    stack.callback(step.cancel)
     if resumed:
         from common.train import resume
 

@@ -1,7 +1,9 @@
 """Sharded initialisation of the training state, and the compiled training step."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -94,6 +96,7 @@ class Step:
     accumulate: int = 1
     reduce_dtype: str = "float32"
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    _ahead: dict[tuple, Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
@@ -196,11 +199,55 @@ class Step:
     def compile(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int = 0
     ) -> None:
-        """Compiles the training step for the shapes of `batch` and the loss function of step `number`."""
-        lowered, count = self.lower(trainable, opt_state, frozen, batch, number)
+        """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
+
+        If `compile_ahead` already compiles this step in a thread, waits for the thread.
+        """
+        key = self.cache_key(batch, number)
+        if key in self._ahead:
+            self._ahead.pop(key).result()
+        if key not in self.compiled:
+            self._compile(key, trainable, opt_state, frozen, batch, number)
+
+    def _compile(self, key: tuple, *arguments: Any) -> None:
+        lowered, count = self.lower(*arguments)
         heap.release_free_memory()
-        self.compiled[self.cache_key(batch, number)] = lowered.compile(), count
+        self.compiled[key] = lowered.compile(), count
         heap.release_free_memory()
+
+    def compile_ahead(
+        self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
+    ) -> None:
+        """Starts to compile the training step for the shapes of several batches, in one thread for each CPU core.
+
+        The arguments are those of `compile`. `compile` and `wait` raise the errors of the threads.
+        """
+        # The threads must not hold arrays, because training steps donate them meanwhile.
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            (trainable, opt_state, frozen),
+        )
+
+        def run(key: tuple, batch: Any) -> None:
+            with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
+                self._compile(key, *arguments, batch, number)
+
+        threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        for batch in batches:
+            key = self.cache_key(batch, number)
+            if key not in self.compiled:
+                self._ahead[key] = threads.submit(run, key, batch)
+        threads.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Waits until the threads of `compile_ahead` have compiled all steps."""
+        while self._ahead:
+            self._ahead.popitem()[1].result()
+
+    def cancel(self) -> None:
+        """Cancels all compilations of `compile_ahead` that have not begun."""
+        while self._ahead:
+            self._ahead.popitem()[1].cancel()
 
     def lower(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int

@@ -3,6 +3,7 @@
 Shape letters of this module: B rows, F features.
 """
 
+import threading
 from collections.abc import Callable
 
 import jax
@@ -237,6 +238,29 @@ def test_cache_key_selects_the_program(plain: Run) -> None:
         plain.values, plain.state, metrics = plain.step(*arguments, key=key)
         norms[number] = float(metrics["gradient_norm"])
     assert norms[9] == pytest.approx(2 * norms[8])
+
+
+def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core: the compilation of the second shape waits for the first, and is cancelled."""
+    begun, end, compiled = threading.Event(), threading.Event(), []
+
+    def compile_slowly(key, *_):
+        begun.set()
+        assert end.wait(60)
+        compiled.append(key)
+
+    plain.step.compiled.clear()
+    monkeypatch.setattr(plain.step, "_compile", compile_slowly)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    batches = [put(rows(count, [1.0] * count), plain.mesh) for count in (4, 8)]
+    plain.step.compile_ahead(plain.values, plain.state, plain.frozen, batches, 8)
+    assert begun.wait(60)
+    plain.step.cancel()
+    end.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("compile"):
+            thread.join()
+    assert compiled == [plain.step.cache_key(batches[0], 8)]
 
 
 def test_state_is_donated_to_the_step(plain: Run) -> None:
