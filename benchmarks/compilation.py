@@ -1,0 +1,91 @@
+"""Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
+
+Compiles the step of configs/wmt_ffn_res.py for its bucket of 24 tokens, for a CPU, in float32 and without data. Each
+depth runs in a process of its own without a compilation cache. With --checkouts, measures the code of several commits:
+`git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from common.report.table import markdown
+from common.runtime import program
+
+MEASURE = """
+import json, sys, time
+import jax
+from common import sharding
+from common.config import load
+from common.train.state import Step
+from reservoir.tasks.translation import Translation
+
+config = load("configs/wmt_ffn_res.py")
+config.model.encoder_layers, config.model.dtype = int(sys.argv[1]), "float32"
+config.data.buckets = (24,)
+mesh = sharding.make_mesh(config.mesh)
+with jax.set_mesh(mesh):
+    task = Translation(config, mesh, read_data=False)
+    rows = sharding.batch_sharding(mesh)
+    arrays = task.batch_spec(mesh.size).arrays.items()
+    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays}
+    step = Step.of(config, task, mesh)
+    begun = time.process_time()
+    lowered, _ = step.lower(*step.arguments(), batch, 0)
+    middle = time.process_time()
+    compiled = lowered.compile()
+    end = time.process_time()
+kernels = compiled.as_text().count(" fusion(")
+memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
+print(json.dumps([middle - begun, end - middle, end - begun, kernels, memory]))
+"""
+"""Program that prints the measurements of one depth. It uses only functions that older commits have, too."""
+
+COLUMNS = (
+    "commit",
+    "layers",
+    "lower CPU s",
+    "compile CPU s",
+    "sum",
+    "fused kernels",
+    "temporary GiB",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 32], help="encoder layers")
+    parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/compilation.json"))
+    options = parser.parse_args()
+
+    from benchmarks.harness import machine
+
+    rows = []
+    for layers in options.layers:
+        for checkout in options.checkouts:
+            path = str(checkout.absolute())
+            settings = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
+            environment = os.environ | settings | {"PYTHONPATH": path}
+            command = [sys.executable, "-c", MEASURE, str(layers)]
+            done = subprocess.run(
+                command, cwd=path, env=environment, stdout=subprocess.PIPE, check=True
+            )
+            git = ["git", "describe", "--always", "--dirty"]
+            commit = subprocess.run(git, cwd=path, stdout=subprocess.PIPE, text=True, check=True)
+            rows.append((commit.stdout.strip(), layers, *json.loads(done.stdout.splitlines()[-1])))
+            print(markdown(COLUMNS, rows[-1:]), flush=True)
+    print(markdown(COLUMNS, rows))
+    found = {"machine": machine(), "rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    program.run(main)
