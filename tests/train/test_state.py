@@ -326,6 +326,16 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
 
 
+def test_models_with_many_arrays_have_the_same_initial_params(
+    plain: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain.step.start().params
+    monkeypatch.setattr("common.train.state._MANY_ARRAYS", 0)
+    for name, value in plain.step.start().params.items():
+        assert value.sharding == expected[name].sharding
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)
+
+
 def test_run_starts_at_step_0_with_the_values_of_its_seed(plain: Run) -> None:
     start = plain.step.start()
     expected = initial_params(plain.task, plain.step.abstract_model, SEED, plain.mesh)
