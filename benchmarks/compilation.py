@@ -1,7 +1,8 @@
 """Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
 
-Compiles the step of configs/wmt_ffn_res.py for its bucket of 24 tokens, for a CPU, in float32 and without data. Each
-depth runs in a process of its own without a compilation cache. With --checkouts, measures the code of several commits:
+Starts a run of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32 and
+without data. Each depth runs in a process of its own without a compilation cache. "before step 1" is the whole program
+until its first step could run. With --checkouts, measures the code of several commits:
 `git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
 """
 
@@ -20,6 +21,7 @@ import json, sys, time
 import jax
 from common import sharding
 from common.config import load
+from common.train.frozen import draw_on_mesh
 from common.train.state import Step
 from reservoir.tasks.translation import Translation
 
@@ -32,7 +34,9 @@ with jax.set_mesh(mesh):
     rows = sharding.batch_sharding(mesh)
     arrays = task.batch_spec(mesh.size).arrays.items()
     batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays}
+    before = time.process_time()
     step = Step.of(config, task, mesh)
+    jax.block_until_ready((step.start().params, draw_on_mesh(step.abstract_model, 1, mesh)[0]))
     begun = time.process_time()
     lowered, _ = step.lower(*step.arguments(), batch, 0)
     middle = time.process_time()
@@ -40,16 +44,18 @@ with jax.set_mesh(mesh):
     end = time.process_time()
 kernels = compiled.as_text().count(" fusion(")
 memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
-print(json.dumps([middle - begun, end - middle, end - begun, kernels, memory]))
+print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, kernels, memory]))
 """
 """Program that prints the measurements of one depth. It uses only functions that older commits have, too."""
 
 COLUMNS = (
     "commit",
     "layers",
+    "start CPU s",
     "lower CPU s",
     "compile CPU s",
-    "sum",
+    "lower and compile CPU s",
+    "before step 1 CPU s",
     "fused kernels",
     "temporary GiB",
 )
@@ -70,7 +76,9 @@ def main() -> None:
     for layers in options.layers:
         for checkout in options.checkouts:
             path = str(checkout.absolute())
-            settings = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
+            # Threads of OpenBLAS wait actively, which would count as CPU seconds on a busy machine.
+            settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+            settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
             environment = os.environ | settings | {"PYTHONPATH": path}
             command = [sys.executable, "-c", MEASURE, str(layers)]
             done = subprocess.run(
