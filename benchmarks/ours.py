@@ -14,6 +14,7 @@ from common import freezing, sharding, variables
 from common.data.windows import crop
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
+from common.model.layers import stack_layers
 from common.model.low_rank import Lora, adapt
 from common.tasks.classification import Classification
 from common.tasks.language_modelling import LanguageModelling
@@ -219,6 +220,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         abstract_model, start = step.abstract_model, step.start()
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         frozen |= task.outside(abstract_model).values
+        frozen = stack_layers(frozen, step.scanned.frozen)
         where = sharding.batch_sharding(mesh)
         # Compile step 1, because step 0 is never a skipping step of backskipping.
         first = jax.device_put(batches[0], where)

@@ -36,6 +36,8 @@ def base(paper: str) -> ConfigDict:
                 "accumulate": 1,
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",
+                # Minimum depth of a stack whose repeating layers are scanned, so that they compile once; 0 scans none.
+                "scan_layers": 16,
                 "log_steps": 10,
             },
             "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10, "test": True},

@@ -1,7 +1,7 @@
 """The text classification task: tokenization for a backbone, weighted F1, tests of the best step and the last step."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -127,12 +127,12 @@ class TextClassification(Classification):
         labels = self.splits["train"].labels_M
         return objective.balanced_weights(labels) if self.config.data.balance else None
 
-    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        """Yields batches like `Classification.batches`. With `config.data.balance`, adds the weights of the labels."""
-        for batch, position in super().batches(start):
-            if self.weights is not None:
-                batch = {**batch, "weights": self.weights[batch["ids"]]}
-            yield batch, position
+    def training_batch(self, batch: Batch) -> Batch:
+        """Returns a batch like `Classification`. With `config.data.balance`, adds the weights of the labels."""
+        batch = super().training_batch(batch)
+        if self.weights is not None:
+            batch = {**batch, "weights": self.weights[batch["ids"]]}
+        return batch
 
     def batch_spec(self, multiple: int) -> BatchSpec:
         found, rows = super().batch_spec(multiple), self.config.data.batch

@@ -85,6 +85,7 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     with complete(workdir):
         config.model = model.with_defaults(config.model)
         estimator = config.model.backskip.estimator
+    config.train.scan_layers = 0  # `load_run` returns an array for each layer.
     check(
         estimator not in NEVER,
         f"{shown(workdir)} skips no reservoirs, because its model.backskip.estimator is {estimator}: choose another"

@@ -7,8 +7,10 @@ import ast
 import importlib
 import os
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -179,6 +181,10 @@ SKETCHED = (
 )
 
 
+def shapes(batch: Mapping[str, Any]) -> dict[str, tuple]:
+    return {name: (x.shape, x.dtype) for name, x in batch.items()}
+
+
 @pytest.mark.parametrize("name", SKETCHED)
 def test_batch_spec_has_the_arrays_of_a_training_batch(name):
     """`batch_spec` without data has the names, dtypes and, except for the bucket length, shapes of a training batch."""
@@ -196,6 +202,8 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
         longest = spec[key].shape
         same_bucket = x.shape[1:] == longest[1:]
         assert (x.shape == longest) if same_bucket else (x.size <= longest[0] * longest[1]), key
+    samples = list(task.batch_samples())
+    assert not samples or shapes(first) in [shapes(sample) for sample in samples]
     drawn_sizes, sizes = (
         variables.count(variables.abstract(lambda one=one: one.build(variables.ParamKeys(0))))
         for one in (without, task)

@@ -4,7 +4,7 @@ The bucket determines the shape (B, L) of a batch, so XLA compiles once per buck
 gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -96,6 +96,13 @@ class BucketedBatches(grain.MapDataset):
         rows = self._rows[bucket]
         ids = local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows)
         return _assemble(self._source, self._target, ids, self._buckets[bucket])
+
+    def samples(self) -> Iterator[Batch]:
+        """Yields one batch (this process's rows) of each bucket that has examples."""
+        for members, rows, length in zip(self._members, self._rows, self._buckets, strict=True):
+            if len(members):
+                ids = local_rows(members[:rows], rows)
+                yield _assemble(self._source, self._target, ids, length)
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Returns the order of an epoch's batches, and the shuffled example indices of each bucket."""

@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Block, Context, in_turn
@@ -56,25 +57,32 @@ class Stack(nnx.Module):
         self.remat, self.skip_rate = remat, skip_rate
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        keys_P = self._block_keys(key, len(self.blocks))
         for number, block in enumerate(self.blocks):
-            call = jax.named_call(block, name=f"block{number}")
-            if policy := REMAT[self.remat]:
-                call = jax.checkpoint(call, policy=policy)
-            block_key = fold(key, number)
-            if block_key is None or not self.skip_rate:
-                x_BLD = call(x_BLD, context, block_key)
-                continue
-            # `lax.cond` runs one branch only, so a skipped block costs nothing in the forward and backward pass.
-            kept = jax.random.bernoulli(fold(block_key, _SKIP), 1 - self.skip_rate)
-            # `common.train.flops` reads the probability of the true branch from the name of this scope.
-            with jax.named_scope(f"branch_probability={1 - self.skip_rate!r}"):
-                x_BLD = jax.lax.cond(
-                    kept,
-                    lambda x, call=call, block_key=block_key: call(x, context, block_key),
-                    lambda x: x,
-                    x_BLD,
-                )
+            x_BLD = self._call_block(block, number, x_BLD, context, keys_P[number])
         return self._leave(x_BLD)
+
+    @staticmethod
+    def _block_keys(key: Key, blocks: int) -> jax.Array | list[None]:
+        """Returns a key for each block, all drawn at once: the compiler would compile each fold_in by itself."""
+        if key is None:
+            return [None] * blocks
+        return jax.vmap(partial(fold, key))(jnp.arange(blocks))
+
+    def _call_block(
+        self, block: Block, number: int, x_BLD: jax.Array, context: Context, key: Key
+    ) -> jax.Array:
+        """Returns the output of a block. `number` names its operations in profiles."""
+        call = jax.named_call(block, name=f"block{number}")
+        if policy := REMAT[self.remat]:
+            call = jax.checkpoint(call, policy=policy)
+        if key is None or not self.skip_rate:
+            return call(x_BLD, context, key)
+        # `lax.cond` runs one branch only, so a skipped block costs nothing in the forward and backward pass.
+        kept = jax.random.bernoulli(fold(key, _SKIP), 1 - self.skip_rate)
+        # `common.train.flops` reads the probability of the true branch from the name of this scope.
+        with jax.named_scope(f"branch_probability={1 - self.skip_rate!r}"):
+            return jax.lax.cond(kept, lambda x: call(x, context, key), lambda x: x, x_BLD)
 
     def _leave(self, x_BLD: jax.Array) -> jax.Array:
         return x_BLD if self.norm is None else self.norm(x_BLD)

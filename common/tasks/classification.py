@@ -179,7 +179,14 @@ class Classification(Task):
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         for batch, position in iterate(self.training_batches, start):
-            yield self._labelled(batch, "train"), position
+            yield self.training_batch(batch), position
+
+    def batch_samples(self) -> Iterator[Batch]:
+        return map(self.training_batch, self.training_batches.samples())
+
+    def training_batch(self, batch: Batch) -> Batch:
+        """Returns a batch of `BucketedBatches` with the arrays that `loss` needs."""
+        return self._labelled(batch, "train")
 
     def every(self, split: str) -> Iterator[Batch]:
         """Returns batches that contain every example of a split once."""

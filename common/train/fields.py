@@ -9,7 +9,7 @@ from common.train.exchange import REDUCE_DTYPES
 
 _LEAST = {
     0: (
-        *(f"train.{name}" for name in ("steps", "max_seconds")),
+        *(f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")),
         *(f"eval.{name}" for name in ("steps", "seconds", "patience")),
         *(f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")),
     ),

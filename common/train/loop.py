@@ -21,7 +21,7 @@ from common.runtime.signals import Preempted, Signals
 from common.storage.folders import shown
 from common.train.fields import validate
 from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
-from common.train.prefetch import device_prefetch
+from common.train.prefetch import device_prefetch, put
 from common.train.run import Run, open_run
 from common.train.summary import finish
 from common.train.task import Task
@@ -114,9 +114,12 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
     """Trains step by step; see `train`."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
+    met: set[tuple] = set()
     for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
         key = step.cache_key(batch, state.step)
-        if key not in step.compiled:
+        # Threads may have compiled this step on some processes only, so `step.compiled` must not decide on the barrier.
+        if key not in met:
+            met.add(key)
             unread = _read(run, hooks, unread)
             with run.clock.section("compile"):
                 step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
@@ -136,6 +139,9 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
         if not run.startup_seconds:
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
+            if state.step < run.config.train.steps:
+                _compile_ahead(run)
+                votes.hasten()
         agreed = [0] * len(hooks)
         if votes.due():
             agreed = votes.cast([hook.vote(run) for hook in hooks])
@@ -149,6 +155,20 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
             unread = _read(run, hooks, unread)
             with run.clock.section(None):
                 yield
+
+
+def _compile_ahead(run: Run) -> None:
+    """Compiles the training step for all batch shapes in threads, while training continues.
+
+    On CPUs, the threads would slow the steps, so training and its clock wait until all shapes are compiled.
+    """
+    samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
+    state = run.train_state
+    run.train_step.compile_ahead(state.params, state.opt_state, run.frozen, samples, run.step)
+    if run.mesh.devices.flat[0].platform == "cpu":
+        with run.clock.section("compile"):
+            run.train_step.wait()
+            barrier("compiled ahead")
 
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:

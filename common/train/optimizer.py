@@ -10,6 +10,7 @@ import optax
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice
+from common.model.layers import is_stacked
 
 WARMUP = 0.05
 """Default warm-up, as a fraction of the run's steps."""
@@ -69,7 +70,7 @@ def matrices(params: Any) -> Any:
     """
 
     def is_matrix(path: tuple, x: jax.Array) -> bool:
-        return x.ndim >= 2 and not path[-1].key.endswith(_UNDECAYED)
+        return x.ndim - is_stacked(path[-1].key) >= 2 and not path[-1].key.endswith(_UNDECAYED)
 
     return jax.tree.map_with_path(is_matrix, params)
 
@@ -179,10 +180,11 @@ def make(
     update = OPTIMIZERS[optimizer.name](optimizer, schedule)
     if optimizer.clip:
         update = optax.chain(optax.clip_by_global_norm(optimizer.clip), update)
-    labels = {
-        name: next((part for part in own or () if part in name.split("/")), "") for name in names
-    }
-    if own and any(labels.values()):
+
+    def labels(names: Iterable[str]) -> dict[str, str]:
+        return {n: next((part for part in own or () if part in n.split("/")), "") for n in names}
+
+    if any(labels(names).values()):
         rules = {"": update} | {part: optax.adam(rate) for part, rate in own.items()}
         update = optax.multi_transform(rules, labels)
     return update, schedule

@@ -3,6 +3,7 @@
 from typing import Any
 
 from common.metrics.curve import Curve
+from common.model.layers import stack_layers
 from common.runtime.processes import warn
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
@@ -21,14 +22,13 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
-    names = ("trainable", "optimizer", "frozen")
-    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
-    model = step.abstract_model
+    names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
+    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)), warn)
     pretrained = step.task.outside(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
-    train_state = TrainState(meta["step"], arrays["trainable"], arrays["optimizer"])
-    values |= arrays["frozen"]
-    return train_state, values, run_state(meta), pretrained.fingerprint
+    trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
+    values = stack_layers(values | arrays["frozen"], step.scanned.frozen)
+    return TrainState(meta["step"], *trained), values, run_state(meta), pretrained.fingerprint
 
 
 def still_ended(run: Run) -> str:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.config import flatten, to_json
 from common.metrics.curve import Curve
+from common.model.layers import stack_layers, unstack_layers
 from common.report.table import text
 from common.runtime.processes import barrier, check_agreement, is_main
 from common.storage.folders import address, shown
@@ -75,7 +76,7 @@ class Run:
     Attributes:
       train_step: the training step, compiled once per batch shape.
       train_state: the arrays that a step changes.
-      frozen: path -> frozen value.
+      frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       state: the state that a checkpoint stores as JSON.
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
@@ -108,9 +109,10 @@ class Run:
 
     @property
     def model_state(self) -> ModelState:
-        """The model with its current values, for `Task.evaluate`."""
+        """The model with its current values, for `Task.evaluate`. Copies stacked values."""
         model = self.train_step.abstract_model
-        return ModelState(model, self.train_state.params, self.frozen, self.mesh)
+        values = unstack_layers(self.train_state.params), unstack_layers(self.frozen)
+        return ModelState(model, *values, self.mesh)
 
     def metadata(self) -> dict[str, Any]:
         """Returns the JSON part of a checkpoint."""
@@ -120,12 +122,12 @@ class Run:
     def save(self) -> None:
         """Starts writing a checkpoint to resume from."""
         with self.clock.section("checkpoint"):
-            arrays = self.trained() | {"optimizer": self.train_state.opt_state}
+            arrays = self.trained() | {"optimizer": unstack_layers(self.train_state.opt_state)}
             self.checkpoints.save(self.step, arrays, self.metadata())
 
     def trained(self) -> dict[str, Any]:
         """Returns the array part of a checkpoint without optimizer state."""
-        return {"trainable": self.train_state.params, "frozen": {}}
+        return {"trainable": unstack_layers(self.train_state.params), "frozen": {}}
 
 
 def open_run(
@@ -156,6 +158,7 @@ def open_run(
     stack.callback(checkpoints.close)
     checkpoints.share()
     step, resumed = Step.of(config, task, mesh), bool(checkpoints.steps())
+    stack.callback(step.cancel)
     if resumed:
         from common.train import resume
 
@@ -199,13 +202,15 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     check_agreement(lambda: drawn | weights)
     with state.clock.section("start"):
         initial = jax.block_until_ready(
-            task.start(train_state.params, values | dict(pretrained.values))
+            task.start(unstack_layers(train_state.params), values | dict(pretrained.values))
         )
-    train_state.params = {name: initial[name] for name in train_state.params}
+    params = {name: initial[name] for name in model.trainable}
+    train_state.params = stack_layers(params, step.scanned.trainable)
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:
         frozen.save(checkpoints, values, fingerprint)
-    return train_state, values | dict(pretrained.values), state, pretrained.fingerprint
+    values = stack_layers(values | dict(pretrained.values), step.scanned.frozen)
+    return train_state, values, state, pretrained.fingerprint
 
 
 def _open_displays(run: Run, stack: ExitStack, name: str) -> None:

@@ -1,7 +1,9 @@
 """Sharded initialisation of the training state, and the compiled training step."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -9,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.interpreters import partial_eval
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import heap, sharding, variables
+from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import exchange, flops
 from common.train import optimizer as optimizers
@@ -23,9 +27,18 @@ _COUNTERS = (jnp.int32, jnp.uint32)
 """Dtypes of the step number and of the seed."""
 
 
+_MANY_ARRAYS = 256
+"""Number of arrays from which one device initialises a model operation by operation.
+
+The layers of a deep model repeat a few operations. Each of these compiles once; one program for all layers would take
+several times as long to compile."""
+
+
 @dataclasses.dataclass
 class TrainState:
     """The values that a training step changes.
+
+    Arrays of repeating layers may be stacked (`common.model.layers`).
 
     Attributes:
       step: number of finished training steps.
@@ -46,8 +59,13 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
-    places = sharding.shardings(abstract_model.trainable, mesh)
-    return jax.jit(make, out_shardings=places)(np.uint32(seed))
+    places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
+    if mesh.size > 1 or len(places) < _MANY_ARRAYS:
+        return jax.jit(make, out_shardings=places)(seed)
+    closed, shapes = jax.make_jaxpr(make, return_shape=True)(seed)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
+    values = jax.core.eval_jaxpr(jaxpr, closed.consts, seed)
+    return jax.device_put(jax.tree.unflatten(jax.tree.structure(shapes), values), places)
 
 
 def optimizer_shardings(
@@ -82,6 +100,8 @@ class Step:
       accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
         weights.
       reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
+      scanned: `abstract_model` with stacked arrays (`common.model.layers`), as a step holds parameters, gradients,
+        optimizer state and frozen values; None for an array of each layer.
       compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
     """
 
@@ -93,7 +113,9 @@ class Step:
     seed: int
     accumulate: int = 1
     reduce_dtype: str = "float32"
+    scanned: AbstractModel | None = None
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    _ahead: dict[tuple, Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
@@ -101,12 +123,19 @@ class Step:
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        how = config.train.accumulate, config.train.reduce_dtype
+        # Adafactor treats an array as one matrix. With fsdp, a scan would gather the parameters of all layers at once.
+        unrolled = config.optimizer.name == "adafactor" or mesh.shape["fsdp"] > 1
+        scanned = scan_layers(abstract_model, 0 if unrolled else config.train.scan_layers)
+        how = config.train.accumulate, config.train.reduce_dtype, scanned
         return cls(task, abstract_model, *rule, mesh, config.seed, *how)
+
+    def __post_init__(self) -> None:
+        self.scanned = self.scanned or self.abstract_model
 
     def start(self) -> TrainState:
         """Returns the training state at step 0. Each device initialises only its shards."""
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
+        params = stack_layers(params, self.scanned.trainable)
         places = jax.tree.map(lambda x: x.sharding, self.arguments()[1])
         return TrainState(0, params, jax.jit(self.optimizer.init, out_shardings=places)(params))
 
@@ -117,7 +146,7 @@ class Step:
 
         Each device sums over its rows of all microbatches; devices exchange the sums once.
         """
-        model, mesh = self.abstract_model, self.mesh
+        model, mesh = self.scanned, self.mesh
         if sharding.num_batch_shards(mesh) == 1:
             build = partial(model.build, frozen=frozen)
             return self._sums(loss, build, batch, trainable, key)
@@ -181,9 +210,13 @@ class Step:
         }
         return trainable, opt_state, metrics
 
-    def arguments(self) -> tuple[Params, Any, Params]:
-        """Returns the abstract trainable values, optimizer state and frozen values, with their shardings."""
-        model, mesh = self.abstract_model, self.mesh
+    def arguments(self, model: AbstractModel | None = None) -> tuple[Params, Any, Params]:
+        """Returns the abstract trainable values, optimizer state and frozen values, with their shardings.
+
+        Args:
+          model: `abstract_model` for an array of each layer, as in checkpoints; None for the stacked arrays of a step.
+        """
+        model, mesh = model or self.scanned, self.mesh
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
         where = {name: x.sharding for name, x in trainable.items()}
         opt_state = jax.tree.map(
@@ -196,11 +229,55 @@ class Step:
     def compile(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int = 0
     ) -> None:
-        """Compiles the training step for the shapes of `batch` and the loss function of step `number`."""
-        lowered, count = self.lower(trainable, opt_state, frozen, batch, number)
+        """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
+
+        If `compile_ahead` already compiles this step in a thread, waits for the thread.
+        """
+        key = self.cache_key(batch, number)
+        if key in self._ahead:
+            self._ahead.pop(key).result()
+        if key not in self.compiled:
+            self._compile(key, trainable, opt_state, frozen, batch, number)
+
+    def _compile(self, key: tuple, *arguments: Any) -> None:
+        lowered, count = self.lower(*arguments)
         heap.release_free_memory()
-        self.compiled[self.cache_key(batch, number)] = lowered.compile(), count
+        self.compiled[key] = lowered.compile(), count
         heap.release_free_memory()
+
+    def compile_ahead(
+        self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
+    ) -> None:
+        """Starts to compile the training step for the shapes of several batches, in one thread for each CPU core.
+
+        The arguments are those of `compile`. `compile` and `wait` raise the errors of the threads.
+        """
+        # The threads must not hold arrays, because training steps donate them meanwhile.
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            (trainable, opt_state, frozen),
+        )
+
+        def run(key: tuple, batch: Any) -> None:
+            with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
+                self._compile(key, *arguments, batch, number)
+
+        threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        for batch in batches:
+            key = self.cache_key(batch, number)
+            if key not in self.compiled:
+                self._ahead[key] = threads.submit(run, key, batch)
+        threads.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Waits until the threads of `compile_ahead` have compiled all steps."""
+        while self._ahead:
+            self._ahead.popitem()[1].result()
+
+    def cancel(self) -> None:
+        """Cancels all compilations of `compile_ahead` that have not begun."""
+        while self._ahead:
+            self._ahead.popitem()[1].cancel()
 
     def lower(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int

@@ -156,6 +156,13 @@ class Task(Protocol):
           start: data state from which to continue; None for the first batch.
         """
 
+    def batch_samples(self) -> Iterator[Batch]:
+        """Yields one batch (this process's rows) of each shape of `batches`, to compile the training step ahead.
+
+        The default yields none: the step is then compiled when the first batch of a shape arrives.
+        """
+        return iter(())
+
     def predict(self, values: ModelState, split: str) -> Predictions | None:
         """Returns predictions (classes, translations) for each example of "valid" or "test", equal on every process.
 

@@ -33,6 +33,7 @@ FREE = (
     "train.steps",
     "train.epochs",
     "train.max_seconds",
+    "train.scan_layers",
     "train.log_steps",
     *(f"eval.{name}" for name in ("start", "steps", "seconds", "patience", "test")),
     *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),

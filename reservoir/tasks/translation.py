@@ -314,6 +314,9 @@ class Translation(Backskipping, Task):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
+    def batch_samples(self) -> Iterator[Batch]:
+        return self.training_batches.samples()
+
     def predict(self, values: ModelState, split: str) -> Translations:
         """Returns the beam-search translations of a split, and the teacher-forcing loss of each reference in nats."""
         (source, target), text = self._corpora[split], self.texts[split]

@@ -110,6 +110,17 @@ def test_shapes_respect_token_budget_and_multiple(corpora):
     assert max(b * length for b, length in shapes) <= SHAPE["tokens_per_batch"]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_samples_have_every_shape_of_an_epoch_once(corpora, count, monkeypatch):
+    """Also for a process that reads a part of each batch. No batch has the shape of an empty bucket."""
+    be_process(monkeypatch, 0, count)
+    batches = BucketedBatches(*corpora, **SHAPE | {"buckets": (1, *SHAPE["buckets"])})
+    shapes = [{name: x.shape for name, x in batch.items()} for batch in batches.samples()]
+    expected = [{name: x.shape for name, x in batch.items()} for batch in epoch(batches)]
+    assert len(shapes) > 1 and all(shapes.count(shape) == 1 for shape in expected)
+    assert all(shape in expected for shape in shapes)
+
+
 def test_examples_are_in_the_first_bucket_that_fits(corpora):
     source, target = corpora
     for batch in epoch(BucketedBatches(source, target, **SHAPE)):

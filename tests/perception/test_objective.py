@@ -69,9 +69,12 @@ def test_spec_of_a_balanced_batch_is_that_of_its_batches(tasks) -> None:
     for task in tasks:
         spec = task.batch_spec(1).arrays
         batch, _ = next(task.batches(None))
-        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {
-            n: (x.shape, x.dtype) for n, x in spec.items()
-        }
+        (sample,) = task.batch_samples()
+        assert (
+            {n: (x.shape, x.dtype) for n, x in batch.items()}
+            == {n: (x.shape, x.dtype) for n, x in spec.items()}
+            == {n: (x.shape, x.dtype) for n, x in sample.items()}
+        )
 
 
 def test_balanced_head_is_the_balanced_regression_of_sklearn() -> None:

@@ -1,9 +1,11 @@
 """The training loop on the toy task: resuming, evaluation, checkpoints, early stopping and limits."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import jax
@@ -21,6 +23,7 @@ from common.track.tracker import read_metrics
 from common.train import checkpoint, frozen, resume, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
+from common.train.state import Step
 from common.train.workdir import Lock
 from tests.train import toy
 
@@ -85,6 +88,84 @@ def test_run_of_zero_steps_needs_an_initial_evaluation(tmp_path: Path) -> None:
     assert summary["test"]["error"] == summary["best_valid"]
     with pytest.raises(UserError, match=r"eval\.start"):
         toy.run(tmp_path / "other", train__steps=0)
+
+
+class Buckets(toy.Toy):
+    """The toy task with three batches of 8 rows, then batches of 4 rows.
+
+    Args:
+      ahead: whether to compile both shapes ahead.
+    """
+
+    def __init__(self, ahead: bool = True):
+        super().__init__()
+        self.ahead = ahead
+
+    def batches(self, start):
+        for batch, state in super().batches(start):
+            rows = 8 if state["next"] <= 3 else 4
+            yield {name: x[:rows] for name, x in batch.items()}, state
+
+    def batch_samples(self):
+        batches = (batch for batch, _ in self.batches({"next": 2}))
+        return itertools.islice(batches, 2 if self.ahead else 0)
+
+
+def test_all_batch_shapes_are_compiled_after_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shape arrives in step 4."""
+    compiled: list[int] = []
+    call = Step.__call__
+
+    def spy(step, *arguments):
+        compiled.append(len(step.compiled))
+        return call(step, *arguments)
+
+    monkeypatch.setattr(Step, "__call__", spy)
+    toy.run(tmp_path / "ahead", Buckets(), train__steps=5)
+    assert compiled == [1, 2, 2, 2, 2]
+    toy.run(tmp_path / "later", Buckets(ahead=False), train__steps=5)
+    assert compiled[5:] == [1, 1, 1, 2, 2]
+    assert losses(tmp_path / "ahead") == losses(tmp_path / "later")
+
+
+def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step waits for its own shape only: here the threads begin when the second shape arrives."""
+    started, compile_one = threading.Event(), Step._compile
+    waited: list[int] = []
+
+    def late(step, *arguments):
+        if threading.current_thread() is not threading.main_thread():
+            assert started.wait(60)
+        compile_one(step, *arguments)
+
+    def compile_or_wait(step, *arguments):
+        number = arguments[-1]
+        if number == 3:
+            waited.append(len(step.compiled))
+            started.set()
+        return compile_step(step, *arguments)
+
+    compile_step = Step.compile
+    monkeypatch.setattr(Step, "_compile", late)
+    monkeypatch.setattr(Step, "compile", compile_or_wait)
+    monkeypatch.setattr(Step, "wait", lambda step: None)
+    summary = toy.run(tmp_path, Buckets(), train__steps=5)
+    assert waited == [1] and summary["steps"] == 5
+
+
+def test_error_of_a_thread_that_compiles_stops_the_run(tmp_path: Path) -> None:
+    class Broken(Buckets):
+        def loss(self, model, batch, key):
+            if len(batch["x"]) == 4:
+                raise UserError("4 rows")
+            return super().loss(model, batch, key)
+
+    with pytest.raises(UserError, match="4 rows"):
+        toy.run(tmp_path, Broken(), train__steps=2)
 
 
 def test_every_step_is_logged_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Shape letters of this module: B rows, F features.
 """
 
+import threading
 from collections.abc import Callable
 
 import jax
@@ -239,6 +240,29 @@ def test_cache_key_selects_the_program(plain: Run) -> None:
     assert norms[9] == pytest.approx(2 * norms[8])
 
 
+def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core: the compilation of the second shape waits for the first, and is cancelled."""
+    begun, end, compiled = threading.Event(), threading.Event(), []
+
+    def compile_slowly(key, *_):
+        begun.set()
+        assert end.wait(60)
+        compiled.append(key)
+
+    plain.step.compiled.clear()
+    monkeypatch.setattr(plain.step, "_compile", compile_slowly)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    batches = [put(rows(count, [1.0] * count), plain.mesh) for count in (4, 8)]
+    plain.step.compile_ahead(plain.values, plain.state, plain.frozen, batches, 8)
+    assert begun.wait(60)
+    plain.step.cancel()
+    end.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("compile"):
+            thread.join()
+    assert compiled == [plain.step.cache_key(batches[0], 8)]
+
+
 def test_state_is_donated_to_the_step(plain: Run) -> None:
     """Without donation, a device would need memory for two copies of parameters and moments."""
     before = jax.tree.leaves((plain.values, plain.state))
@@ -300,6 +324,16 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
             where = sharding.shardings(abstract_model.trainable, run.mesh)
             assert {name: value.sharding for name, value in values.items()} == where
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
+
+
+def test_models_with_many_arrays_have_the_same_initial_params(
+    plain: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain.step.start().params
+    monkeypatch.setattr("common.train.state._MANY_ARRAYS", 0)
+    for name, value in plain.step.start().params.items():
+        assert value.sharding == expected[name].sharding
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
 def test_run_starts_at_step_0_with_the_values_of_its_seed(plain: Run) -> None:

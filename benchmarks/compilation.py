@@ -1,0 +1,99 @@
+"""Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
+
+Starts a run of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32 and
+without data. Each depth runs in a process of its own without a compilation cache. "before step 1" is the whole program
+until its first step could run. With --checkouts, measures the code of several commits:
+`git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from common.report.table import markdown
+from common.runtime import program
+
+MEASURE = """
+import json, sys, time
+import jax
+from common import sharding
+from common.config import load
+from common.train.frozen import draw_on_mesh
+from common.train.state import Step
+from reservoir.tasks.translation import Translation
+
+config = load("configs/wmt_ffn_res.py")
+config.model.encoder_layers, config.model.dtype = int(sys.argv[1]), "float32"
+config.data.buckets = (24,)
+mesh = sharding.make_mesh(config.mesh)
+with jax.set_mesh(mesh):
+    task = Translation(config, mesh, read_data=False)
+    rows = sharding.batch_sharding(mesh)
+    arrays = task.batch_spec(mesh.size).arrays.items()
+    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays}
+    before = time.process_time()
+    step = Step.of(config, task, mesh)
+    jax.block_until_ready((step.start().params, draw_on_mesh(step.abstract_model, 1, mesh)[0]))
+    begun = time.process_time()
+    lowered, _ = step.lower(*step.arguments(), batch, 0)
+    middle = time.process_time()
+    compiled = lowered.compile()
+    end = time.process_time()
+kernels = compiled.as_text().count(" fusion(")
+memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
+print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, kernels, memory]))
+"""
+"""Program that prints the measurements of one depth. It uses only functions that older commits have, too."""
+
+COLUMNS = (
+    "commit",
+    "layers",
+    "start CPU s",
+    "lower CPU s",
+    "compile CPU s",
+    "lower and compile CPU s",
+    "before step 1 CPU s",
+    "fused kernels",
+    "temporary GiB",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 32], help="encoder layers")
+    parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/compilation.json"))
+    options = parser.parse_args()
+
+    from benchmarks.harness import machine
+
+    rows = []
+    for layers in options.layers:
+        for checkout in options.checkouts:
+            path = str(checkout.absolute())
+            # Threads of OpenBLAS wait actively, which would count as CPU seconds on a busy machine.
+            settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+            settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+            environment = os.environ | settings | {"PYTHONPATH": path}
+            command = [sys.executable, "-c", MEASURE, str(layers)]
+            done = subprocess.run(
+                command, cwd=path, env=environment, stdout=subprocess.PIPE, check=True
+            )
+            git = ["git", "describe", "--always", "--dirty"]
+            commit = subprocess.run(git, cwd=path, stdout=subprocess.PIPE, text=True, check=True)
+            rows.append((commit.stdout.strip(), layers, *json.loads(done.stdout.splitlines()[-1])))
+            print(markdown(COLUMNS, rows[-1:]), flush=True)
+    print(markdown(COLUMNS, rows))
+    found = {"machine": machine(), "rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,100 @@
+"""Scanned layers: a training step holds the arrays of repeating layers stacked, to compile each of these layers once.
+
+The stacked array "blocks/2:8:2/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
+"blocks/6/kernel", (M, N) each. Only `Step` and the values that it reads and writes are stacked. Checkpoints, evaluation
+and tasks have an array for each layer: `stack_layers` and `unstack_layers` convert between the two forms, by copies.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from common.variables import AbstractModel, split
+
+
+def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
+    """Returns the model with stacked arrays, whose stacks scan their repeating blocks (`common.model.scan`).
+
+    Args:
+      least: minimum number of blocks of a scanned stack; 0 scans no stack.
+    """
+    # Paths contain the indices of lists. Without the index `least - 1`, no stack has `least` blocks.
+    if not least or not any(least - 1 in path for path in model.paths.values()):
+        return model
+    from common.model.scan import scan_stacks
+
+    module = model.build(model.trainable, model.frozen)
+    scan_stacks(module, least)
+    return split(module)
+
+
+def is_stacked(name: str) -> bool:
+    """Returns whether the first axis of an array is layers."""
+    return ":" in name
+
+
+def layers_of(name: str) -> list[str]:
+    """Returns the names of the arrays that a stacked array holds; `[name]` for other arrays."""
+    if not is_stacked(name):
+        return [name]
+    before, *layers, after = re.split(r"(\d+):(\d+):(\d+)", name)
+    return [f"{before}{layer}{after}" for layer in range(*map(int, layers))]
+
+
+def unstack_layers(tree: Any) -> Any:
+    """Returns a tree, such as the optimizer state, with an array for each layer in its dictionaries {name: array}."""
+
+    def unstack(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        return {
+            layer: x
+            for name, stacked in node.items()
+            for layer, x in zip(layers_of(name), _unstack(name, stacked), strict=True)
+        }
+
+    return jax.tree.map(unstack, tree, is_leaf=_has(is_stacked))
+
+
+def stack_layers(tree: Any, names: Iterable[str]) -> Any:
+    """Inverts `unstack_layers`.
+
+    Args:
+      names: names of the arrays in the result, such as `Step.scanned.trainable`. Only stacked names are read.
+    """
+    found = {layer: name for name in names if is_stacked(name) for layer in layers_of(name)}
+
+    def stack(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        new = dict.fromkeys(found.get(name, name) for name in node)
+        return {name: _stack(name, [node[layer] for layer in layers_of(name)]) for name in new}
+
+    return jax.tree.map(stack, tree, is_leaf=_has(found.__contains__))
+
+
+def _has(condition: Callable[[str], bool]) -> Callable[[Any], bool]:
+    """Returns a function that tells whether a node is a dictionary with a name that fulfils `condition`."""
+    return lambda node: isinstance(node, dict) and any(map(condition, node))
+
+
+def _unstack(name: str, x: Any) -> list:
+    if not is_stacked(name):
+        return [x]
+    # optax has placeholders for arrays that one of several optimizers does not update.
+    if not isinstance(x, jax.Array):
+        return [x] * len(layers_of(name))
+    place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
+    return jax.jit(jnp.unstack, out_shardings=place)(x)
+
+
+def _stack(name: str, layers: list) -> Any:
+    first = layers[0]
+    if not is_stacked(name) or not isinstance(first, jax.Array):
+        return first
+    place = NamedSharding(first.sharding.mesh, PartitionSpec(None, *first.sharding.spec))
+    return jax.jit(jnp.stack, out_shardings=place)(layers)

@@ -1,0 +1,191 @@
+"""Scanned layers: a step with stacked arrays trains like a step with an array for each layer."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.freezing import freeze
+from common.model import transformer
+from common.model.block import Context
+from common.model.layers import is_stacked, layers_of, scan_layers, stack_layers, unstack_layers
+from common.model.low_rank import Lora, adapt
+from common.model.scan import runs
+from common.sharding import make_mesh, place, shardings
+from common.track.tracker import read_metrics
+from common.train.prefetch import put
+from common.train.state import Step
+from tests.train import toy
+
+MODEL = ConfigDict(
+    {"width": 8, "hidden": 16, "heads": 2, "norm": "pre", "activation": "relu", "dropout": 0.3}
+)
+BATCH = {"x": np.random.default_rng(0).standard_normal((4, 3, 8)).astype(np.float32)}
+
+
+class Deep(toy.Toy):
+    """The toy task with a stack of encoder blocks.
+
+    Args:
+      layers: for each block, "L" for a trained block, or "R" for a frozen feed-forward block.
+      remat, skip_rate: arguments of the stack.
+      adapters: whether each block has LoRA adapters.
+    """
+
+    def __init__(
+        self,
+        layers: str = "LLRLRL",
+        remat: str = "none",
+        skip_rate: float = 0.0,
+        adapters: bool = False,
+    ):
+        super().__init__()
+        self.layers, self.adapters, self.skip_rate = layers, adapters, skip_rate
+        self.model = ConfigDict({**MODEL, "remat": remat})
+
+    def build(self, rngs):
+        return Wrapped(self, rngs)
+
+    def loss(self, model, batch, key):
+        x_BLD = batch["x"] + jnp.zeros((len(batch["x"]), 3, 8))
+        y_BLD = model.stack(x_BLD, Context(lengths_B=jnp.full(len(x_BLD), 2)), key)
+        return jnp.square(y_BLD - x_BLD[..., ::-1]).sum(), jnp.float32(x_BLD.size)
+
+    def batches(self, start):
+        for batch, state in super().batches(start):
+            yield {"x": batch["x"][:, :1, None] * np.ones((8, 3, 8), np.float32)}, state
+
+    def evaluate(self, values, split):
+        model = values.abstract_model.build(values.trainable, values.frozen)
+        return {"error": float(jax.jit(lambda: self.loss(model, BATCH, None)[0])())}
+
+
+class Wrapped(nnx.Module):
+    def __init__(self, task: Deep, rngs: nnx.Rngs):
+        blocks = []
+        for letter in task.layers:
+            if letter == "L":
+                block = transformer.encoder_block(task.model, rngs=rngs)
+            else:
+                feed_forward = transformer.feed_forward(task.model, rngs=rngs)
+                block = transformer.make_block(task.model, [feed_forward], rngs=rngs)
+                freeze(block)
+            blocks.append(block)
+        self.stack = transformer.stack(task.model, blocks, rngs=rngs, skip_rate=task.skip_rate)
+        if task.adapters:
+            adapt(self, ("query", "down"), Lora(rank=2, rate=0.3), rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("LLLL", [(0, 1, 4)]),
+        ("RLRLRL", [(0, 2, 6)]),
+        ("LLLRLRLRLLL", [(0, 1, 3), (3, 2, 9), (9, 1, 11)]),
+        ("ABC", [(0, 1, 1), (1, 1, 2), (2, 1, 3)]),
+    ],
+)
+def test_runs_find_repeating_blocks(kinds: str, expected: list[tuple[int, int, int]]) -> None:
+    assert runs(kinds) == expected
+
+
+def test_names_of_stacked_arrays() -> None:
+    names = ["encoder/blocks/2/a/0", "encoder/blocks/4/a/0", "encoder/blocks/6/a/0"]
+    assert layers_of("encoder/blocks/2:8:2/a/0") == names
+    assert layers_of("encoder/norm/scale") == ["encoder/norm/scale"]
+
+
+def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
+    def scanned(layers: str, least: int) -> bool:
+        model = variables.abstract(lambda: Deep(layers).build(variables.ParamKeys(0)))
+        return any(map(is_stacked, scan_layers(model, least).paths))
+
+    assert scanned("LLLL", 4) and not scanned("LLLL", 5) and not scanned("LLLL", 0)
+    assert scanned("RLRL", 4) and not scanned("RL", 2)
+
+
+def train(
+    task: Deep, least: int, sizes: dict[str, int] | None = None, optimizer: str = "adamw"
+) -> tuple:
+    """Trains three steps. Returns losses, FLOPs of a step, names of the parameters, and the state of all layers."""
+    config = toy.config(train__scan_layers=least, optimizer__name=optimizer, optimizer__clip=0.5)
+    # Biases of keys have gradients that are 0 up to rounding, which Adam with a small epsilon would amplify.
+    config.optimizer.epsilon, config.optimizer.weight_decay = 1e-2, 0.1
+    sizes = {"data": 1, **(sizes or {})}
+    mesh = make_mesh(sizes, jax.devices()[: int(np.prod([*sizes.values()]))])
+    with jax.set_mesh(mesh):
+        step = Step.of(config, task, mesh)
+        state, model = step.start(), step.abstract_model
+        generator = np.random.default_rng(0)
+        frozen = {
+            name: generator.normal(0, 0.3, v.shape).astype(np.float32)
+            for name, v in model.frozen.items()
+        }
+        frozen = place(frozen, shardings(model.frozen, mesh))
+        frozen = stack_layers(frozen, step.scanned.frozen)
+        batch, losses = put(BATCH, mesh), []
+        step.compile(state.params, state.opt_state, frozen, batch)
+        for number in range(3):
+            state.params, state.opt_state, metrics = step(
+                state.params, state.opt_state, frozen, batch, number
+            )
+            losses.append(float(metrics["loss"]))
+        values = unstack_layers((state.params, state.opt_state, frozen))
+        expected = jax.tree.map(lambda x: x.sharding, step.arguments(model))
+        assert jax.tree.all(
+            jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), values, expected)
+        )
+    return losses, step.flops(step.cache_key(batch, 0)), list(state.params), values
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        (Deep(remat="full", skip_rate=0.5), {"optimizer": "adam"}),
+        (Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}),
+        (Deep(), {"sizes": {"data": 2, "tensor": 2}}),
+    ],
+)
+def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> None:
+    """The same dropout masks, skipped layers, losses, parameters, moments, shardings and FLOPs."""
+    (losses, flops, _, values), (scanned_losses, scanned_flops, names, scanned_values) = (
+        train(task, least, **options) for least in (0, 4)
+    )
+    assert any(map(is_stacked, names))
+    # With adapters, the unrolled step needs no gradient at the input of the first block.
+    assert flops == scanned_flops or task.adapters
+    assert scanned_losses == pytest.approx(losses, rel=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), scanned_values, values)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sizes", "scanned"),
+    [("adam", {"data": 2}, True), ("adafactor", {"data": 2}, False), ("adam", {"fsdp": 2}, False)],
+)
+def test_adafactor_and_fsdp_are_not_scanned(
+    optimizer: str, sizes: dict[str, int], scanned: bool
+) -> None:
+    config = toy.config(train__scan_layers=4, optimizer__name=optimizer)
+    mesh = make_mesh({"data": 1, **sizes}, jax.devices()[:2])
+    step = Step.of(config, Deep(), mesh)
+    assert any(map(is_stacked, step.scanned.trainable)) == scanned
+
+
+def test_scanned_and_unrolled_runs_resume_each_other(tmp_path: Path) -> None:
+    """A resumed scanned run is bit-exact. Checkpoints do not depend on `train.scan_layers`."""
+
+    def fit(name: str, *sessions: tuple[int, int]) -> list[float]:
+        for steps, least in sessions:
+            toy.run(tmp_path / name, Deep(), train__steps=steps, train__scan_layers=least)
+        rows = read_metrics(tmp_path / name)
+        return [row["train/loss"] for row in rows if "train/loss" in row]
+
+    expected = fit("whole", (6, 4))
+    assert fit("resumed", (3, 4), (6, 4)) == expected
+    assert fit("mixed", (2, 4), (4, 0), (6, 4)) == pytest.approx(expected, rel=1e-4)
