@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.interpreters import partial_eval
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -58,14 +57,11 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
         model = task.build(variables.ParamKeys(jax.random.key(seed)))
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
-    # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
     places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
-    if mesh.size > 1 or len(places) < _MANY_ARRAYS:
-        return jax.jit(make, out_shardings=places)(seed)
-    closed, shapes = jax.make_jaxpr(make, return_shape=True)(seed)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
-    values = jax.core.eval_jaxpr(jaxpr, closed.consts, seed)
-    return jax.device_put(jax.tree.unflatten(jax.tree.structure(shapes), values), places)
+    if mesh.size == 1 and len(places) >= _MANY_ARRAYS:
+        return jax.device_put(make(seed), places)
+    # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
+    return jax.jit(make, out_shardings=places)(seed)
 
 
 def optimizer_shardings(
