@@ -192,9 +192,9 @@ class Step:
         key = jax.random.fold_in(jax.random.key(seed), number)
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
-        # Take the norm before the division: otherwise XLA would write the divided gradients to memory.
         gradient_norm = optax.global_norm(grads) / weight_or_1
-        grads = jax.tree.map(lambda g: g / weight_or_1, grads)
+        # XLA multiplies wherever it reads the gradients. It would write the result of a division to memory.
+        grads = jax.tree.map(lambda g: g * (1 / weight_or_1), grads)
         with jax.named_scope("optimizer"):
             updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
             trainable = optax.apply_updates(trainable, updates)
