@@ -1,8 +1,8 @@
 """Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
 
-Starts a run of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32 and
-without data. Each depth runs in a process of its own without a compilation cache. "before step 1" is the whole program
-until its first step could run. With --checkouts, measures the code of several commits:
+Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
+and without data. Each depth runs in a process of its own without a compilation cache. "before step 1 CPU s" counts the
+process from its start to the end of the compilation. With --checkouts, measures the code of several commits:
 `git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
 """
 
@@ -46,7 +46,8 @@ kernels = compiled.as_text().count(" fusion(")
 memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
 print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, kernels, memory]))
 """
-"""Program that prints the measurements of one depth. It uses only functions that older commits have, too."""
+"""Program that prints the measurements of one depth. Each checkout runs this program with its own code, so the program
+uses only functions that older commits have, too."""
 
 COLUMNS = (
     "commit",
@@ -76,7 +77,7 @@ def main() -> None:
     for layers in options.layers:
         for checkout in options.checkouts:
             path = str(checkout.absolute())
-            # Threads of OpenBLAS wait actively, which would count as CPU seconds on a busy machine.
+            # Threads of OpenBLAS wait in busy loops, which would count as CPU seconds.
             settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
             settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
             environment = os.environ | settings | {"PYTHONPATH": path}

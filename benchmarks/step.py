@@ -2,9 +2,10 @@
 
 Each row of the table is a recipe, with its dropout, in one dtype. In every round our step, PyTorch's step, and the
 matrix products of our step take turns. The products are the `dot` instructions of our compiled step. Each runs alone,
-with the same shapes and dtypes and as often as in the step, on operands that stay in the caches.
+with the same shapes and dtypes and as often as in the step, on the same operands in every execution.
 
-The program writes a row after its last round. A row replaces the row of the same machine, recipe, dtype and commit.
+The program writes a row after the last round of the row. A row replaces the row of the same CPU, number of cores,
+recipe, dtype and commit.
 """
 
 import csv
@@ -36,15 +37,17 @@ RECIPES = {
 """{recipe: (description, dtypes)}."""
 
 PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
+"""{recipe: model in `benchmarks.peers.language_torch`}."""
+
 BATCH = 4  # rows of a batch of the byte language models
-WRITTEN = 256
+WRITTEN = 256  # bytes that the recipe "writing" generates
 
 MOST = {"PyTorch": 1.0, "products": 1.4}
 """{baseline: upper bound of our time / the baseline's time}."""
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns our step, a function that runs its matrix products alone, and a function that returns their FLOPs."""
+    """Returns three functions: our step or decoder, its matrix products alone, and the FLOPs of these products."""
     from benchmarks import ours
 
     match recipe.split("_"):
@@ -65,7 +68,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_peer(recipe: str, dtype: str) -> Callable[[], object]:
-    """Returns the step of PyTorch."""
+    """Returns PyTorch's step or decoder."""
     from benchmarks.peers import load
 
     match recipe.split("_"):
@@ -141,9 +144,10 @@ def merge(old: Sequence[dict], new: Sequence[dict]) -> list[dict]:
 
 
 def verdict(row: dict) -> str:
-    """Returns the target of a row and whether it is met.
+    """Returns whether a row meets its targets: "met", "missed", "products only: met" or "products only: missed".
 
-    If the products alone take longer than PyTorch's step, XLA's product rates rule out the target against PyTorch.
+    "products only" means that the products alone take longer than PyTorch's step. XLA's rates then rule out the target
+    against PyTorch, and only the target against the products counts.
     """
     products, torch = (float(row[f"ours / {name}"]) for name in ("products", "PyTorch"))
     met = products <= MOST["products"]
@@ -221,7 +225,7 @@ def main() -> None:
             raise UserError(f"{package} is missing: pip install -r benchmarks/requirements.txt")
     path = Path(options.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # `machine` reads the commit. Call it before the first row changes a tracked file: then the commit is "-dirty".
+    # Read the commit before the first row changes a tracked file, which would add "-dirty" to the commit.
     where = machine()
     for recipe in options.rows:
         for dtype in (x for x in RECIPES[recipe][1] if x in options.types):
@@ -235,7 +239,7 @@ def main() -> None:
             path.write_text(text.getvalue())
             path.with_suffix(".md").write_text(markdown(rows))
             print(
-                f"{recipe} {dtype}: ours {row['ours_ms']} ms; over PyTorch {row['ours / PyTorch']}; over its products"
+                f"{recipe} {dtype}: ours {row['ours_ms']} ms; ours / PyTorch {row['ours / PyTorch']}; ours / products"
                 f" {row['ours / products']}; {verdict(row)}",
                 flush=True,
             )

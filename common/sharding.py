@@ -37,7 +37,7 @@ def backend() -> str:
 
 
 def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
-    """Returns the mesh data x fsdp x tensor over all devices of all processes.
+    """Returns the mesh data x fsdp x tensor.
 
     CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
     neighbours if the torus of the slice allows it. The data axis is split over TPU slices, so only gradients cross the
@@ -45,12 +45,13 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     the network.
 
     Args:
-      sizes: size of each mesh axis; one of them may be -1, which takes all remaining devices.
+      sizes: size of each mesh axis, 1 if missing. One size may be -1: this axis takes all remaining devices.
+      devices: None for all devices of all processes.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the number of
-        slices, or the tensor axis spans several processes (not allowed, because each process feeds whole rows of a
-        batch).
+      UserError: a size is invalid, the product of the sizes is not the number of devices, the data axis is not a
+        multiple of the number of slices, or the tensor axis spans several processes (not allowed, because each process
+        feeds whole rows of a batch).
     """
     devices = jax.devices() if devices is None else devices
     shape = [int(sizes.get(axis, 1)) for axis in MESH_AXES]
@@ -95,8 +96,9 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
             allow_split_physical_axes=True,
         )
     if _spans_processes(grid):
-        # `mesh_utils` may place a tensor axis as large as a host across several hosts. Process order keeps each row of
-        # the tensor axis on one host, but fewer devices are neighbours along the other axes.
+        # `mesh_utils` may place a tensor axis as large as a host across several hosts. JAX lists the devices of a host
+        # one after the other. This order keeps each row of the tensor axis on one host, but fewer devices are
+        # neighbours along the other axes.
         grid = np.asarray(sorted(devices, key=slice_of.__getitem__)).reshape(shape)
     return grid
 
@@ -112,8 +114,11 @@ def spec(
 ) -> PartitionSpec:
     """Returns the PartitionSpec of an array with logical axes `axes`.
 
-    A dimension whose size is not divisible by its mesh axes is replicated. The spec omits the manual axes of
-    `jax.shard_map`, because inside `jax.shard_map` an array is already the shard along these axes.
+    A dimension is replicated if the number of devices along its mesh axes does not divide its size. The spec omits the
+    manual axes of `jax.shard_map`, because inside `jax.shard_map` an array is already the shard along these axes.
+
+    Args:
+      name: name of the array in error messages.
 
     Raises:
       ValueError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.

@@ -1,4 +1,4 @@
-"""Reads collectives, matrix products and the memory traffic of loops from the text of a compiled program (HLO)."""
+"""Reads collectives, matrix products and memory traffic from the text of a compiled program (HLO)."""
 
 import math
 import re
@@ -25,9 +25,9 @@ _INSTRUCTION = re.compile(
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# The TPU compiler may split an asynchronous collective over several fusions, which share a channel. The TPU compiler
-# writes a reduce-scatter as a fusion of an all-reduce and a slice.
+# The TPU compiler may split an asynchronous collective over several fusions, which share a channel.
 _PART = "async_collective_fusion_config"
+# The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice.
 _SCATTERED = "all-reduce-scatter"
 
 # The TPU compiler writes the part of a collective between slices as a send and a receive of the "megascale" runtime.
@@ -45,8 +45,10 @@ _IDS_OF_SLICE = 100_000  # Device k of slice n has the id 100,000 n + k, with n 
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
-_KERNEL = 'custom_call_target="tpu_custom_call"'
+_KERNEL = 'custom_call_target="tpu_custom_call"'  # a Pallas kernel
+# Operations that count as no memory traffic.
 _NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
+# Operations that read only a part of their first operand, as large as their result.
 _PARTS = ("slice", "dynamic-slice", "gather")
 
 
@@ -307,7 +309,8 @@ def _times(
       unknown_trips: number of iterations to count for a loop with an unknown trip count.
 
     Returns:
-      {name of the computation: executions per step}, and the number of loops with an unknown trip count.
+      {name of the computation: executions per step}, and the number of loops that contain a wanted instruction and have
+      an unknown trip count.
     """
     known: dict[str, bool] = {}
 
@@ -451,6 +454,7 @@ def _moved(program: Program, name: str, iterate: bool) -> float:
 
 
 def _single(computation: Computation, instruction: Instruction) -> float:
+    """Returns the bytes that an instruction, other than a fusion, reads and writes."""
     if instruction.operation in _NOTHING or instruction.operation.endswith("-done"):
         return 0
     if instruction.operation in _PARTS:
@@ -467,6 +471,7 @@ def _single(computation: Computation, instruction: Instruction) -> float:
 
 
 def _fused(program: Program, computation: Computation, instruction: Instruction) -> float:
+    """Returns the bytes that a fusion reads and writes."""
     inner = program.computations[instruction.called[0]]
     total = 0.0
     for name, parameter in inner.instructions.items():
@@ -480,7 +485,7 @@ def _fused(program: Program, computation: Computation, instruction: Instruction)
 
 
 def _part(name: str, user: Instruction) -> float | None:
-    """Returns the bytes that the instruction `user` reads of its operand `name`; None if it reads the whole operand."""
+    """Returns the bytes that an instruction reads of its operand `name`; None for the whole operand."""
     if user.operation in _PARTS and user.operands[0] == name:
         return array_bytes(user.type)
     if user.operation == "dynamic-update-slice" and user.operands[0] == name:
@@ -489,6 +494,7 @@ def _part(name: str, user: Instruction) -> float | None:
 
 
 def _written(inner: Computation, name: str) -> float:
+    """Returns the bytes that a fusion writes for its result `name`; an update writes only the updated part."""
     source = inner.source(name)
     if source.operation == "dynamic-update-slice":
         return array_bytes(inner.instructions[source.operands[1]].type)

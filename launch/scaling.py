@@ -1,7 +1,8 @@
 """Estimates weak scaling and the exchange of gradients without hardware: python -m launch.scaling --out=DIR
 
 Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives
-in a step, with one and with four microbatches. `--attention` writes how many bytes a step of RoBERTa reads and writes.
+in a step, with one and with four microbatches. `--attention` instead writes how many bytes a chip reads and writes in a
+step of RoBERTa.
 """
 
 import csv
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from launch.estimate import Estimate
 
 SHAPES = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
-"""Number of chips -> shape of the slice (2D torus)."""
+"""Number of chips -> shape of the slice."""
 
 RUNS = {
     "WMT, FFN reservoirs": ("configs/wmt_ffn_res.py", "data.tokens_per_batch", 8192),
@@ -84,7 +85,8 @@ def main() -> None:
     parser.add_argument(
         "--attention",
         action="store_true",
-        help="write the bytes of a step of RoBERTa to DIR/attention.csv; keep the rows of other commits",
+        help="write the bytes that a chip reads and writes in a step of RoBERTa to DIR/attention.csv;"
+        " keep the rows of other commits",
     )
     options = parser.parse_args()
     if options.exchange or options.attention:
@@ -120,7 +122,12 @@ def main() -> None:
 
 
 def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterator[tuple]]) -> None:
-    """Adds the rows of this commit to a table with the rows of other commits."""
+    """Replaces the rows of this commit in a table of several commits.
+
+    Args:
+      path: path of the table without suffix.
+      make: function from the commit to the rows.
+    """
     import jax
 
     from common import config
@@ -148,7 +155,7 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
 
 
 def _exchange(code: str) -> Iterator[tuple]:
-    """Compiles WMT with two encoder layers and one decoder layer."""
+    """Yields the rows of `--exchange`. Compiles WMT with two encoder layers and one decoder layer."""
     from common import config
     from launch import topology
     from launch.estimate import estimate
@@ -166,7 +173,7 @@ def _exchange(code: str) -> Iterator[tuple]:
 
 
 def _attention(code: str) -> Iterator[tuple]:
-    """Compiles RoBERTa with four layers, and 16 rows of 512 tokens on each of eight chips."""
+    """Yields the rows of `--attention`. Compiles RoBERTa with four layers, and 16 rows of 512 tokens per chip."""
     from common import config
     from launch import topology
     from launch.estimate import estimate
@@ -185,7 +192,7 @@ COMPARISONS = {
     "exchange": (EXCHANGE_COLUMNS, _exchange),
     "attention": (ATTENTION_COLUMNS, _attention),
 }
-"""Name of an option -> (columns of its table, function of the commit that yields rows)."""
+"""Name of an option and of its table -> (columns of the table, function from the commit to the rows)."""
 
 
 def _row(estimate: "Estimate") -> tuple:

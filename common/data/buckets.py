@@ -1,4 +1,4 @@
-"""Length-bucketed batches of sentence pairs in fixed shapes.
+"""Length-bucketed batches of sentences or sentence pairs in fixed shapes.
 
 The bucket determines the shape (B, L) of a batch, so XLA compiles once per bucket. Batches are global: process i of n
 gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
@@ -49,8 +49,8 @@ class BucketedBatches(grain.MapDataset):
             source: the source sentences.
             target: translations of the source sentences; None for batches without targets.
             buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
-            tokens_per_batch: maximum number of tokens (rows * length) of a global batch. A batch still has at least
-                `multiple` rows.
+            tokens_per_batch: maximum number of tokens, including padding (rows * length), of a global batch. A batch
+                still has at least `multiple` rows.
             rows: number of rows of every global batch; 0 for as many rows as `tokens_per_batch` allows.
             multiple: number that divides the number of rows of every global batch; a multiple of the number of
                 processes.
@@ -58,6 +58,8 @@ class BucketedBatches(grain.MapDataset):
 
         Raises:
             UserError: the buckets do not ascend, no example fits into a bucket, or `multiple` does not divide `rows`.
+            ValueError: `source` and `target` have different numbers of sentences, or the number of processes does not
+                divide `multiple`.
         """
         super().__init__()
         _check(source, target, buckets, multiple)
@@ -145,8 +147,7 @@ def evaluation_batches(
     `source`, `buckets`, `tokens_per_batch` and `multiple` see `BucketedBatches`.
 
     Args:
-        target: the translations; None if there are no translations. Batches without targets have only `source` and
-            `ids`.
+        target: translations of the source sentences; None for batches that have only `source` and `ids`.
         rows: maximum number of rows of a global batch; 0 for as many rows as `tokens_per_batch` allows. A batch has at
             least `multiple` rows.
     """

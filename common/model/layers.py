@@ -1,8 +1,8 @@
-"""Scanned layers: a training step holds the arrays of repeating layers stacked, to compile each of these layers once.
+"""Scanned layers: a training step holds the arrays of repeating layers stacked, and compiles a repeating layer once.
 
 The stacked array "blocks/2:8:2/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
-"blocks/6/kernel", (M, N) each. Only `Step` and the values that it reads and writes are stacked. Checkpoints, evaluation
-and tasks have an array for each layer: `stack_layers` and `unstack_layers` convert between the two forms, by copies.
+"blocks/6/kernel", (M, N) each. Only the values that a training step reads and writes are stacked. Checkpoints and
+evaluation have an array for each layer. `stack_layers` and `unstack_layers` convert between the two forms, by copies.
 """
 
 import re
@@ -33,7 +33,7 @@ def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether the first axis of an array is layers."""
+    """Returns whether the array `name` is stacked, with layers as first axis."""
     return ":" in name
 
 

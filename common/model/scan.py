@@ -11,10 +11,10 @@ from common.model.stack import Stack
 
 
 def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """Splits a sequence into runs (start, period, stop), in which each element equals the element `period` before it.
+    """Splits a sequence into runs (start, period, stop). A run consists of copies of its first `period` elements.
 
-    From left to right, takes the run that saves the most elements. "LLLRLRLLL" has the runs "LLL", "RLRL" and "LL". An
-    element that does not repeat is a run of its own.
+    From left to right, takes the run whose copies after the first have the most elements. "LLLRLRLLL" has the runs
+    "LLL", "RLRL" and "LL". An element that does not repeat is a run of its own.
     """
     found, start = [], 0
     while start < len(kinds):
@@ -32,13 +32,14 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
 
 
 class ScannedStack(Stack):
-    """A stack in a training step: each run of repeating blocks is one `jax.lax.scan`. Cannot decode.
+    """A stack in a training step: each run of blocks (see `runs`) is one `jax.lax.scan`. Cannot decode.
 
     The backward pass computes the gradient at the input of every block, even if no array before the first block trains.
 
     Attributes:
-      runs: the runs of blocks; see `runs`.
-      blocks: "start:stop:period" -> block whose variables hold the values of the blocks range(start, stop, period).
+      depth: number of blocks of the unrolled stack.
+      runs: (start, period, stop) of each run.
+      blocks: "first:stop:period" -> block whose variables hold the values of the blocks range(first, stop, period).
     """
 
     def __init__(self, stack: Stack):
@@ -81,14 +82,14 @@ def scan_stacks(model: nnx.Module, least: int) -> None:
 
 
 def _kind(block: Block) -> tuple:
-    """Returns everything that equal blocks have in common: all but the values of their variables."""
+    """Returns the structure of a block without the values of its variables. Blocks with equal structure repeat."""
     graphdef, state = nnx.split(block)
     leaves, structure = jax.tree.flatten(state)
     return graphdef, structure, *((x.shape, x.dtype) for x in leaves)
 
 
 def _stacked(block: Block, layers: int) -> Block:
-    """Returns the block with abstract variables that hold the values of `layers` equal blocks."""
+    """Returns a copy of the block whose variables are abstract and have a new first axis of `layers` blocks."""
     block = nnx.clone(block)
     for _, part in nnx.iter_modules(block):
         for name, variable in list(vars(part).items()):
@@ -101,9 +102,9 @@ def _stacked(block: Block, layers: int) -> Block:
 
 
 def _read(block: Block) -> Block:
-    """Replaces variables by their values, so that a loop reads the values before it slices them.
+    """Replaces each variable by a variable with its value, without the hook `on_get_value` (`common.train.exchange`).
 
-    The hook `on_get_value` of a variable (`common.train.exchange`) returns the values of all layers.
+    The hook returns the values of all layers, so it must be called before a scan slices the values.
     """
     for _, part in nnx.iter_modules(block):
         for name, variable in list(vars(part).items()):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _SKIP = 2**16
 """Number that is folded into a block's key to draw whether the block is skipped.
 
-The number must be larger than the number of residuals in a block, because the block folds the number of each residual,
-0, 1, ..., into the same key.
+The number must be larger than the number of residuals in a block, because the block folds the index of each residual
+into the same key.
 """
 
 
@@ -64,7 +64,10 @@ class Stack(nnx.Module):
 
     @staticmethod
     def _block_keys(key: Key, blocks: int) -> jax.Array | list[None]:
-        """Returns a key for each block, all drawn at once: the compiler would compile each fold_in by itself."""
+        """Returns a key for each block; None for each block if `key` is None.
+
+        Calls `fold_in` once for all blocks, because the compiler would compile the call of each block separately.
+        """
         if key is None:
             return [None] * blocks
         return jax.vmap(partial(fold, key))(jnp.arange(blocks))
@@ -72,7 +75,7 @@ class Stack(nnx.Module):
     def _call_block(
         self, block: Block, number: int, x_BLD: jax.Array, context: Context, key: Key
     ) -> jax.Array:
-        """Returns the output of a block. `number` names its operations in profiles."""
+        """Returns the output of a block. Profiles show the operations of the block under the name `block{number}`."""
         call = jax.named_call(block, name=f"block{number}")
         if policy := REMAT[self.remat]:
             call = jax.checkpoint(call, policy=policy)

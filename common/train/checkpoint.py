@@ -1,8 +1,8 @@
-"""Checkpoints of a run: the latest (to resume), the best (for evaluation), and permanent snapshots.
+"""Checkpoints of a run: the latest (to resume), the best (for evaluation or averaging), and permanent snapshots.
 
-A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "optimizer" and "frozen".
-"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before 939e222
-(22 November 2026) may have frozen values in "frozen".
+A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "frozen" and, in the latest
+checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a folder of their own
+(`save_frozen`). Only checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
 """
 
 import itertools
@@ -71,7 +71,7 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 class Checkpoints:
     """The checkpoints of a workdir.
 
-    All processes must call each method together. Only `exist` may be read by one process.
+    All processes must call each method together. A process may read the property `exist` alone.
 
     If the run is in a bucket, each process has its own copy of the workdir. Process 0 then gathers the arrays and
     writes the checkpoints, and `share` copies the checkpoints to all other processes.
@@ -84,12 +84,18 @@ class Checkpoints:
         keep_best: int | None = None,
         upload: Callable[[], None] = lambda: None,
     ):
-        """Opens the checkpoints. `upload` is a function that uploads the files of a run in a bucket."""
+        """Opens the checkpoints.
+
+        Args:
+          keep: number of latest checkpoints to keep.
+          keep_best: number of checkpoints that `save_top` keeps; needed only to call `save_top`.
+          upload: function that uploads the files of a run in a bucket.
+        """
         self._directory = workdir.absolute() / "checkpoints"
         self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
         self._keep_best = keep_best
         self._managers: list[ocp.CheckpointManager] = []
-        # Silence orbax, which logs even faults that it recovers from. This class reports all other faults.
+        # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
         # Keep two best checkpoints: a killed run may resume from a step before the newer best checkpoint was saved.
@@ -130,13 +136,14 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether this process finds a checkpoint to resume from. Each process may read this property alone."""
+        """Whether this process finds a checkpoint to resume from."""
         return bool(self._latest.all_steps())
 
     def save(self, step: int, state: Any, meta: dict) -> None:
         """Starts writing a checkpoint to resume from. The caller may donate the arrays after this method returns.
 
-        First waits until the best checkpoint and the snapshots are on disk, because `meta` refers to both.
+        First waits until all other checkpoints are on disk: a run that resumes from this checkpoint does not save the
+        earlier best checkpoints and snapshots again.
         """
         for manager in self._managers[1:]:
             manager.wait_until_finished()
@@ -238,10 +245,10 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps the two newest checkpoints that were the best when they were saved.
+        The run keeps two best checkpoints: the best checkpoint of the run, and the previous best checkpoint.
 
         Args:
-          step: step of the checkpoint; None for the newest of the two, the best of the run.
+          step: step of the checkpoint; None for the best checkpoint of the run.
 
         Raises:
           UserError: the checkpoint is missing or damaged.
@@ -260,7 +267,11 @@ class Checkpoints:
         return self._use("top", self._top, step, target)
 
     def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the snapshot at `step`. Raises a UserError if it is missing or damaged."""
+        """Returns arrays and `meta` of the snapshot at `step`.
+
+        Raises:
+          UserError: the snapshot is missing or damaged.
+        """
         check_snapshot(self._directory.parent, step)
         return self._use("snapshot", self._snapshots, step, target)
 
@@ -290,10 +301,10 @@ class Checkpoints:
 
     @staticmethod
     def _read(manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a checkpoint. If one process cannot read it, raises on all processes.
+        """Returns arrays and `meta` of a checkpoint. Raises on all processes if one process cannot read the checkpoint.
 
-        Calls orbax's handler instead of the manager. The manager ends with a barrier, where processes that have read
-        the checkpoint would wait for a process that has failed.
+        Calls orbax's handler instead of `manager.restore`, which ends with a barrier: processes that have read the
+        checkpoint would wait there for a process that has failed.
         """
         path = manager.directory / str(step)
 
@@ -361,7 +372,7 @@ def check_snapshot(workdir: Path, step: int) -> None:
 
 
 def _differences(path: Path, target: Any) -> str:
-    """Names arrays that the checkpoint or `target` lacks, or that differ in shape.
+    """Describes two of the arrays that the checkpoint or `target` lacks, or that differ in shape; counts the others.
 
     Returns "" if no array differs, or if the checkpoint cannot be read.
     """
@@ -400,5 +411,5 @@ def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> d
 
 
 def model_arrays(model: AbstractModel, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns the abstract arrays of a checkpoint that a trained model needs."""
+    """Returns the abstract arrays of a checkpoint without optimizer state."""
     return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

@@ -36,13 +36,13 @@ def local_sums(
 
     Inside `function` an array of the batch has the rows of one shard. In `common.sharding`, `batch_shard` returns the
     index of the shard, and `sum_over_batch` and `max_over_batch` reduce over all shards. The compiler partitions the
-    tensor axis.
+    computation over the tensor axis.
 
     Args:
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
       arguments: trees of arrays.
-      places: tree with the sharding of each array of the first arguments, of which `function` sees a shard over fsdp.
-        `function` sees all other arguments whole.
+      places: trees of shardings, one for each of the first `len(places)` arguments. `function` sees the shards of these
+        arguments over fsdp, and all other arguments whole.
     """
 
     def of_shard(batch: Any, *arguments: Any) -> Any:
@@ -120,15 +120,16 @@ def gathering(
     frozen: Params,
     places: Sequence[Mapping[str, NamedSharding]],
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
-    """Returns a model that gathers its parameters over fsdp wherever it reads them, for the function of `local_sums`.
+    """Builds a model that gathers its parameters over fsdp wherever it reads them, inside the function of `local_sums`.
 
     Args:
       trainable, frozen: {path: shard of this device}.
       places: {path: sharding} of the trainable and of the frozen values.
 
     Returns:
-      stand-ins {path: zeros of the whole shape} of the trainable values, and a function from these stand-ins to the
-      model. The gradient of a stand-in is the gradient of the whole value, summed over the rows of the device.
+      Stand-ins {path: zeros of the whole shape} for the trainable values, and a function from these stand-ins to the
+      model. The model reads the gathered values instead of the zeros. The gradient of a stand-in is the gradient of the
+      whole value, summed over the rows of the device.
     """
     shards, places = trainable | frozen, {**places[0], **places[1]}
     stand_ins, constants = (
@@ -150,9 +151,11 @@ def gathering(
 
 
 def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
-    """Returns a hook of `nnx.Variable` that replaces a stand-in by the whole parameter.
+    """Returns a hook `on_get_value` of `nnx.Variable`, which replaces a stand-in of `gathering` by the whole parameter.
 
     Args:
+      shard: this device's shard of the parameter.
+      place: sharding of the parameter.
       dtype: dtype in which the parameter is gathered. The result has the dtype of the shard.
     """
     dimension = split_dimension(place)
@@ -169,7 +172,7 @@ def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callabl
         mesh, tensor = jax.sharding.get_abstract_mesh(), _only(place.spec, "tensor")
         whole = partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
         if not mesh.are_all_axes_manual:
-            # The compiler would also gather the array over the axis tensor, which it partitions.
+            # Without this inner `shard_map`, the compiler would also gather the array over the tensor axis.
             rest = set(mesh.axis_names) - set(mesh.manual_axes)
             whole = jax.shard_map(
                 whole, in_specs=tensor, out_specs=tensor, axis_names=rest, check_vma=False

@@ -1,6 +1,6 @@
 """The training loop of all tasks and papers.
 
-config -> mesh -> abstract model -> shardings -> initial values -> [restore] -> steps with hooks -> summary
+config -> mesh -> abstract model -> shardings -> initial or restored values -> steps with hooks -> summary
 """
 
 import math
@@ -73,7 +73,7 @@ def kept_summary(run: Run) -> dict | None:
 def make_hooks(
     signals: Signals, profile: "Profile | None" = None, pause_at: int | None = None
 ) -> list[Hook]:
-    """Returns the hooks of a run, in the order of their calls."""
+    """Returns the hooks of a run, in the order of their calls. The hook `Stop` documents `pause_at`."""
     traces = [profile] if profile else []
     return [Stop(signals, pause_at), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
 
@@ -81,11 +81,13 @@ def make_hooks(
 def train(
     run: Run, hooks: Sequence[Hook], signals: Signals, begun: float, turn: int = 0
 ) -> Iterator[None]:
-    """Trains until a hook stops the run. Yields after every `turn` steps, with no step in flight and the clock stopped.
+    """Trains until a hook stops the run.
+
+    Yields at each step that is a multiple of `turn`, with no step in flight and the clock stopped.
 
     Args:
       begun: `time.perf_counter()` before the setup of the run.
-      turn: steps between yields; 0 never yields.
+      turn: number of steps between yields; 0 to never yield.
 
     Raises:
       UserError: the loss or the gradient is not finite.
@@ -94,7 +96,7 @@ def train(
     run.stopping = False
     for hook in hooks:
         hook.start(run)
-    if run.step >= run.config.train.steps and not run.stopping:  # The run has no steps left.
+    if run.step >= run.config.train.steps and not run.stopping:
         run.state.stop_reason, run.stopping = "steps", True
     if run.stopping:
         run.save()
@@ -117,7 +119,8 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
     met: set[tuple] = set()
     for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
         key = step.cache_key(batch, state.step)
-        # Threads may have compiled this step on some processes only, so `step.compiled` must not decide on the barrier.
+        # Threads may have compiled this step on some processes only, so `step.compiled` must not decide whether this
+        # process waits at the barrier.
         if key not in met:
             met.add(key)
             unread = _read(run, hooks, unread)
@@ -125,7 +128,7 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
                 step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
                 # Without this barrier, faster processes would wait within the section "train".
                 barrier("compiled")
-            votes.hasten()  # A compilation may take minutes, so the next vote must not wait longer.
+            votes.hasten()  # A compilation may take minutes, so the processes vote right after this step.
         for hook in hooks:
             hook.before_step(run)
         state.params, state.opt_state, metrics = step(
@@ -185,7 +188,7 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     step, metrics, flops = unread
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-        kept = f"the last checkpoint in {run.workdir} has a finite loss"
+        kept = f"the last checkpoint in {shown(run.workdir)} has a finite loss"
         raise UserError(
             f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}:"
             f" training stopped; {kept if run.checkpoints.exist else 'no checkpoint was saved'}"

@@ -28,7 +28,7 @@ from common.train.workdir import check_shared, commit, open_workdir
 from common.variables import AbstractModel, Params
 
 PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
-"""Fields of `RunState` that are JSON values."""
+"""Fields of `RunState` that checkpoints store and load without conversion."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RunState:
     Attributes:
       curve: the validation curve.
       data_state: data state from which to continue (see `Task.batches`); None at the start.
-      clock: seconds of training, compilation, evaluation and checkpoints.
+      clock: seconds of start, training, compilation, evaluation and checkpoints.
       tokens: number of tokens, or of the task's `unit`, that training has processed.
       flops: FLOPs of all training steps up to now.
       stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
@@ -133,15 +133,15 @@ class Run:
 def open_run(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, stack: ExitStack, name: str = ""
 ) -> Run:
-    """Locks the workdir, and starts the run or resumes it from its newest checkpoint.
+    """Locks the workdir, and starts the run or resumes the run from its newest intact checkpoint.
 
     Args:
       stack: exit stack that closes the run's files.
-      name: prefix of every line of progress; "" for no prefix.
+      name: prefix of every line of the progress bar; "" for no prefix.
 
     Raises:
-      UserError: the workdir holds another run, no checkpoint is intact, or the processes differ in configuration, data
-        or frozen values.
+      UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact, or
+        the processes differ in configuration, data or frozen values.
     """
     # Processes must agree before any file is written.
     check_agreement(lambda: _inputs(config, task))

@@ -27,10 +27,10 @@ _COUNTERS = (jnp.int32, jnp.uint32)
 
 
 _MANY_ARRAYS = 256
-"""Number of arrays from which one device initialises a model operation by operation.
+"""Minimum number of trainable arrays of a model that a single device initialises operation by operation.
 
-The layers of a deep model repeat a few operations. Each of these compiles once; one program for all layers would take
-several times as long to compile."""
+The layers of a deep model repeat a few operations, and each operation compiles once. One program for all layers would
+take several times as long to compile."""
 
 
 @dataclasses.dataclass
@@ -67,23 +67,24 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
 def optimizer_shardings(
     optimizer: optax.GradientTransformation,
     trainable: Mapping[str, Any],
-    where: Mapping[str, Any],
+    shardings: Mapping[str, Any],
     mesh: Mesh,
 ) -> Any:
     """Returns the shardings of the optimizer state.
 
-    Optimizer moments inherit their parameter's sharding; everything else is replicated.
+    A moment with the shape of its parameter has the sharding of the parameter; everything else is replicated.
 
     Args:
-      where: path -> sharding of the trainable value.
+      trainable: path -> trainable variable or array, possibly abstract.
+      shardings: path -> sharding of the trainable value.
     """
     whole = sharding.replicated(mesh)
 
     def place(path: tuple, moment: Any) -> Any:
         keys = (getattr(entry, "key", None) for entry in path)
-        name = next((key for key in keys if key in where), None)
+        name = next((key for key in keys if key in shardings), None)
         alike = name is not None and moment.shape == trainable[name].shape
-        return where[name] if alike else whole
+        return shardings[name] if alike else whole
 
     return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, dict(trainable)))
 
@@ -96,8 +97,8 @@ class Step:
       accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
         weights.
       reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
-      scanned: `abstract_model` with stacked arrays (`common.model.layers`), as a step holds parameters, gradients,
-        optimizer state and frozen values; None for an array of each layer.
+      scanned: `abstract_model` with stacked arrays (`common.model.layers`), the form of the step's parameters,
+        gradients, optimizer state and frozen values; None for `abstract_model`, with an array for each layer.
       compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
     """
 
@@ -119,7 +120,8 @@ class Step:
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        # Adafactor treats an array as one matrix. With fsdp, a scan would gather the parameters of all layers at once.
+        # Adafactor factors and clips each array as a whole, so its updates of stacked arrays would differ. With fsdp, a
+        # scan would gather the parameters of all layers at once.
         unrolled = config.optimizer.name == "adafactor" or mesh.shape["fsdp"] > 1
         scanned = scan_layers(abstract_model, 0 if unrolled else config.train.scan_layers)
         how = config.train.accumulate, config.train.reduce_dtype, scanned
@@ -174,7 +176,7 @@ class Step:
             (total, weight), grads = gradient(trainable, batch, key)
             return total, weight, grads
 
-        # Put neighbouring rows into different microbatches: each device then splits its rows without communication.
+        # Microbatch m has the rows m, m + accumulate, ...: the same rows, with the same dropout masks, on every mesh.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, self.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
@@ -210,7 +212,7 @@ class Step:
         """Returns the abstract trainable values, optimizer state and frozen values, with their shardings.
 
         Args:
-          model: `abstract_model` for an array of each layer, as in checkpoints; None for the stacked arrays of a step.
+          model: `abstract_model` for an array for each layer, as in checkpoints; None for the stacked arrays of a step.
         """
         model, mesh = model or self.scanned, self.mesh
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
@@ -246,9 +248,9 @@ class Step:
     ) -> None:
         """Starts to compile the training step for the shapes of several batches, in one thread for each CPU core.
 
-        The arguments are those of `compile`. `compile` and `wait` raise the errors of the threads.
+        All arguments except `batches` are those of `compile`. `compile` and `wait` raise the errors of the threads.
         """
-        # The threads must not hold arrays, because training steps donate them meanwhile.
+        # The threads get abstract arrays, because training steps donate the arrays meanwhile.
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             (trainable, opt_state, frozen),

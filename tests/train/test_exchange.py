@@ -32,7 +32,7 @@ MESHES = {
 
 
 class Tied(nnx.Module):
-    """A table of words that is both input and output, and a layer with dropout between them."""
+    """A word embedding, a layer with dropout, and an output layer that is tied to the embedding."""
 
     def __init__(self, words: int, width: int, rngs: nnx.Rngs):
         draw = jax.random.normal(rngs.params(), (words, width))
@@ -145,7 +145,7 @@ def test_parameters_are_gathered_over_fsdp_only() -> None:
 @pytest.mark.skipif(not topology.has_compiler(), reason="needs the TPU compiler")
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 def test_tpu_compiler_keeps_the_reduce_scatter() -> None:
-    """The table is split along its last dimension. Without a layout, the TPU compiler all-reduces its gradient."""
+    """The table is split along its last dimension. Without a layout constraint, its gradient would be all-reduced."""
     words, width = 4096, 512
     mesh = sharding.make_mesh(MESHES["fsdp"], topology.find("v5e:2x4").devices)
     kinds = received(mesh, task=Copying(words, width))
@@ -155,7 +155,7 @@ def test_tpu_compiler_keeps_the_reduce_scatter() -> None:
 
 @pytest.mark.parametrize("name", ["data", "fsdp"])
 def test_reduce_dtype_is_the_dtype_of_the_exchange(name: str, on_one_device: dict) -> None:
-    """The text before compilation is checked: the CPU compiler replaces bfloat16 by float32."""
+    """Checks the step before compilation, because the CPU compiler replaces bfloat16 by float32."""
     mesh = mesh_of(name)
     step = step_on(mesh, reduce_dtype="bfloat16")
     with jax.set_mesh(mesh):

@@ -113,7 +113,16 @@ def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
 def train(
     task: Deep, least: int, sizes: dict[str, int] | None = None, optimizer: str = "adamw"
 ) -> tuple:
-    """Trains three steps. Returns losses, FLOPs of a step, names of the parameters, and the state of all layers."""
+    """Trains three steps.
+
+    Args:
+      least: the configuration's `train.scan_layers`.
+      sizes: sizes of mesh axes.
+
+    Returns:
+      Losses, FLOPs of a step, names of the step's parameters, and (parameters, optimizer state, frozen values) with an
+      array for each layer.
+    """
     config = toy.config(train__scan_layers=least, optimizer__name=optimizer, optimizer__clip=0.5)
     # Biases of keys have gradients that are 0 up to rounding, which Adam with a small epsilon would amplify.
     config.optimizer.epsilon, config.optimizer.weight_decay = 1e-2, 0.1
@@ -153,7 +162,7 @@ def train(
     ],
 )
 def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> None:
-    """The same dropout masks, skipped layers, losses, parameters, moments, shardings and FLOPs."""
+    """Dropout masks, skipped layers, losses, parameters, moments, shardings and (without adapters) FLOPs are equal."""
     (losses, flops, _, values), (scanned_losses, scanned_flops, names, scanned_values) = (
         train(task, least, **options) for least in (0, 4)
     )

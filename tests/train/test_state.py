@@ -110,7 +110,7 @@ class Run:
         return {name: np.array(value) for name, value in self.values.items()}
 
     def gradients(self, batch: dict[str, np.ndarray], key: jax.Array) -> tuple:
-        """Computes in NumPy: sum of the losses, sum of the weights, and gradient of the kernel (F,)."""
+        """Returns `Step.gradients`: the sums of losses and weights, and the gradient of the trained kernel, (F,)."""
         gradients = jax.jit(self.step.gradients, static_argnums=0)
         loss, weight, grads = gradients(self.task.loss, self.values, self.frozen, batch, key)
         return float(loss), float(weight), np.asarray(grads["trained/kernel"])[:, 0]
@@ -138,14 +138,13 @@ def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
     kept_F = gradient_F / (SCALE * accumulating.features(batch)[0])
     assert np.allclose(kept_F, kept_F.round(), atol=1e-4)
     times = np.bincount(kept_F.round().astype(int), minlength=3)
-    assert len(times) == 3 and times[1] == pytest.approx(
-        FEATURES / 2, abs=16
-    )  # the tolerance of 16 is four standard deviations
+    # The tolerance of 16 is four standard deviations.
+    assert len(times) == 3 and times[1] == pytest.approx(FEATURES / 2, abs=16)
     assert times[0] > 0 and times[2] > 0
 
 
 def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
-    """Losses, weights and gradients are summed over microbatches. Dropout keeps all features in this test."""
+    """Losses, weights and gradients are summed over microbatches, of which each has its own dropout mask."""
     batch = rows(6, [1.0, 0.0, 2.0, 0.5, 3.0, 1.5])
     key = jax.random.key(5)
     loss, weight, gradient_F = accumulating.gradients(batch, key)
@@ -162,7 +161,7 @@ def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
 
 
 def test_two_steps_equal_numpy() -> None:
-    """The gradient of the weighted mean is followed by weight decay, momentum and schedule. The bias starts at 0."""
+    """An update applies weight decay, momentum and the schedule to the gradient of the weighted mean."""
     run, batch = Run(), rows(4, [0.5, 1.0, 0.0, 2.0])
     total_weight, trace_F = 3.5, np.zeros(FEATURES)
     for number in range(2):
@@ -173,9 +172,8 @@ def test_two_steps_equal_numpy() -> None:
         times = 1 + number  # step 1 doubles the loss
         gradient_F = times * batch["weight"] @ masked_BF / total_weight
         metrics = run(batch, number)
-        norm = np.sqrt(
-            np.sum(gradient_F**2) + times**2
-        )  # the gradient of the bias is 1, doubled at step 1
+        # The gradient of the bias is 1, doubled at step 1.
+        norm = np.sqrt(np.sum(gradient_F**2) + times**2)
         assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
         assert metrics["loss"] == pytest.approx(gradient_F @ kernel_F + times * bias, abs=1e-4)
         assert metrics["weight"] == total_weight
@@ -227,7 +225,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
 
 
 def test_cache_key_selects_the_program(plain: Run) -> None:
-    """The loop passes the cache key. The program of odd steps has twice the gradient of the program of even steps."""
+    """The loop passes the cache key. The program of odd steps computes twice the gradient of that of even steps."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     norms = {}
     for number in (8, 9):
@@ -290,7 +288,7 @@ def test_step_keeps_all_shardings(sharded: Run) -> None:
 
 
 def test_abstract_arguments_match_the_arrays_of_a_run(sharded: Run) -> None:
-    """The shapes, dtypes and shardings are equal. `launch.plan` compiles the step for them."""
+    """The shapes, dtypes and shardings are equal. `launch.plan` compiles the step for the abstract arguments."""
 
     def described(tree):
         return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)

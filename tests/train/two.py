@@ -1,6 +1,7 @@
-"""Cases of training in two processes: `python -m tests.train.two FOLDER CASE...` runs cases in this process.
+"""Cases of training in two processes: `python -m tests.train.two FOLDER CASE...` is one of the processes.
 
-Each process prints one line of JSON per case: [case, result]. A case that starts with "exit" ends the process.
+Each process prints one line of JSON per case: [case, result]. After the last case, the processes train on different
+data, which ends both processes with an error.
 """
 
 import json
@@ -30,14 +31,20 @@ from common.train.state import Step
 from tests.train import toy
 
 DELAY = 3.0
-"""Delay of a compilation or of a batch, in seconds."""
+"""Delay of the compilation in `late_compilation`, in seconds."""
 
 LONG_DELAY, STEP = 20.0, 50.0
 """Delay of a compilation and simulated duration of a training step in `two_late_compilations`, in seconds."""
 
 
 class TwoToy(toy.Toy):
-    """The toy task, evaluated in batches of one example on each process."""
+    """The toy task, evaluated in batches of one example on each process.
+
+    Args:
+      data: fingerprint of the train split.
+      batches: number of evaluation batches.
+      during: function called before each evaluation batch.
+    """
 
     def __init__(self, data: str = "equal", batches: int = 1, during: Callable = lambda: None):
         super().__init__()
@@ -95,8 +102,11 @@ def differing_draws(workdir: Path) -> str:
         return fault(lambda: train(workdir))
 
 
-def unreadable_checkpoint(workdir: Path) -> list[int]:
-    """Returns the steps that a run with checkpoints of steps 5 and 10 trains if one process cannot read step 10."""
+def unreadable_checkpoint(workdir: Path) -> int:
+    """Returns the step from which a run resumes.
+
+    The run has checkpoints of steps 5 and 10. Process 1 cannot read the checkpoint of step 10.
+    """
     train(workdir, train__steps=10)
     read = checkpoint._meta
 
@@ -113,7 +123,10 @@ def unreadable_checkpoint(workdir: Path) -> list[int]:
 
 
 def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
-    """Returns the latest steps of a run that saves a best checkpoint while the latest one still waits for process 1."""
+    """Returns the steps of the latest checkpoints of a run.
+
+    The run saves a best checkpoint while the latest checkpoint still waits for process 1.
+    """
     unless_failing = checkpoint.unless_failing
 
     def late(barrier: Callable[..., None]) -> Callable[..., None]:
@@ -152,7 +165,7 @@ def late_compilation(workdir: Path) -> dict[str, float]:
 
 
 class TwoShapes(TwoToy):
-    """The batches of the second half of the run have twice as many rows, so they need a second compilation."""
+    """From step 11 on, the batches have twice as many rows, so the step is compiled a second time."""
 
     def batches(self, start):
         for batch, position in super().batches(start):
@@ -166,10 +179,9 @@ def two_late_compilations(workdir: Path) -> dict[str, dict[str, float]]:
     Returns:
       {run: measurements of this process}; see `measured`.
     """
-    late = {1: 1, 2: 0}  # number of the compilation -> late process
     return {
         "undisturbed": measured(workdir / "undisturbed", {}),
-        "late": measured(workdir / "late", late),
+        "late": measured(workdir / "late", {1: 1, 2: 0}),
     }
 
 
@@ -177,6 +189,9 @@ def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
     """Trains 20 steps. Each step advances the clock of the run by `STEP` simulated seconds.
 
     Waits, compilations and the steps themselves take real time, which the clock adds to the simulated seconds.
+
+    Args:
+      late: {number of the compilation: process that compiles `LONG_DELAY` seconds late}.
 
     Returns:
       "train" and "compile" seconds; "waited", the longest wait for the compilation of the other process; "grown", the
@@ -220,7 +235,7 @@ def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
 
 
 def stopped_step(workdir: Path, task: toy.Toy, **fields: object) -> int:
-    """Returns the step of the checkpoint that is saved after a signal. The step must be equal in all processes."""
+    """Returns the step of the checkpoint that is saved after SIGTERM."""
     line = fault(lambda: train(workdir, task, train__steps=60, **fields))
     return int(re.fullmatch(r"SIGTERM: saved step (\d+) in .*", line)[1])
 
@@ -245,7 +260,10 @@ def signal_in_evaluation(workdir: Path) -> tuple[int, int]:
 
 
 class Late(TwoToy):
-    """Delays every batch by `seconds`. Process 1 gets SIGTERM before step `at`. With `shapes`, later batches grow."""
+    """Delays every batch by `seconds`. Process 1 gets SIGTERM before step `at`.
+
+    With `shapes`, every batch from step `at` + 3 on has a new number of rows.
+    """
 
     def __init__(self, at: int, seconds: float = 0.0, shapes: bool = False):
         super().__init__()
