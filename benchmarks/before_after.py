@@ -1,0 +1,130 @@
+"""Writes one table of compiled programs and steps before and after their repair: python -m benchmarks.before_after
+
+The program measures nothing. It reads the tables in results/launch and results/benchmarks; the last column of each row
+names the command that measures.
+"""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from common.report.table import markdown, text
+from common.runtime import program
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+class Change(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      measure: what is measured, with its unit.
+      before, after: values.
+      code: the older and the newer commit, or two modes of one commit.
+      most: upper bound of `after`; None without a target.
+      command: command that measures.
+    """
+
+    measure: str
+    before: float
+    after: float
+    code: str
+    most: float | None
+    command: str
+
+    def cells(self) -> tuple:
+        met = "" if self.most is None else "yes" if self.after <= self.most else "no"
+        return *self[:4], self.most, met, f"`python -m {self.command}`"
+
+
+COLUMNS = ("measure", "before", "after", "code", "target", "met", "command")
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def exchanges(results: Path) -> Iterator[Change]:
+    """Yields the MiB of gradients that a device receives in a step, by mesh, with one and with four microbatches.
+
+    A target is 2 % above the newer commit's traffic with one microbatch.
+    """
+    traffic = ("all-reduce", "reduce-scatter", "collective-permute")
+    received: dict[str, dict[tuple[str, str], float]] = {}
+    for row in _read(results / "launch/exchange.csv"):
+        commits = received.setdefault(row["case"], {})
+        commits[row["code"], row["microbatches"]] = sum(float(row[name]) for name in traffic)
+    for case, found in received.items():
+        codes = list(dict.fromkeys(code for code, _ in found))
+        if len(codes) < 2:
+            continue
+        old, new = codes[0], codes[-1]
+        for number in ("1", "4"):
+            name = f"gradients received, {case}, microbatches: {number} (MiB)"
+            most = 1.02 * found[new, "1"] if number != "1" else None
+            values = found[old, number], found[new, number]
+            yield Change(name, *values, f"{old}, {new}", most, "launch.scaling --exchange")
+
+
+def decoding(results: Path) -> Iterator[Change]:
+    """Yields the MiB that a device receives for each generated token, by run and mesh."""
+    received: dict[str, list[float]] = {}
+    for row in _read(results / "launch/decoding.csv"):
+        name = f"decoding, {row['run']}, {row['mesh']}, received for a token (MiB)"
+        received.setdefault(name, []).append(float(row["MiB received for a token"]))
+    for name, (before, after) in received.items():
+        yield Change(name, before, after, "by the compiler, by rows", 5.0, "launch.decoding")
+
+
+def attention(results: Path) -> Iterator[Change]:
+    """Yields the GB that a v5e chip reads and writes in a step of RoBERTa. The target is 25 % below the first row."""
+    rows = _read(results / "launch/attention.csv")
+    most = 0.75 * float(rows[0]["GB of a step"])
+    old, new = rows[0], rows[-1]
+    for rate in dict.fromkeys(row["attention dropout"] for row in rows):
+        found = [float(row["GB of a step"]) for row in rows if row["attention dropout"] == rate]
+        name = f"RoBERTa at T=512, attention dropout {rate}, bytes of a step (GB)"
+        codes = f"{old['code']}, {new['code']}"
+        yield Change(name, found[0], found[-1], codes, most, "launch.scaling --attention")
+
+
+def compilation(results: Path) -> Iterator[Change]:
+    """Yields CPU seconds of compilation of a translator with 32 encoder layers."""
+    rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
+    old, new = rows[0], rows[-1]
+    command = "benchmarks.compilation --layers 32"
+    for column, name, most in (
+        ("lower and compile CPU s", "each bucket", 8.0),
+        ("before step 1 CPU s", "before step 1", None),
+    ):
+        name = f"compilation, 32 layers, {name} (CPU s)"
+        codes = f"{old['commit']}, {new['commit']}"
+        yield Change(name, old[column], new[column], codes, most, command)
+
+
+def write(results: Path = RESULTS) -> str:
+    """Writes results/launch/before_after.md. Returns the table for the terminal."""
+    rows = [c.cells() for of in (exchanges, decoding, attention, compilation) for c in of(results)]
+    page = f"""# Before and after
+
+Written by `python -m benchmarks.before_after` from the tables beside this page and from
+[compilation.json](../benchmarks/compilation.json). Bytes are properties of compiled programs.
+[step.md](../benchmarks/step.md) has the time of a step against PyTorch and against its own matrix products. The
+[estimates for 8 to 256 chips](weak_scaling.md) have no older rows.
+
+{markdown(COLUMNS, rows)}"""
+    (results / "launch/before_after.md").write_text(page)
+    return text(COLUMNS, rows)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    print(write())
+
+
+if __name__ == "__main__":
+    program.run(main)

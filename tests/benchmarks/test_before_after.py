@@ -1,0 +1,30 @@
+"""benchmarks.before_after writes its page from the kept tables."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import before_after
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for folder in ("launch", "benchmarks"):
+        shutil.copytree(before_after.RESULTS / folder, tmp_path / folder)
+    return tmp_path
+
+
+def test_kept_page_is_that_of_the_kept_tables(results: Path) -> None:
+    page = results / "launch/before_after.md"
+    kept = page.read_text()
+    before_after.write(results)
+    assert page.read_text() == kept
+
+
+def test_a_target_that_is_missed_is_marked(results: Path) -> None:
+    table = results / "launch/decoding.csv"
+    table.write_text(table.read_text().replace(",0.7843006344660659,", ",5.1,"))
+    met = {row.measure: row.cells()[-2] for row in before_after.decoding(results)}
+    assert met.pop("decoding, WMT, FFN reservoirs, fsdp=8, received for a token (MiB)") == "no"
+    assert set(met.values()) == {"yes"}
