@@ -1,6 +1,6 @@
 """Trains several cases of an experiment and compares them: python -m common.compare --config=FILE --case A --case B X=1
 
-Every case is tuned on the same grid (--sweep), trained with the same seeds, and compared with the first case.
+Every case is trained with the same seeds and compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re
@@ -32,10 +32,10 @@ class Cases(ExperimentSuite):
     overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def configuration(self, name: str, seed: int) -> ConfigDict:
-        """Returns the configuration of a run. In the values of a case, "{seed}" becomes the seed.
+        """Returns the configuration of a run. In the values of a case, except "config", "{seed}" becomes the seed.
 
         Raises:
-          UserError: the file does not exist, a field is unknown, or a value is invalid.
+          UserError: the file cannot be loaded, a field is unknown, or a value is invalid.
         """
         fields = dict(self.overrides[name])
         loaded = self.override(config.load(fields.pop("config", self.spec)))
@@ -50,7 +50,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
 
     Raises:
       UserError: there are fewer than two cases, a name is repeated or not valid as a folder name, or a field is
-        malformed or repeated.
+        malformed, repeated or the seed.
     """
     cases: dict[str, dict[str, str]] = {}
     for name, *texts in options:

@@ -177,7 +177,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_rate(option: str, rate: float) -> None:
-    """Raises a UserError unless the dropout rate is from 0 to 0.99."""
+    """Raises a UserError unless the rate of dropout or LayerDrop is from 0 to 0.99."""
     check(_is_real(rate) and 0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate!r}")
 
 
@@ -255,7 +255,8 @@ def parse(
 ) -> tuple[ConfigDict, argparse.Namespace]:
     """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
-    The default workdir is named after the configuration file, so running a command again resumes its run.
+    The default workdir is named after the configuration file and its argument, so running a command again resumes its
+    run.
 
     Args:
       flags: name of each additional option without a value -> help text of the option.
@@ -268,7 +269,7 @@ def parse(
         "--config",
         required=True,
         metavar="FILE[:ARG]",
-        help="configuration file; ':tiny' is a small run on embedded data",
+        help="configuration file; ':tiny' is a small run without a download",
     )
     parser.add_argument(
         "--workdir",
@@ -320,7 +321,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_for(program: str) -> argparse.ArgumentParser:
-    """Returns an argument parser that raises a UserError instead of printing the usage."""
+    """Returns an argument parser that raises a UserError for a wrong command line, instead of printing the usage."""
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 

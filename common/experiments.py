@@ -58,7 +58,7 @@ Point = Mapping[str, str]
 
 
 def _set(config: ConfigDict, point: Point) -> ConfigDict:
-    """Sets the fields of a sweep's grid point in `config` and returns `config`. Unknown fields raise a UserError."""
+    """Sets the fields of a sweep's grid point in `config` and returns it. Raises a UserError for a wrong field."""
     for name, text in point.items():
         try:
             override(config, name, text)
@@ -145,6 +145,8 @@ class ExperimentSuite:
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Applies the overrides of the command line and then `values` to `config`; returns `config`.
 
+        Also disables wandb, unless the command line sets `wandb.mode`.
+
         Args:
           values: configuration fields, "a.b" -> value, that the experiment fixes.
         """
@@ -210,7 +212,8 @@ class ExperimentSuite:
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
         """Trains all runs that are not finished, and returns the runs in the order of `configs`.
 
-        A run is finished if its workdir has a summary and the same requested configuration.
+        A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
+        checkpoints, the summary must also be newer than the files of data and pretrained weights.
 
         Args:
           configs: name of a run -> its configuration.
@@ -223,7 +226,7 @@ class ExperimentSuite:
         return [run_of(summaries[name], name, folder=self.folder(name)) for name in configs]
 
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
-        """Returns the summary of the run `name`; None if the run is not finished or has another configuration."""
+        """Returns the summary of the run `name`; None if the run is not finished (see `fit_all`)."""
         workdir = self.folder(name)
 
         def is_same(stored: dict) -> bool:
@@ -283,7 +286,7 @@ class ExperimentSuite:
     def kept(self, name: str) -> list[Run]:
         """Returns the finished runs of a case in --out that have test results.
 
-        If several tuned values have test results, returns the runs of the value that has the most seeds.
+        If runs at several points of a grid have test results, returns the runs at the point with the most seeds.
 
         Raises:
           UserError: a summary is damaged.
@@ -365,7 +368,7 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: `metrics.jsonl` lacks an evaluation of the run's curve.
+      UserError: the steps of these evaluations are not the steps of the run's validation curve.
     """
     logged = [m for m in read_metrics(workdir) if name in m]
     points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]

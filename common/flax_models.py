@@ -25,8 +25,8 @@ Path = tuple[str | int, ...]
 Change = Callable[[Path, Any, Any], Any]
 """Function (path, part, parent) -> replacement of the part, or the part itself to keep it.
 
-A part is a module or a variable. Its parent is the module, list or dictionary that contains it, and None for the whole
-model.
+A part is a module or a variable. Its parent is the module, list, tuple or dictionary that contains it, and None for the
+whole model.
 """
 
 
@@ -212,7 +212,7 @@ def kernel_axes(layer: Any) -> KernelAxes | None:
 
 
 def check_unstacked(layer: nnx.Module, axes: KernelAxes) -> None:
-    """Raises a UserError if the kernel of a layer has more dimensions than `axes`, because of `nnx.vmap`."""
+    """Raises a UserError unless a layer's kernel has as many dimensions as `axes`; `nnx.vmap` adds a dimension."""
     ndim, expected = layer.kernel.ndim, len(axes.batch + axes.inputs + axes.outputs)
     check(
         ndim == expected,

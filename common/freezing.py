@@ -116,8 +116,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("orthogonal", gain):
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
-            # Make the diagonal of r positive: then q is uniformly distributed, and does not depend on the LAPACK
-            # version.
+            # Make the diagonal of r positive: then q is uniformly distributed, and does not depend on the signs that
+            # LAPACK chooses.
             q = q * np.sign(np.diagonal(r))
             value = gain * (q if rows >= columns else q.T)
         case ("xavier", gain):

@@ -39,7 +39,7 @@ class AbstractModel:
     paths: Mapping[str, tuple]
 
     def build(self, trainable: Params, frozen: Params) -> nnx.Module:
-        """Returns the model with the values {path: array}. The compiled step calls this method while tracing."""
+        """Returns the model with the values {path: array}. Training and evaluation call this method while tracing."""
         values = {self.paths[name]: value for name, value in {**trainable, **frozen}.items()}
         return nnx.merge(self.graphdef, nnx.from_flat_state(values))
 
@@ -115,7 +115,8 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    A quantized variable packs several parameters into one element; its metadata `holds` is the shape before packing.
+    A quantized kernel packs several parameters into one element of its codes. The metadata `holds` is the shape of the
+    kernel for the codes, and (0,) for the scales, which are not counted.
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

@@ -1,10 +1,10 @@
 """Heartbeats between processes: if a process is lost, all other processes name it and exit within a bounded time.
 
-The heartbeat thread of each process holds a connection to process 0. A process counts as lost if its connection closes
-(the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS (default 60; the process is suspended
-or its machine is unreachable). A deadlock of the main thread alone is not detected. Process 0 informs all other
-processes. Their heartbeat threads print one line and exit their processes, even if the main thread waits in a
-collective operation:
+The heartbeat threads of all other processes have a connection to the heartbeat thread of process 0. A process counts
+as lost if its connection closes (the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS
+(default 60; the process is suspended or its machine is unreachable). A deadlock of the main thread alone is not
+detected. Process 0 informs all other processes. Their heartbeat threads print one line and exit their processes, even
+if the main thread waits in a collective operation:
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
@@ -121,7 +121,7 @@ class Heartbeat(threading.Thread):
                     self._lost(number)
 
     def end(self) -> None:
-        """Informs the other processes that this process exits without an error."""
+        """Informs the connected processes that this process exits without an error."""
         self._send(_END)
 
     def _send(self, message: bytes) -> None:
@@ -184,12 +184,12 @@ def hold(error: Exception) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits this process with `code` after an error. First waits until all others have printed their errors."""
+    """Exits this process with `code` after an error. First waits 2 seconds (process 0: 3 seconds) for all others."""
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
     _silence_errors()
-    # The exit of this process ends the other processes: wait until they have printed their errors.
+    # The exit of this process ends the other processes: give them time to print their errors.
     time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 

@@ -62,7 +62,10 @@ def several() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits with `code` after an error. Several processes do not wait for each other, which could deadlock."""
+    """Exits with `code` after an error.
+
+    Several processes skip the exit handlers: these wait for all processes, which could deadlock after an error.
+    """
     if several():
         from common.runtime import heartbeat
 

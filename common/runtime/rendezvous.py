@@ -1,7 +1,7 @@
 """A rendezvous of all processes before they join JAX's runtime. Its errors name missing or misconfigured processes.
 
-Each process sends one line to process 0: the launcher's token, then JSON. The token keeps out other programs and other
-users' runs. The token is sent in plain text, so it does not protect against eavesdroppers.
+Every process except process 0 sends one line to process 0: the launcher's token, then JSON. The token keeps out other
+programs and other users' runs. The token is sent in plain text, so it does not protect against eavesdroppers.
 """
 
 import hmac
@@ -149,7 +149,7 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str]] | None:
-    """Parses the line of a process to (number, host name, settings); None if another program sent the line."""
+    """Parses the line of a process to (number, host name, settings); None for another token or a damaged line."""
     sent, _, rest = line.partition(b" ")
     if hmac.compare_digest(sent, token.encode()):
         with suppress(ValueError, TypeError, RecursionError):
@@ -204,8 +204,8 @@ def _arrive(
             continue
         if "twice" in answer:
             raise UserError(
-                f"process {index} is started twice, here and on {answer['twice']}:"
-                " give each process its own number"
+                f"process {index} was started twice, here and on {answer['twice']}:"
+                " give each process its own TRAINLESS_PROCESS_ID"
             )
         if "refused" in answer:
             raise UserError(

@@ -67,7 +67,7 @@ class Signals:
 
 
 class Interrupted(Exception):
-    """Raised after a signal has interrupted an evaluation."""
+    """Raised after a signal, to interrupt an evaluation."""
 
 
 class Preempted(Exception):

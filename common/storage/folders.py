@@ -61,7 +61,7 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
     argparse option.
 
     Args:
-      wanted: function from the path of a file in the folder to whether to download the file; None downloads all files.
+      wanted: function from the path of a file, relative to the folder, to whether to download it; None downloads all.
 
     Raises:
       UserError: the address is wrong, the bucket cannot be read, or a package for it is missing.

@@ -61,7 +61,7 @@ class Mirror:
         return self._prefix + path
 
     def objects(self) -> dict[str, Object]:
-        """Returns {path: object} for all files of the folder in the bucket, without the lease.
+        """Returns {path: object} for all files of the folder in the bucket, without leases and locks.
 
         Raises:
           UserError: the name of an object is not a valid file path.
@@ -69,7 +69,7 @@ class Mirror:
         found = {}
         for name, known in self.store.list(self._prefix).items():
             path = name.removeprefix(self._prefix)
-            # The store's web console creates objects with such names to show folders.
+            # The store's web console creates objects whose names end in "/", to show folders.
             if path.endswith("/") or not path:
                 continue
             if {"", ".", ".."} & set(path.split("/")):
@@ -81,7 +81,7 @@ class Mirror:
         return found
 
     def files(self) -> dict[str, os.stat_result]:
-        """Returns {path: stat result} for all files of the copy, except temporary files and symbolic links."""
+        """Returns {path: stat result} for all files of the copy, except locks, temporary files and symbolic links."""
         found = {}
         for parent, children, names in os.walk(self.folder):
             children[:] = [name for name in children if "orbax-checkpoint-tmp" not in name]
@@ -267,7 +267,10 @@ def _is_locked(lock: Path) -> bool:
 
 
 def identity() -> str:
-    """Returns a unique name for the copies in this working directory: the host name and a random text."""
+    """Returns a unique name of this working directory: the host name and a random id.
+
+    A lease stores the name as the last writer of a folder in a bucket.
+    """
     path, word = folders.ROOT / "id", uuid.uuid4().hex
     if not path.exists():
         folders.ROOT.mkdir(parents=True, exist_ok=True)

@@ -32,13 +32,13 @@ class Changed(Exception):
 
 
 class Missing(Changed):
-    """Raised if an object does not exist."""
+    """Raised if an object or its bucket does not exist."""
 
 
 class Object(NamedTuple):
     """The version of an object and the time of its last write, in seconds since 1970.
 
-    Every write changes the version.
+    Every change of the content changes the version. On S3, a write of the same content keeps the version.
     """
 
     version: str

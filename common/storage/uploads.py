@@ -130,7 +130,7 @@ class _Repeated:
         try:
             while not self._ended.wait(self._pause):
                 self._call()
-        except Exception as error:  # `release` raises the error in the main thread.
+        except Exception as error:  # `Uploads.release` raises the error in the main thread.
             self._failed(error)
 
     def end(self) -> None:

@@ -53,7 +53,7 @@ class Progress:
     """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU.
 
     Throughput and MFU are averages since the last refresh. The remaining time is estimated from the mean speed since
-    the first update, which excludes compilation.
+    the end of the first step, because the first step includes compilation.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class Progress:
         now = time.monotonic()
         self._step, self._loss, self._left = step, loss, left
         if self._first is None:
-            # Measure the speed from the first update on, because the first step includes compilation.
             self._first, self._since, self._count, self._flops = (now, step), now, 0, 0.0
             self._show(now)
             return

@@ -19,8 +19,8 @@ class Tracker:
     """Writes the metrics of a run to its workdir and to wandb.
 
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
-    timestamps and no host names: apart from logged seconds, an interrupted and resumed run writes the same file as an
-    uninterrupted run.
+    timestamps and no host names: apart from logged seconds and the AUCC over seconds, an interrupted and resumed run
+    writes the same file as an uninterrupted run.
 
     `common.track.wandb_run` writes to wandb.
     """
@@ -74,7 +74,9 @@ class Tracker:
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line with step and values. Values are numbers or scalar arrays. NaN and infinity become null.
+        """Writes a line with step and values, and sends the values to wandb.
+
+        Values are numbers, scalar arrays or texts. In the file, NaN and infinity become null.
 
         Steps must not decrease, because wandb ignores values of earlier steps.
         """

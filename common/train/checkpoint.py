@@ -29,7 +29,7 @@ from common.variables import AbstractModel, Params
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """Returns the sum of the bits of all elements, read as unsigned integers, modulo 2^32.
+    """Returns the sum of all elements, whose bits are read as unsigned integers, modulo 2^32.
 
     The checksum does not depend on the sharding. A single flipped bit changes the checksum.
     """
@@ -281,7 +281,7 @@ class Checkpoints:
         """Reads the checkpoint at `step`. Does not fall back to an older checkpoint.
 
         Args:
-          what: name of the checkpoint in the error message.
+          what: kind of the checkpoint in the error message, such as "best".
 
         Raises:
           UserError: the checkpoint is damaged, or belongs to another model.
@@ -411,5 +411,5 @@ def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> d
 
 
 def model_arrays(model: AbstractModel, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns the abstract arrays of a checkpoint without optimizer state."""
+    """Returns the `target` of a checkpoint without optimizer state: abstract trainable and frozen values."""
     return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

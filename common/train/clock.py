@@ -1,4 +1,4 @@
-"""Measures the wall-clock seconds that a run spends on training, compilation, evaluation and checkpoints."""
+"""Measures the wall-clock seconds of a run: start (`Task.start`), training, compilation, evaluation and checkpoints."""
 
 import time
 from collections.abc import Iterator

@@ -19,6 +19,8 @@ def train(
 ) -> None:
     """Trains, or resumes, the run of the command line and prints its summary.
 
+    With --dry-run, calls `dry_run.show` instead.
+
     Args:
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.

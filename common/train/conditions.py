@@ -15,7 +15,7 @@ class Conditions:
 
     Attributes:
       sessions: for each start or resume of the run, an id that is equal for runs that took turns together, or "alone".
-      stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) during the run.
+      stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) since it started or resumed the run.
     """
 
     def __init__(self) -> None:

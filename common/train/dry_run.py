@@ -46,7 +46,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
-    """Compiles the step for the first batch, and prints parameters, memory and FLOPs. Allocates no parameters."""
+    """Compiles the step for the first batch; prints parameters, batch, memory and FLOPs. Allocates no parameters."""
     step = Step.of(config, task, mesh)
     first, _ = next(iter(task.batches(None)))
     batch = put(first, mesh)

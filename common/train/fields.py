@@ -19,7 +19,7 @@ _LEAST = {
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of the training loop. Raises a UserError for an invalid value. The task checks other fields."""
+    """Checks the fields of the training loop. Raises a UserError for an invalid value. Papers check other fields."""
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, REDUCE_DTYPES)

@@ -20,7 +20,8 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
     Returns:
       The summary on process 0, {} on the other processes. None on all processes if the run lacks steps, checkpoints or
-      test results, has another configuration, or is older than the files of its data or pretrained weights.
+      (with `eval.test`) test results, has another configuration, or is older than the files of its data or pretrained
+      weights.
     """
     path = workdir / SUMMARY
     return cached_json(
@@ -56,8 +57,8 @@ def summary_of_ended(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, so that the run is not tested again.
 
     Returns:
-      The summary on process 0, {} on the other processes. None on all processes if the summary is missing, has no test
-      results, or has another number of steps or other decoding options.
+      The summary on process 0, {} on the other processes. None on all processes if the summary is missing, lacks test
+      results (with `eval.test`), or has another number of steps or other decoding options.
     """
     path = run.workdir / SUMMARY
     stored = cached_json(

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a function from its jaxpr, equally on every machine."""
+"""Counts the floating-point operations of a function from its jaxpr, without compilation."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wra
 """Attention primitive of cuDNN -> number of matrix products that the primitive replaces."""
 
 _SPLASH = {"fwd": 2, "dq": 1, "dkv": 3}
-"""Part of a splash attention kernel (TPUs) -> number of matrix products that the kernel replaces."""
+"""Part of a splash attention kernel (TPUs) -> number of matrix products that the part replaces."""
 
 _SPLASH_NAME = re.compile(r"splash_mha_(fwd|dq|dkv)_")
 

@@ -1,4 +1,7 @@
-"""Frozen values of a run: initialised or loaded at the start, written once, and read at every resume."""
+"""Frozen values of a run: initialised or loaded at the start, written once, and read at every resume.
+
+Pretrained weights (`Task.outside`) are not written. They are read from their own files at every start and resume.
+"""
 
 import json
 import platform
@@ -19,7 +22,7 @@ from common.variables import AbstractModel, Params
 
 
 def draw_on_mesh(model: AbstractModel, seed: int, mesh: Mesh) -> tuple[Params, str]:
-    """Initialises the frozen values from the seed. Returns the values on the mesh, and their fingerprint."""
+    """Returns the seed-initialised frozen values on the mesh, and their fingerprint."""
     values: dict[str, np.ndarray] = draw_frozen(model, seed)
     return place(values, shardings(model.drawn, mesh)), fingerprint(values)
 
@@ -42,10 +45,10 @@ def load(
     meta: Mapping[str, Any],
     mesh: Mesh,
 ) -> Params:
-    """Returns the frozen values of a run, on the mesh.
+    """Returns the frozen values of a run, on the mesh. Warns if the seed gives other values on this platform.
 
     A run from before 939e222 (22 November 2026) has no folder of frozen values. This function then initialises the
-    values again from the seed, unless the checkpoint contains the values.
+    values again from the seed, and the caller replaces the values that the checkpoint contains.
 
     Args:
       meta: the JSON part of a checkpoint of the run.

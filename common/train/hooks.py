@@ -42,7 +42,10 @@ class Hook:
         """Called with the metrics of a finished step. The next step may be running already."""
 
     def vote(self, run: Run) -> int:
-        """Returns the vote of this process. `due` receives the maximum over all processes."""
+        """Returns the vote of this process. `due` receives the maximum over all processes.
+
+        Not called after every step: without a vote, `due` receives 0.
+        """
         del run
         return 0
 
@@ -102,7 +105,7 @@ class Evaluate(Hook):
     """Evaluates on the validation split, saves the best checkpoint, and stops early (`eval.patience`).
 
     After a signal, the process may have only seconds to save a checkpoint. The hook then skips or interrupts the
-    evaluation, and the resumed run begins with the evaluation.
+    evaluation. The resumed run evaluates before its first step, or after it if the evaluation depends on the clock.
     """
 
     def __init__(self, signals: Signals):
@@ -183,7 +186,7 @@ class Save(Hook):
 
 
 class Log(Hook):
-    """Sends the metrics of steps to the progress bar and the tracker."""
+    """Sends the metrics of every step to the progress bar, and of every `train.log_steps` steps to the tracker."""
 
     def after_step(self, run: Run, metrics: StepMetrics) -> None:
         limit = run.config.train.max_seconds

@@ -161,9 +161,9 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
 
 
 def _compile_ahead(run: Run) -> None:
-    """Compiles the training step for all batch shapes in threads, while training continues.
+    """Compiles the training step for all shapes of `Task.batch_samples` in threads, while training continues.
 
-    On CPUs, the threads would slow the steps, so training and its clock wait until all shapes are compiled.
+    On CPUs, the threads would slow the steps, so training and its clock stop until all shapes are compiled.
     """
     samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
     state = run.train_state

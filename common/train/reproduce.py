@@ -35,7 +35,7 @@ def reproduce_parser(
         "--scale",
         choices=scales,
         default="tiny",
-        help="sizes of models and data; tiny (default) uses embedded data",
+        help="sizes of models and data; tiny (default) needs no download",
     )
     parser.add_argument(
         "--seeds",

@@ -39,6 +39,7 @@ def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of the run in `workdir`, which must be a run of `task`.
 
     Args:
+      task: value of the configuration field `task`.
       option: command-line option of the folder, for error messages.
 
     Raises:

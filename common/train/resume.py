@@ -34,8 +34,8 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 def still_ended(run: Run) -> str:
     """Returns the stop reason of a resumed run, or "" if the run continues.
 
-    A run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted its last
-    evaluation.
+    An ended run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted
+    its last evaluation.
     """
     config, state = run.config, run.state
     limit, patience = config.train.max_seconds, config.eval.patience

@@ -74,13 +74,14 @@ class Run:
     """State and open files of a run, for the training loop and its hooks.
 
     Attributes:
-      train_step: the training step, compiled once per batch shape.
-      train_state: the arrays that a step changes.
+      train_step: the training step, compiled once per loss function and batch shape.
+      train_state: the values that a training step changes.
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       state: the state that a checkpoint stores as JSON.
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
-      startup_seconds: seconds from the start of the setup to the end of the first step; 0 before the first step.
+      startup_seconds: seconds from the beginning of the setup, at this start or resume, to the end of the first step; 0
+        before the first step.
     """
 
     config: ConfigDict

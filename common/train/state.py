@@ -51,7 +51,7 @@ class TrainState:
 
 
 def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: Mesh) -> Params:
-    """Returns {path: trainable value} at step 0. Each device initialises only its shards."""
+    """Returns {path: trainable value}, initialised from the seed. Each device initialises only its shards."""
 
     def make(seed: jax.Array) -> Params:
         model = task.build(variables.ParamKeys(jax.random.key(seed)))
@@ -131,7 +131,7 @@ class Step:
         self.scanned = self.scanned or self.abstract_model
 
     def start(self) -> TrainState:
-        """Returns the training state at step 0. Each device initialises only its shards."""
+        """Returns the training state at step 0, before `Task.start`. Each device initialises only its shards."""
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
         params = stack_layers(params, self.scanned.trainable)
         places = jax.tree.map(lambda x: x.sharding, self.arguments()[1])
@@ -162,7 +162,7 @@ class Step:
     def _sums(
         self, loss: Callable, build: Callable, batch: Any, trainable: Params, key: jax.Array
     ) -> tuple[Any, Any, Any]:
-        """Returns (loss, weight, gradients of the loss), each summed over the rows of this device.
+        """Returns (loss, weight, gradients of the loss), each summed over the rows of `batch`.
 
         Args:
           build: function from `trainable` to the model.
@@ -246,7 +246,7 @@ class Step:
     def compile_ahead(
         self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
     ) -> None:
-        """Starts to compile the training step for the shapes of several batches, in one thread for each CPU core.
+        """Starts to compile the training step for the shapes of several batches, in a thread for each CPU core.
 
         All arguments except `batches` are those of `compile`. `compile` and `wait` raise the errors of the threads.
         """

@@ -82,7 +82,7 @@ class Task(Protocol):
     """"max" if a larger objective is better, "min" if a smaller objective is better."""
 
     select = "valid"
-    """Name of the split that selects the best step."""
+    """Name of the split that selects the best step, for messages. `evaluate` gets "valid" even if this is "test"."""
 
     unit = "tokens"
     """Unit of the weights of `loss`, such as "tokens" or "examples"."""
@@ -110,7 +110,7 @@ class Task(Protocol):
         return trainable
 
     def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Loads pretrained frozen values. Called at every start and resume of a run."""
+        """Loads pretrained frozen values. Called at every start and resume of a run, and to load its trained model."""
         del abstract_model
         return NO_PRETRAINED_WEIGHTS
 
@@ -124,7 +124,10 @@ class Task(Protocol):
         """
 
     def loss_at(self, step: int) -> Callable:
-        """Returns the loss function of a step (default: `loss`). Each function is compiled once per batch shape."""
+        """Returns the loss function of a step (default: `loss`).
+
+        The training step is compiled once per loss function and batch shape.
+        """
         del step
         return self.loss
 

@@ -37,8 +37,8 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     run is trained to its end before the next run starts.
 
     Raises:
-      UserError: training one of the runs fails (see `loop.fit`). Checkpoints of all other runs are saved.
-      Preempted: a signal stopped the runs. Checkpoints of all runs are saved.
+      UserError: training one of the runs fails (see `loop.fit`). All other runs that have trained a step are saved.
+      Preempted: a signal stopped the runs. All runs that have trained a step are saved.
     """
     begun = time.perf_counter()
     for job in jobs:

@@ -63,7 +63,9 @@ ADDED = {
 
 
 def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
-    """Creates and locks the workdir. The workdir must be empty or hold a run with this configuration.
+    """Creates and locks the workdir, and writes the configuration.
+
+    The workdir must be empty, or hold a run with this configuration (except `FREE` fields) or without checkpoints.
 
     Raises:
       UserError: the folder holds another run or other files, or another process is training in it.
@@ -137,7 +139,7 @@ def differences(saved: dict, config: ConfigDict) -> list[str]:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Returns whether the run has a complete checkpoint. An incomplete checkpoint does not count."""
+    """Returns whether the run has a complete checkpoint. The folder of frozen values does not count."""
     # Orbax gives a checkpoint its numeric name after it is complete.
     paths = (workdir / "checkpoints").glob("*/*")
     return any(path.name.isdecimal() and path.parent.name != "frozen" for path in paths)
