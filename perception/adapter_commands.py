@@ -46,7 +46,8 @@ class Opened(NamedTuple):
     Attributes:
       family: family of the base model.
       source: directory of the base weights; None if it is unknown.
-      quantize: --config.quantize of the run that trained the adapter.
+      quantize: --config.quantize of the run that trained the adapter; "none" for an adapter in PEFT's format, which
+        does not record it.
     """
 
     adapter: Adapter
@@ -179,9 +180,9 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Writes a table with the size and relative quantization error of every kernel to --out, or prints the table.
+    """Prints a table with the size and relative quantization error of every kernel.
 
-    Writes the quantized weights to --save.
+    With --out, also writes the table. With --save, writes the quantized weights.
     """
     if options.out:
         check_folder("--out", options.out)
@@ -220,7 +221,8 @@ def open_adapter(
       weights: directory of the base weights, if it has moved or is not recorded.
 
     Raises:
-      UserError: `path` holds no adapter, the base weights are missing, or a file is damaged.
+      UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing, or a
+        file is damaged.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)

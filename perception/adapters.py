@@ -29,7 +29,7 @@ def main() -> None:
 
     merge, folder = command("merge", "merges an adapter into its base weights")
     merge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
-    base = {**folder, "help": "the base weights (default: the directory that the run used)"}
+    base = {**folder, "help": "the base weights (default: the directory in the run or adapter)"}
     merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
 
@@ -58,7 +58,7 @@ def main() -> None:
     )
     quantize.add_argument("--pretrained", required=True, **folder)
     quantize.add_argument("--kind", choices=KINDS, default="4bit")
-    quantize.add_argument("--out", **folder, help="directory for the table (default: print it)")
+    quantize.add_argument("--out", **folder, help="directory for the table (default: print only)")
     quantize.add_argument("--save", **folder, help="directory for the quantized weights")
 
     parser.epilog = "Further options: --config.mesh.data, --config.mesh.fsdp, --config.mesh.tensor"

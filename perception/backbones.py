@@ -1,6 +1,7 @@
 """Defines the paper's backbones (Tables 1 and 2) as settings of one transformer implementation.
 
-The published models have the same sizes. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
+Apart from the tiny backbones, each backbone has the sizes of the published model. OpenELM's sizes follow from
+layer-wise scaling (Mehta et al., 2024).
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +29,11 @@ class Relative:
     """Relative positions whose parameters all attention layers share.
 
     Attributes:
-      kind: "bias" for a bias per head and distance (T5, MPNet); "disentangled" for embeddings of distances, which are
-        also projected to queries and keys (DeBERTa).
-      buckets: number of groups of distances (DeBERTa: half of the number). Groups of larger distances are wider.
-      farthest: all distances from this distance on are in the last group.
+      kind: "bias" for a bias per head and group of distances (T5, MPNet); "disentangled" for an embedding of each
+        group, which is also projected to queries and keys (DeBERTa).
+      buckets: number of groups of distances in both directions; for DeBERTa, half of this number. Groups of larger
+        distances are wider.
+      farthest: in each direction, all distances from this distance on are in the last group.
     """
 
     kind: str
@@ -45,7 +47,7 @@ class Backbone:
 
     Attributes:
       family: key of `perception.families.table.FAMILIES`, the naming scheme of the checkpoint files.
-      heads, kv_heads: query heads and key-value heads of each layer.
+      heads, kv_heads: numbers of query heads and key-value heads of each layer.
       size: head size.
       hidden: feed-forward width of each layer.
       norm: "layer", "layer_scale" (without bias), "rms", or "rms_offset" (scales by 1 + parameter).
@@ -66,14 +68,15 @@ class Backbone:
       biases: three flags: biases of queries, keys and values; of attention outputs; of feed-forward layers.
       gated: whether the feed-forward layers are gated.
       parallel: whether attention and feed-forward read the same normalized input (phi).
-      fused: whether one matrix computes queries, keys and values (OpenELM).
+      fused: whether one matrix computes queries, keys and values (OpenELM, ModernBERT).
       head_norm: whether queries and keys are normalized (OpenELM).
       dropout: three dropout rates: of sublayer outputs, of embeddings, of attention weights.
       longest: maximum number of positions of the published model.
       tied: whether the published model ties its output layer to the embeddings. A backbone has no output layer.
       scaled_init: whether initial standard deviations depend on the numbers of inputs and layers (OpenELM). Otherwise
         all initial standard deviations are 0.02.
-      targets: names of the layers to which the paper adds LoRA adapters.
+      targets: names of the layers that get LoRA adapters by default. For the paper's backbones, these are the layers
+        that the authors' program adapts.
     """
 
     family: str

@@ -1,6 +1,6 @@
 """The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-Shape letters of this module: E examples, M features, C classes.
+Shape letters of this module: E examples, M features, N outputs, C classes.
 """
 
 import json
@@ -37,8 +37,8 @@ INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 SOLVED = 20_000_000
-"""Largest number of nonzero training features for which the regression is fitted until it converges. Larger regressions
-are approximated by stochastic gradient descent."""
+"""Largest number of nonzero TF-IDF values of the training texts for which the regression is fitted until it converges.
+Larger regressions are approximated by stochastic gradient descent."""
 
 SAMPLE = 50_000
 """Maximum number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradient
@@ -60,10 +60,12 @@ DATA = (
 """Fields of `config.data` that determine the examples and their weights."""
 
 LEAST_CHANCE = 1e-9
-"""Lower bound of class probabilities, and the probability of classes without training examples."""
+"""Lower bound of class probabilities, and the probability of classes without training examples, if a text has one
+class."""
 
 UNSEEN = -100.0
-"""Logit of a class without training texts, if a text may have several classes. The probability is then almost 0."""
+"""Logit of a class without training texts, if a text may have several classes: the probability is almost 0. A class
+that all training texts have gets the logit -UNSEEN."""
 
 MODEL = "model.npz"
 """File in a run's directory that stores the fitted `Model`."""
@@ -189,8 +191,8 @@ class Baseline(NamedTuple):
         "valid").
       inverse_penalty: the chosen inverse penalty.
       features: number of features.
-      seconds: wall time of computing the features and fitting all regressions.
-      predictions: class probabilities of the test examples.
+      seconds: wall time of `fit`.
+      predictions: predictions for the test examples.
       model: the classifier.
       notes: sentences about approximations for many texts.
     """
@@ -304,7 +306,7 @@ def regression(
     from sklearn.multiclass import OneVsRestClassifier
 
     if solve:
-        # The dual problem is smaller, because it has one variable per text and there are fewer texts than features.
+        # The dual problem is usually smaller: it has one variable per text, and texts are usually fewer than features.
         solver = LogisticRegression(
             C=penalty, solver="liblinear", dual=True, tol=0.01, max_iter=1000, random_state=0
         )

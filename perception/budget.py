@@ -16,7 +16,7 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried with seed 1 for every training method. The validation F1 chooses one."""
+"""Learning rates that are tried with seed 1 for every method with training steps. The validation F1 chooses one."""
 
 SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.verdict.LEAST_SEEDS`)."""
@@ -32,10 +32,10 @@ USED = 0.9
 
 
 class Cost(NamedTuple):
-    """Measured seconds of a training method.
+    """Seconds of a training method, measured in a short run or estimated from another method.
 
     Attributes:
-      start: start of a run, which reads data and weights and loads compiled programs.
+      start: start of a run, which reads data and weights and compiles programs or loads compiled programs.
       step: one training step.
       evaluation: one evaluation on the validation examples.
       test: one evaluation on the test examples.
@@ -56,8 +56,9 @@ class Plan(NamedTuple):
     """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable training methods (keys of WAYS), in order of preference.
-      steps: number of training steps, equal in all runs.
+      ways: the affordable training methods (keys of WAYS, without the baseline): the solved head, then the others in
+        order of preference.
+      steps: number of training steps, equal in all runs except those of the solved head.
       seeds: number of seeds of each method with its chosen learning rate.
       left_out: training method -> reason why it is not trained.
       fields: overrides "--config.a.b=VALUE" for all runs.
@@ -71,7 +72,7 @@ class Plan(NamedTuple):
 
 
 def parse_seconds(text: str) -> float:
-    """Converts a duration such as "90s", "10m" or "1.5h" to seconds; raises a UserError for any other text."""
+    """Converts a positive duration such as "90s", "10m" or "1.5h" to seconds; raises a UserError for any other text."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not seconds:

@@ -89,7 +89,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the training methods (keys of WAYS) that can run. Some methods need --config.pretrained.
 
         Raises:
-          UserError: `only` has an unknown training method, or a configuration or the pretrained weights are invalid.
+          UserError: a training method in `only` is unknown or needs --config.pretrained, or a configuration or the
+            pretrained weights are invalid.
         """
         weights = self.configuration("lora", 1).pretrained
         for name in self.only:

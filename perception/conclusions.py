@@ -183,8 +183,9 @@ def judge(
     """Compares pairs of methods by test F1 and the rule of `common.report.verdict`, corrected for multiple comparisons.
 
     The pairs are: the chosen method and full training from random weights; full training from pretrained and from
-    random weights, which differ only in initialization and tokenizer; TF-IDF and each of the chosen method, full
-    training from random weights, and the head. A pair is left out if one of its methods was not run.
+    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and each of the
+    chosen method, full training from random weights, and the head. A pair is left out if one of its methods was not
+    run.
     """
     pairs = [(chosen, "full"), ("full_pretrained", "full")]
     pairs += [("tf_idf", other) for other in (chosen, "full", "head")]

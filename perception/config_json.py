@@ -129,14 +129,14 @@ def to_json(shape: Backbone) -> dict[str, Any]:
 def differences(one: Backbone, other: Backbone) -> list[str]:
     """Lists the differences of two backbones, such as "width 64 (not 32)", except in the fields FREE.
 
-    For a tuple, only the first different entry is listed.
+    For tuples of equal length, only the first different entry is listed.
     """
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]
     found = []
     for name in (field.name for field in dataclasses.fields(Backbone) if field.name not in FREE):
         a, b = getattr(one, name), getattr(other, name)
-        if isinstance(a, tuple) and a != b:
+        if isinstance(a, tuple) and a != b and len(a) == len(b):
             number = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
             name, a, b = f"{name}[{number}]", a[number], b[number]
         if a != b:

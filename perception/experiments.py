@@ -93,7 +93,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the selected cells of Table 1, row by row.
 
         Raises:
-          UserError: data sets are selected at the scale "tiny", which has only embedded text.
+          UserError: data sets or their sources are selected at the scale "tiny", which has only the Python manual.
         """
         rows = columns = ()
         if self.scale == "laptop":
@@ -112,7 +112,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def _check_embedded(self) -> None:
         check(
             self.scale != "tiny" or not (self.datasets or self.sources),
-            "--scale=tiny always uses embedded text: remove --datasets and --data",
+            "--scale=tiny always uses the Python manual (embedded:python): remove --datasets and --data",
         )
 
     def missing(self, case: Case) -> str:
@@ -178,8 +178,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def side(self, text: str) -> Side:
         """Returns the experiment with the name "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
-        An example is "sst2@phi_2: full". A claim compares two experiments. At the scale "tiny", embedded text replaces
-        the data set, and the family's small backbone replaces the backbone.
+        An example is "sst2@phi_2: full". A claim compares two experiments. At the scale "tiny", the Python manual
+        replaces the data set, and the family's small backbone replaces the backbone.
 
         Raises:
           UserError: the data set, backbone or mode is unknown, or the configuration is invalid.

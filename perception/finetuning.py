@@ -161,7 +161,9 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None"
 
 
 def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
-    """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts (full training).
+    """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts.
+
+    A tokenizer is trained only for full training, unless `config.data.tokenizer` is "pretrained".
 
     Raises:
       UserError: the pretrained model has no tokenizer.json.
@@ -289,7 +291,7 @@ def make_model(
 def _finish_frozen(
     config: ConfigDict, model: PooledClassifier, shape: Backbone, dtype: jnp.dtype
 ) -> None:
-    """Casts or quantizes the frozen parameters, and freezes the head if `config.freeze_head` is set."""
+    """Casts or quantizes the frozen parameters. With LoRA and `config.freeze_head`, also freezes the head."""
     from common.freezing import cast_frozen, freeze
 
     cast_frozen(model.encoder, dtype)
@@ -304,7 +306,11 @@ def _finish_frozen(
 
 
 def _add_adapters(config: ConfigDict, encoder: nnx.Module, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Adds LoRA adapters to the layers `config.lora.targets`. Raises a UserError if a target matches no layer."""
+    """Adds LoRA adapters to the layers `config.lora.targets`; "" means the backbone's `targets`.
+
+    Raises:
+      UserError: a target matches no layer.
+    """
     from common.model.low_rank import adapt, is_target, linear_layers
 
     targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
@@ -322,8 +328,8 @@ def start(
 ) -> Callable[[Params, Params], Params]:
     """Returns the implementation of `Task.start`.
 
-    For the method "full_pretrained", this function loads the encoder, except reinitialised embedding tables, from the
-    pretrained model. For the other methods, it loads nothing.
+    For the method "full_pretrained", the returned function loads the encoder, except reinitialised embedding tables,
+    from the pretrained model. For the other methods, it returns its first argument.
     """
 
     def read(trainable: Params, frozen: Params) -> Params:
@@ -347,7 +353,11 @@ def start(
 def outside(
     pretrained: "Pretrained | None", mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns the implementation of `Task.outside`, which reads frozen parameters from the pretrained model's files."""
+    """Returns the implementation of `Task.outside`.
+
+    The returned function reads all frozen parameters that are not initialised from the seed from the pretrained model's
+    files.
+    """
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
         drawn = abstract_model.drawn

@@ -22,7 +22,7 @@ class GroupedAttention(Attention):
 
     Args:
       size: head size; heads * size need not equal the width.
-      fused: whether one matrix computes queries, keys and values (OpenELM). For adapters, this matrix is one layer.
+      fused: whether one matrix computes queries, keys and values. For adapters, this matrix is one layer.
       biases: two flags: whether queries, keys and values have biases; whether the output has a bias.
       head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
       window: a query attends to positions at a distance below `window`; None for full attention.
@@ -90,7 +90,7 @@ class GroupedAttention(Attention):
     def _bias(
         self, query_BLHK: jax.Array, key_BLGK: jax.Array, context: Context, key: Key
     ) -> jax.Array | None:
-        """Returns the bias added to the logits, (B or 1, H, T, S). Subclasses with relative positions override it."""
+        """Returns None: no bias. Subclasses with relative positions return a bias of the logits, (B or 1, H, T, S)."""
         del query_BLHK, key_BLGK, context, key
         return None
 

@@ -1,7 +1,7 @@
 """Solves the classification head by logistic regression on the cached features of the frozen encoder.
 
 Logistic regression is convex, so the result does not depend on an optimizer or a seed. The inverse penalty is chosen on
-the validation examples.
+the split `eval.select`: "valid", or "test" as in the authors' program.
 
 Shape letters of this module: E examples, M inputs of the head (twice the width), C classes.
 """
@@ -44,7 +44,7 @@ class Solution(NamedTuple):
     Attributes:
       kernel_MC, bias_C: float32 parameters that apply to features without standardisation.
       inverse_penalty: the chosen inverse penalty.
-      f1: weighted F1 in percent on the validation examples.
+      f1: weighted F1 in percent on the examples that chose the penalty.
     """
 
     kernel_MC: np.ndarray

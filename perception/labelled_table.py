@@ -49,7 +49,7 @@ PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the
 
 @dataclass(frozen=True)
 class Prepared:
-    """Labelled splits without a common text and without a common group of near-duplicates.
+    """Labelled splits. Two splits have no text and no group of near-duplicates in common.
 
     Attributes:
       splits: "train", "valid" and "test".
@@ -84,10 +84,11 @@ def prepare(
         column.
       strict: whether unusable and contradictory rows are errors.
       pair: whether an example is a pair of texts from two columns, such as a premise and a hypothesis.
-      separator: character between the classes in a label; "" if a label is one class.
+      separator: text between the classes in a label; "" if labels have no separator.
 
     Raises:
-      UserError: a column is missing or ambiguous, the labels are not classes, or there are too few examples.
+      UserError: a column is missing or ambiguous, the labels are not classes, there are too few examples, or `strict`
+        finds an unusable or contradictory row.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
@@ -206,7 +207,7 @@ def write(prepared: Prepared, out: Path) -> Path:
       The directory `out`/data.
 
     Raises:
-      UserError: `out` has runs on different splits.
+      UserError: `out` has runs, and the splits, class names or notes in `out` differ from `prepared`.
     """
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)

@@ -235,7 +235,8 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
     """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
 
     Args:
-      weights: directory of the pretrained model; None for the directory that the run used.
+      weights: directory of the pretrained model, which replaces `config.pretrained`; None for the directory that the
+        run used.
 
     Raises:
       UserError: the directory is missing or contains another backbone, or `weights` is set for a run that started

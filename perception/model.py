@@ -207,8 +207,8 @@ class PooledClassifier(nnx.Module):
         """Returns the mean hidden state and the last hidden state, concatenated: (B, 2 D).
 
         Args:
-          firsts_B: number of tokens in the first segment of a pair of texts. Later tokens have the token type 1. None
-            for single texts.
+          firsts_B: number of tokens in the first segment of a pair of texts. Later tokens of the pair have the token
+            type 1. None for single texts, and for models without token types.
         """
         types_BL = None
         if firsts_B is not None:

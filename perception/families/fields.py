@@ -62,7 +62,7 @@ class Fields:
         return known[value]
 
     def only(self, **expected: Any) -> None:
-        """Raises a UserError unless each field is missing or has the only supported value."""
+        """Raises a UserError unless each field is missing, null or has the only supported value."""
         for name, value in expected.items():
             found = self.get(name, value)
             check(
