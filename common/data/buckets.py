@@ -1,7 +1,7 @@
 """Length-bucketed batches of sentences or sentence pairs in fixed shapes.
 
-The bucket determines the shape (B, L) of a batch, so XLA compiles once per bucket. Batches are global: process i of n
-gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
+The bucket determines the shape (B, L) of a batch, so XLA compiles a function once per bucket. Batches are global:
+process i of n gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from common.errors import UserError
 class BucketedBatches(grain.MapDataset):
     """Endless training batches with random access.
 
-    An example is in the shortest bucket that fits both of its sentences with their end-of-sentence tokens. Each epoch
-    shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch of a
+    An example is in the shortest bucket that fits its source and its target (if any), each with its end token. Each
+    epoch shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch of a
     bucket is padded with empty rows. The seed and the index determine a batch, so a checkpoint only stores the index.
 
     Attributes:
-        batches_per_epoch: number of batches, equal for all epochs.
+        batches_per_epoch: number of batches of an epoch, equal for all epochs.
         dropped: number of examples that are longer than the last bucket.
     """
 
@@ -49,8 +49,8 @@ class BucketedBatches(grain.MapDataset):
             source: the source sentences.
             target: translations of the source sentences; None for batches without targets.
             buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
-            tokens_per_batch: maximum number of tokens, including padding (rows * length), of a global batch. A batch
-                still has at least `multiple` rows.
+            tokens_per_batch: maximum number of source tokens, including padding (rows * length), of a global batch.
+                A batch still has at least `multiple` rows.
             rows: number of rows of every global batch; 0 for as many rows as `tokens_per_batch` allows.
             multiple: number that divides the number of rows of every global batch; a multiple of the number of
                 processes.

@@ -1,4 +1,4 @@
-"""Reads text as bytes: one file for each split, or one file that is split by position."""
+"""Reads text as bytes from a user's files or function, or from Python's manual."""
 
 from pathlib import Path
 
@@ -22,13 +22,14 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
             `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
                 which are joined by line feeds.
             `file`: name of a file in DIR that is split by position into train, valid and test; "" to read `splits`.
-            `shares`: fractions of `file` for train, valid and test.
-            `limit`: number of bytes to read from the start of `file`; 0 (the default) for all bytes.
-            `splits`: split -> file name in DIR. The endings .gz and .zip may be left out. "a|b" is the first of the
-                files a and b that exists.
+            `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
+            `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
+            `splits`: split -> file name in DIR.
+            In file names, the endings .gz and .zip may be left out. "a|b" is the first of the files a and b that
+            exists.
 
     Raises:
-        UserError: the source is unknown; a file is missing, damaged or empty.
+        UserError: the source is unknown; a file is missing, damaged or empty; the user's function fails.
     """
     if data.source.startswith(OWN):
         from common.data.own import own_examples

@@ -1,4 +1,4 @@
-"""Tokenized sentences, memory-mapped from the cache."""
+"""Tokenized sentences, and their cache on disk."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -64,7 +64,8 @@ class TokenizedCorpus:
 def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Returns the tokenized lines. The first call stores the token ids in `cache_dir`. All calls memory-map them.
+    """Returns the tokenized lines. The first call for a text stores its token ids in `cache_dir`. All calls memory-map
+    them.
 
     Raises:
         UserError: a cached file is damaged, or the cache cannot be written.

@@ -25,11 +25,12 @@ MARKS = {
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CHUNK = 2**20
-"""Number of bytes that are decoded at once."""
+"""Maximum number of bytes that are decoded at once."""
 
 
 def source_folder(place: str) -> Path:
-    """Returns the folder of --config.data.source=files:DIR. Downloads a DIR in a bucket and returns the copy.
+    """Returns the folder of --config.data.source=files:DIR. If DIR is in a bucket, downloads DIR and returns the local
+    copy.
 
     Args:
         place: DIR, which may begin with ~.
@@ -97,15 +98,15 @@ def read_bytes(path: Path) -> bytes:
 def decoded_lines(
     file: BinaryIO, name: str | Path, encoding: str = "", hint: str = ""
 ) -> Iterator[str]:
-    """Yields the lines of a text file without their ends. The file may be larger than the memory.
+    """Yields the lines of a text file without their ends. A file with line feeds may be larger than the memory.
 
     Lines end with a line feed, or with a carriage return and a line feed. In a file without line feeds, they end with a
     carriage return.
 
     Args:
         name: name of the file for error messages.
-        encoding: "" is UTF-8, or UTF-16 with a byte order mark.
-        hint: advice after an error about the encoding.
+        encoding: "" is UTF-16 if the file starts with the byte order mark of UTF-16, else UTF-8.
+        hint: end of the error messages about the encoding and about zero bytes, such as advice.
 
     Raises:
         UserError: the file has another encoding, or contains zero bytes, or is compressed or an Excel file.
@@ -165,7 +166,8 @@ def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
 def read_lines(path: Path) -> list[str]:
     """Returns the lines of a text file, decompressed if its name ends with .gz or .zip; see `decoded_lines`.
 
-    Other Unicode line separators than line feeds are text, because tools that align parallel text treat them as text.
+    Unicode's other line separators, such as U+2028, are text, because tools that align parallel text treat them as
+    text.
 
     Raises:
         UserError: the file cannot be read, is empty, is damaged, or is neither UTF-8 nor UTF-16.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LABEL = "label"
 SHARES, SEED = {"test": 0.3, "valid": 0.1}, 42
-"""Fraction of the training examples that replaces a missing split, and the seed that selects these examples."""
+"""Fraction of the remaining training examples that replaces a missing split, first "test", then "valid"; and the seed
+that selects these examples."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Rules:
     """Options of `load_labelled`.
 
     Attributes:
-        classes: number of classes; 0 to derive the number from the labels of the training split.
+        classes: number of classes, or the maximum number if the labels are words and the source has no class names; 0
+            to derive the number from the source's class names, or else from the labels of the training split.
         unlabelled: whether to skip examples with the label -1 instead of raising an error.
         cut: splits that may be missing. A missing split is cut from the training split.
         splits: splits to read.
@@ -73,9 +75,10 @@ def load_labelled(
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
-    The class names come from the list in DIR/labels.json, from TFDS or from Hugging Face. A source without class names
-    has the classes 0 to the largest training label. If its labels are words or sparse integers, the classes are the
-    sorted labels.
+    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from the embedded data set. A
+    source without class names has the classes 0 to `rules.classes` - 1, or 0 to the largest training label if
+    `rules.classes` is 0. If its training labels are words, or sparse integers and `rules.classes` is 0, the classes are
+    the sorted training labels.
 
     Args:
         data: a configuration with these fields:

@@ -109,7 +109,8 @@ def in_run(workdir: Path) -> LosslessTokenizer:
 def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokenizer:
     """Returns the tokenizer of a configuration.
 
-    Trains a SentencePiece model on the training text, or loads the model of an earlier call from the cache.
+    For `tokenizer` "sentencepiece", trains a SentencePiece model on the training text, or loads the model of an earlier
+    call from the cache.
 
     Args:
       data: a configuration with the fields `tokenizer`, `vocab_size` and `cache_dir`. Without `tokenizer`, tokens are

@@ -20,13 +20,13 @@ def own_examples(
     Args:
         source: "import:MODULE:FUNCTION".
         split: "train", "valid" or "test".
-        kind: expected type of an example.
+        kind: expected type of an example, or a tuple of allowed types.
         form: description of `kind` for the error message, such as "a text".
         optional: whether the split may be empty.
 
     Raises:
-        UserError: the function cannot be imported, raises an exception, or returns no examples or an example of another
-            type.
+        UserError: the function cannot be imported, raises an exception, or returns an example of another type, or no
+            example although `optional` is False.
     """
     function = imported("--config.data.source", source.removeprefix(OWN))
     try:

@@ -24,7 +24,7 @@ The error message is location + text, such as "FILE line 3" + " is not JSON".
 """
 
 UNCLOSED = " or a later line opens a quote that is never closed"
-"""Error text of a CSV file with an open quote, which turns all lines below into one row."""
+"""Error text of a CSV row with a quote that is never closed, so that all following lines belong to the row."""
 
 
 def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) -> Records:
@@ -94,8 +94,9 @@ def parse_rows(
 ) -> Iterator[tuple[str, list[str] | str]]:
     """Yields the location and the values of each row of a CSV file, or an error text for a malformed row.
 
-    The first row is the header. A row may span several lines; its location is its last line. Skips empty lines, except
-    in a table with one column, where they are rows with an empty value.
+    The first yielded row is the header. A row may span several lines; its location is its last line, or its first line
+    if a quote is never closed. Skips empty lines, except below the header of a table with one column, where they are
+    rows with an empty value.
     """
     # The default limit of a CSV field is 131,072 characters, less than a long text.
     csv.field_size_limit(sys.maxsize)

@@ -1,3 +1,3 @@
-"""Ids of padding, begin of sentence, end of sentence and the unknown token, in every vocabulary of this project."""
+"""Ids of padding, begin of sentence, end of sentence and the unknown token in a `common.data.tokenizer.Tokenizer`."""
 
 PAD, BOS, EOS, UNK = range(4)

@@ -1,4 +1,4 @@
-"""Lossless tokenizers of running text with subwords: reads, trains and caches."""
+"""Loads and trains lossless subword tokenizers of running text, and caches token ids."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def _decoder(content: bytes) -> dict | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Returns {character: byte} for byte-level BPE (GPT-2). Code points from 256 on represent unprintable bytes."""
+    """Returns {character: byte} for byte-level BPE (GPT-2). Code points from 256 on stand for the other 68 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [n for n in range(256) if n not in printable]
     return {chr(n): n for n in printable} | {chr(256 + i): n for i, n in enumerate(others)}

@@ -7,7 +7,7 @@ from common.config import check
 from common.errors import UserError
 
 _BLOCK = 10_000
-"""Number of examples per read."""
+"""Maximum number of examples per read."""
 
 
 def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any, Any]:
@@ -31,7 +31,8 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
     except Exception as error:  # A data set script may raise any type of exception.
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read tfds:{name}, split {split}: {reason}") from error
-    # The command imports the subpackage, because TFDS without TensorFlow knows only data sets of imported subpackages.
+    # The command in the message imports the subpackage, because TFDS without TensorFlow knows only data sets of
+    # imported subpackages.
     check(
         examples is not None,
         f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "

@@ -31,7 +31,7 @@ RECIPE = (repr(_TRAINER), str(_MOST_LINES))
 """Training options of a tokenizer as text, for cache keys."""
 
 _BLOCK = 100_000
-"""Number of lines per call of SentencePiece. Limits memory."""
+"""Number of lines per call of SentencePiece in `Tokenizer.restricted`. Limits memory."""
 
 
 class Tokenizer:

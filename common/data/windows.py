@@ -71,6 +71,9 @@ def scored_once(
     Window i gives weight 1 to tokens i * stride + 1 to (i + 1) * stride, and weight 0 to all other tokens. A scored
     token has `length` - `stride` + 1 to `length` tokens of context, except at the start of the sequence. The array
     `ids` holds the indices of the windows, -1 for empty rows.
+
+    Args:
+        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
     """
     rows = -(-rows // multiple) * multiple
     count = -(-(len(tokens) - 1) // stride)

@@ -88,10 +88,10 @@ class Generator:
         *,
         chunk: int = 16,
     ) -> Iterator[list[np.ndarray]]:
-        """Yields, for every prompt, the next tokens: at most `chunk` at a time, and `length` in all.
+        """Yields lists with the next tokens of each prompt: at most `chunk` tokens at a time, and `length` in all.
 
         A text that fills the window continues in a new window, which begins with the last half of the full window. A
-        prompt that does not fit into the window is cut to its last half window. The texts do not depend on the chunk
+        prompt of at least `window` tokens is cut to its last `window` // 2 tokens. The texts do not depend on the chunk
         size or the mesh, and a text does not depend on the other prompts.
 
         Raises:
@@ -124,7 +124,7 @@ class Generator:
         """Yields the tokens after each context until the window is full.
 
         Args:
-          longest: maximum number of tokens that the caller needs in the window, including the context.
+          longest: upper bound of the tokens that the caller needs for a text, including the context.
         """
         lengths = [len(context) for context in contexts]
         # The number of devices must divide the number of rows: pad the batch with repeated prompts, whose output is
@@ -133,9 +133,10 @@ class Generator:
         given_BL = np.full((rows, self.window + chunk), -1, np.int32)
         for row, context in zip(given_BL, itertools.cycle(contexts), strict=False):
             row[: len(context)] = context
-        # Prefill reads the shortest prompt only, in whole chunks, so that prompts of similar lengths share a
-        # compilation. Decoding then reads the rest of the longer prompts token by token, while the rows of shorter
-        # prompts already draw tokens.
+        # Prefill reads the first `begin` tokens of every prompt: the whole chunks that the shortest prompt fills, so
+        # that prompts of similar lengths share a compilation, or the length of a prompt that is shorter than a chunk.
+        # Decoding then reads the rest of the prompts token by token, while the rows of shorter prompts already draw
+        # tokens.
         shortest = min(lengths)
         begin = shortest - shortest % chunk if shortest > chunk else shortest
         cache_length = min(-(-longest // chunk) * chunk, self.window)

@@ -68,8 +68,8 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """Returns a function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
 
     Kernels of linear layers are gathered in the dtype of activations, to which `common.model.linear.matmul` casts them
-    in any case. Other parameters, such as embedding tables, are added in float32 and keep their dtype. A single device
-    gets its weights unchanged, without a copy.
+    in any case. Other parameters, such as embedding tables, keep their dtype, because layers also read them in float32.
+    A single device gets its weights unchanged, without a copy.
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)

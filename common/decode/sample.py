@@ -21,7 +21,8 @@ class Sampling:
     Attributes:
       temperature: divisor of the logits. Decoding is greedy below 1e-6.
       top_k: number of most likely tokens to sample from; 0 for all tokens.
-      top_p: sample from the smallest set of most likely tokens whose total probability is at least `top_p`.
+      top_p: sample from the smallest set of most likely tokens whose total probability, among the `top_k` tokens, is at
+        least `top_p`.
     """
 
     temperature: float = 1.0
@@ -98,7 +99,8 @@ def sample(
     Args:
       step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
       logits_BV: logits for position `start`.
-      given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`.
+      given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`,
+        unless `recent` is 0.
       rows: the indices of the rows; see `draw`.
 
     Returns:

@@ -23,8 +23,8 @@ def outline(
 
     The paper leaves these choices open:
     - The line joins the validation points, each at the best value so far.
-    - A metric that is maximised starts at (0, 0). A metric that is minimised (bits per character) starts with its first
-      value, because an initial 0 would be a perfect score.
+    - A metric that is maximised starts at (0, 0). A metric that is minimised, such as bits per character, starts with
+      its first value, because an initial 0 would be a perfect score.
     - The line is constant after the last point.
     - A horizon between two points ends the line at an interpolated value.
 
@@ -85,7 +85,8 @@ def mean_outline(
 def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:
     """Returns the first validation point that reaches a fraction of the best value (appendix, Tables 6 and 7).
 
-    Does not interpolate between points. A metric that is minimised must fall to best / fraction.
+    Does not interpolate between points. The value to reach is fraction * best or best / fraction, whichever is worse
+    than the best value. A metric that is minimised and positive must fall to best / fraction.
 
     Args:
       fraction: a number in (0, 1].
@@ -95,12 +96,12 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
       The point, or None if the curve never reaches the fraction.
 
     Raises:
-      UserError: `fraction` is outside of (0, 1], or the curve is empty.
+      UserError: `fraction` is outside of (0, 1], or the curve is empty and `best` is None.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of the best value must be in (0, 1], not {fraction}")
     best = curve.best.value if best is None else best
-    # Divide a negative best value by the fraction, so that the target is easier to reach than the best value.
+    # The sign of the best value decides which of the two targets is easier to reach than the best value.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 
@@ -115,8 +116,9 @@ def shared_horizon(
 ) -> float | None:
     """Returns the end of the longest (the paper's choice) or the shortest curve, in units of the axis.
 
-    "longest" extends shorter curves with their best value, which assumes that their runs have converged. Returns None
-    if the end is 0, as on the axis "flops" for runs without a FLOP count.
+    With the longest horizon, `outline` extends shorter curves with their best value, which assumes that their runs have
+    converged. Returns None if no curve has points, or if the end is 0, as on the axis "flops" for runs without a FLOP
+    count.
     """
     ends = [curve.points[-1].at(axis) for curve in curves if curve.points]
     return (max if which == "longest" else min)(ends, default=0.0) or None

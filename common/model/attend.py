@@ -29,8 +29,8 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel if there is neither dropout nor a bias. On GPUs, this is the kernel of cuDNN for bfloat16 and
-    float16, if the head size is a multiple of 8 and attention with a window is causal. On TPUs, this is
+    Uses a fused kernel only without dropout and bias. On GPUs, this is the kernel of cuDNN for bfloat16 and float16, if
+    the head size is a multiple of 8 and the attention is causal or has no window. On TPUs, this is
     `common.model.splash` for bfloat16, if its function `supports` accepts the shapes. The TPU kernel has no dropout.
     cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
 

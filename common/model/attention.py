@@ -34,7 +34,7 @@ class Attention(Sublayer):
     ):
         if width % heads:
             raise ValueError(f"width {width} is not divisible by {heads} heads")
-        # The gain 2^-0.5 gives the distribution of fairseq, which initialises the three kernels as one matrix.
+        # The gain 2^-0.5, as in fairseq, gives the distribution of one Xavier-uniform matrix with all three kernels.
         options = {"rngs": rngs, "kernel_init": initializers.xavier_uniform(2**-0.5)}
         self.query, self.key, self.value = (
             Linear(width, width, ("embed", "heads"), **options) for _ in range(3)

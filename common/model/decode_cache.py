@@ -86,7 +86,10 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """Returns the cache with `count` positions of `recent` copied into `past`. A single array does not change."""
+        """Returns the cache with positions 0 to `count` - 1 of `recent` copied into `past`.
+
+        A single array does not change.
+        """
         if self.past is None:
             return self
         update = jax.lax.dynamic_update_slice_in_dim
@@ -136,7 +139,10 @@ def settle(cache: Any, count: int) -> Any:
 
 
 def writable(cache: Any) -> Any:
-    """Returns a tree of caches reduced to the arrays that decoding steps write: `recent` of every DecodeCache."""
+    """Returns a tree of caches reduced to the arrays that decoding steps write.
+
+    These are `recent` of every DecodeCache, and all arrays outside of a DecodeCache.
+    """
     return _map(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 

@@ -18,7 +18,7 @@ class Encoder(nnx.Module):
       embed: token embeddings without dropout.
       norm: norm of the embeddings; None for no norm.
       dropout_rate: dropout of the embeddings, after the norm.
-      dtype: dtype of activations; parameters are float32.
+      dtype: dtype of activations; trainable parameters are float32.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class MaskedLanguageModel(nnx.Module):
     """An encoder and a head for masked language modelling.
 
     Args:
-      head: function (encoder's output (B, L, D), token embedding `Embed`) -> logits (B, L, V).
+      head: function (encoder's output at the masked positions (B, masked, D), token embedding `Embed`) -> logits
+        (B, masked, V).
     """
 
     def __init__(self, encoder: Encoder, head: nnx.Module):

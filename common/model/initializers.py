@@ -1,4 +1,4 @@
-"""Initializers of trainable parameters: functions (key, shape) -> float32 array."""
+"""Initializers of trainable parameters. An initializer is a function (key, shape) -> float32 array."""
 
 import math
 from collections.abc import Callable

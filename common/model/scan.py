@@ -69,9 +69,9 @@ class ScannedStack(Stack):
 
 
 def scan_stacks(model: nnx.Module, least: int) -> None:
-    """Replaces each stack of at least `least` blocks, some of which repeat, by a `ScannedStack`.
+    """Replaces each stack that has at least `least` blocks and a repeating run of blocks (`runs`) by a `ScannedStack`.
 
-    The variables of `model` are abstract.
+    `model` must have abstract variables.
     """
     for _, part in list(nnx.iter_modules(model)):
         for name, stack in list(vars(part).items()):
@@ -82,7 +82,7 @@ def scan_stacks(model: nnx.Module, least: int) -> None:
 
 
 def _kind(block: Block) -> tuple:
-    """Returns the structure of a block without the values of its variables. Blocks with equal structure repeat."""
+    """Returns the structure of a block without the values of its variables. Blocks of equal structure are copies."""
     graphdef, state = nnx.split(block)
     leaves, structure = jax.tree.flatten(state)
     return graphdef, structure, *((x.shape, x.dtype) for x in leaves)

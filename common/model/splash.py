@@ -29,9 +29,9 @@ AXES = ("batch", None, "heads", None)
 
 
 def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
-    """Returns whether `attend` is efficient for these shapes, on the current mesh.
+    """Returns whether `attend` can split these shapes over the current mesh and is efficient for them.
 
-    Sequences shorter than a block would be mostly padding. The size of the mesh axis tensor must divide the number of
+    Sequences shorter than `LANES` would be mostly padding. The size of the mesh axis tensor must divide the number of
     key-value heads.
     """
     mesh = jax.sharding.get_abstract_mesh()

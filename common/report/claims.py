@@ -41,7 +41,7 @@ class Claim:
     Attributes:
       section: section, table or figure of the paper.
       claim: the claim in our words.
-      metric: a metric of `common.report.verdict.compare` or of RESOURCES; "" if a test decides.
+      metric: a metric of `common.report.verdict.compare` or of RESOURCES; may be "" if the evidence is not "runs".
       a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`.
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: the numbers that the paper prints.
@@ -105,7 +105,7 @@ def chip_hours(paper: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The comparison of a claim's runs, or the reason why runs are missing. Both are empty for a claim without runs."""
+    """The comparison of a claim's runs, or the reason why runs are missing; neither for evidence other than "runs"."""
 
     claim: Claim
     comparison: Comparison | None = None
@@ -118,7 +118,7 @@ def find(
     missing: Mapping[str, str],
     margins: Mapping[str, float] = MARGINS,
 ) -> list[Finding]:
-    """Compares A and B of every claim that needs runs, with Holm's correction over all claims.
+    """Compares A and B of every claim whose runs exist, with Holm's correction over these claims.
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.
@@ -126,7 +126,7 @@ def find(
       margins: metric -> margin of equivalence.
 
     Raises:
-      UserError: the runs of a claim lack its metric.
+      UserError: the runs of a claim lack its metric or cannot be compared.
     """
     reasons = [missing.get(claim.a) or missing.get(claim.b) or "" for claim in claims]
     ran = [c for c, reason in zip(claims, reasons, strict=True) if c.kind == "runs" and not reason]
@@ -161,7 +161,8 @@ def _compared(
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     """Compares numbers of FLOPs or of parameters.
 
-    Counts have no noise, except the FLOPs of runs with early stopping, which depend on the seed.
+    Counts have no noise, except the FLOPs of runs that ended by early stopping or by a time limit, which differ between
+    seeds.
     """
 
     def value(run: Run) -> float:
@@ -230,7 +231,7 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
     """Returns five cells of a claim's row: A and B with their means, the difference, its interval, numbers of seeds.
 
-    For means of a million or more, the difference and the interval are in percent of B.
+    If a mean is a million or more, the difference and the interval are in percent of B.
     """
     samples = (comparison.a, comparison.b)
     digits = digits_for((*comparison.a.values, *comparison.b.values))

@@ -1,4 +1,4 @@
-"""Plots of a validation metric over training time, with the area under the convergence curve shaded."""
+"""Plots of a validation metric over training time, steps or FLOPs, with the area under the convergence curve shaded."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

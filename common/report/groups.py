@@ -1,4 +1,4 @@
-"""Groups runs that differ only in the seed, and names the groups by their settings."""
+"""Groups runs that differ only in the fields IGNORED, such as the seed; names the groups by their settings."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,11 +45,13 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with equal configurations except for the seed.
+    """Runs with equal devices and configurations, except for fields such as the seed (IGNORED).
 
     Attributes:
-      name: the layers, and the settings in which the group differs from other groups.
-      line: `name` without the number of layers. Groups with equal `line` share a line in figures over depth.
+      name: the name from the command line (`versus.named_groups`), or else the layers and the settings in which the
+        group differs from other groups.
+      line: the name from the command line, or else `name` without the number of layers. Groups with equal `line` share
+        a line in figures over depth.
       runs: the runs, sorted by distinct seeds. The seed of a run without randomness is None.
       layers: layers of the model; None if the configuration has no number of layers.
     """
@@ -122,7 +124,7 @@ def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> T
 
 
 def _settings(run: Run, ignore: Sequence[str]) -> dict[str, Any]:
-    """Returns {name: value} of the settings that all runs of a group share: flat configuration and device.
+    """Returns {name: value} of the settings that all runs of a group share: device and configuration without `ignore`.
 
     The device is a setting because it determines the training time.
     """
@@ -155,7 +157,7 @@ def _others(
     """Returns the settings of each group that distinguish it from groups with equal layers, as "name value".
 
     Omits a setting if the settings before it already distinguish the same groups. Settings with text values come before
-    settings with numbers.
+    all other settings.
     """
     known = [(stack,) for stack in layers]
     fields = _differing(settings)

@@ -27,10 +27,11 @@ class Run:
     """A finished run.
 
     Attributes:
-      name: name of the folder, or of the wandb run.
+      name: name of the folder, of the wandb run, or of a copied summary file without its ending.
       summary: contents of `summary.json`.
       curve: the validation curve, with at least one point.
-      folder: the workdir, which may contain predictions; None for a run without workdir.
+      folder: the workdir, which may contain predictions, or the folder of predictions downloaded from wandb; None for a
+        copied summary file or a wandb run without predictions.
     """
 
     name: str
@@ -87,7 +88,8 @@ class Run:
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
     """Returns whether training seconds can be compared across groups.
 
-    Requires that all runs took turns on a machine (`timing` is "turns"), and that all groups have equal `sessions`.
+    Requires that all runs took turns on a machine (`timing` is "turns"), and that the runs of
+    every group have the same `sessions` as the runs of the first group.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False

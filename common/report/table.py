@@ -25,8 +25,8 @@ class Table(NamedTuple):
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Returns an aligned Markdown table. Columns of numbers are right-aligned.
 
-    Integers get thousands separators. Floats get two decimals, or four significant digits if below 1 or at least a
-    million. None becomes an empty cell.
+    Integers get thousands separators. Floats get two decimals, or four significant digits if their absolute value is
+    below 1 (except 0) or at least a million. None becomes an empty cell.
 
     Raises:
       ValueError: a row has more or fewer cells than the table has columns.
@@ -72,7 +72,7 @@ def mean_std(values: Sequence[float], digits: int = 1) -> str:
 
 
 def digits_for(values: Iterable[float]) -> int:
-    """Returns the number of decimals for a column: 3 if its largest value is below 10, 2 if below 1,000, else 0."""
+    """Returns the number of decimals for a column: 3 if all absolute values are below 10, 2 if below 1,000, else 0."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 2 if largest < 1000 else 0
 

@@ -34,7 +34,7 @@ Word = Literal["better", "worse", "equivalent", "undecided"]
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
-"""Minimum number of seeds per group. A comparison with fewer seeds is undecided."""
+"""Minimum number of seeds per group, except for runs without randomness. A comparison with fewer seeds is undecided."""
 
 _PER_TOKEN = ("loss", "perplexity")
 """Metrics of translations that depend on the vocabulary."""
@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def half_width(self) -> float:
-        """Half of the width of the 95 % interval; NaN if a group has a single seed."""
+        """Half of the width of the 95 % interval; NaN if a group with randomness has a single seed."""
         error, freedom = self._spread()
         return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
 
@@ -157,7 +157,7 @@ class Comparison:
         """Uncorrected p-values of two hypotheses: A - B is 0, and A - B is outside of the margin.
 
         The first p-value is below 0.05 if and only if the interval excludes 0. The second is below 0.05 if and only if
-        the interval lies within the margin. Both are NaN if a group has a single seed.
+        the interval lies within the margin. Both are NaN if a group with randomness has a single seed.
         """
         error, freedom = self._spread()
         distance = abs(self.difference)
@@ -169,7 +169,7 @@ class Comparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether both groups have at least LEAST_SEEDS seeds."""
+        """Whether each group has at least LEAST_SEEDS seeds or no randomness."""
         return all(s.seedless or len(s.values) >= LEAST_SEEDS for s in (self.a, self.b))
 
     @property
@@ -205,7 +205,10 @@ class Comparison:
         return None
 
     def __str__(self) -> str:
-        """Returns the verdict with its margin or the missing seeds, such as "undecided (about 2 more seeds)"."""
+        """Returns the verdict, such as "undecided (about 2 more seeds)".
+
+        States the margin of equivalence, or the number of additional seeds that would decide.
+        """
         if self.word == "equivalent":
             return f"equivalent within {self.margin:g}"
         if self.word != "undecided":
@@ -253,13 +256,14 @@ def compare(
 ) -> list[Comparison]:
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
-    Omits test metrics if a run has no predictions, because their noise is then unknown. Intervals of the best
-    validation value and of the areas under the curves cover only the noise of seeds. Compares seconds only if the runs
-    took turns on the machine (`runs_alternated`).
+    Omits test metrics if a run has no predictions, because their noise is then unknown. "mean METRIC over AXIS" is the
+    area under the validation curve up to the end of the shortest curve, divided by this end. Intervals of the best
+    validation value and of these means cover only the noise of seeds. Compares seconds only if the runs took turns on
+    the machine (`runs_alternated`).
 
     Args:
       margins: metric -> margin of equivalence.
-      axes: x-axes of the areas under the validation curves.
+      axes: x-axes of the means over validation curves. If the runs took turns and `axes` is not empty, adds "seconds".
 
     Raises:
       UserError: the groups have different test examples or metrics, or a margin is negative or not finite.

@@ -93,8 +93,8 @@ def against_first(
       margins: metric -> margin of equivalence. Other metrics have the default margin in `MARGINS`.
 
     Raises:
-      UserError: a run is in two groups, two runs of a group have the same seed, or groups have different test examples
-        or metrics.
+      UserError: a run is in the first group and in another group, two runs of a group have the same seed, or groups
+        have different test examples or metrics.
     """
     first, *others = compared
     for group in others:
@@ -172,8 +172,8 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
 def sentence_table(compared: Sequence[Group]) -> Table | None:
     """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run of the same seed.
 
-    The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a run has no translations,
-    or if no other group shares a seed with the first group.
+    The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a compared run has no
+    translations, or if no other group shares a seed with the first group.
     """
     from sacrebleu.significance import PairedTest
 

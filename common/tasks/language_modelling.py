@@ -1,6 +1,7 @@
 """Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows.
 
-Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text.
+Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text (in
+`words_by_window`, its bytes).
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ Build = Callable[..., LanguageModel]
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
+    """Checks data and evaluation fields, `model.dtype` and `model.length`. Raises a UserError for an invalid value."""
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))
@@ -76,7 +77,10 @@ class WindowLosses:
         self._rows = PerExample(_nats, mesh)
 
     def __call__(self, values: ModelState, tokens_n: np.ndarray, stride: int) -> Losses:
-        """Returns the losses of a text (tokens,) of at least two tokens. Each window scores `stride` tokens."""
+        """Returns the losses of a text (tokens,) of at least two tokens.
+
+        Each window scores `stride` tokens; the last window may score fewer.
+        """
         length, rows = self._config.model.length, self._config.eval.batch
         batches = scored_once(tokens_n, length, stride, rows, multiple=self._multiple)
         starts_M = np.arange(0, len(tokens_n) - 1, stride) + 1
@@ -255,7 +259,7 @@ def words(text: bytes) -> int:
 
 
 def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
-    """Counts the words in each of M consecutive windows of a text; returns (M,).
+    """Counts words and line ends (as `words`) in each of M consecutive windows of a text; returns (M,).
 
     A word belongs to the window in which it starts. Text before the first window belongs to the first window.
 
