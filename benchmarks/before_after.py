@@ -1,4 +1,4 @@
-"""Writes one table of compiled programs and steps before and after their repair: python -m benchmarks.before_after
+"""Writes one table of measurements of compiled programs at two commits: python -m benchmarks.before_after
 
 The program measures nothing. It reads the tables in results/launch and results/benchmarks; the last column of each row
 names the command that measures.
@@ -51,7 +51,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step, by mesh, with one and with four microbatches.
 
-    A target is 2 % above the newer commit's traffic with one microbatch.
+    The target with four microbatches is 2 % above the newer commit's traffic with one microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}
@@ -93,7 +93,7 @@ def attention(results: Path) -> Iterator[Change]:
 
 
 def compilation(results: Path) -> Iterator[Change]:
-    """Yields CPU seconds of compilation of a translator with 32 encoder layers."""
+    """Yields CPU seconds of compilation of a translation model with 32 encoder layers."""
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]
     command = "benchmarks.compilation --layers 32"

@@ -1,7 +1,7 @@
 """Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
 
 Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
-and without data. Each depth runs in a process of its own without a compilation cache. "before step 1 CPU s" counts the
+and without data. Each measurement has its own process, without a compilation cache. "before step 1 CPU s" counts the
 process from its start to the end of the compilation. With --checkouts, measures the code of several commits:
 `git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
 """

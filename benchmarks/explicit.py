@@ -2,7 +2,8 @@
 
 Language model (3 million random tokens with Zipf frequencies, vocabulary 4,098, contexts of K tokens): the explicit
 solution for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad in this project and in PyTorch.
-PyTorch trains three equivalent models: one-hot inputs, an embedding, and an embedding with sparse gradients.
+PyTorch trains one model in three forms, without the paper's noise: one-hot inputs, an embedding, and an embedding with
+sparse gradients.
 Digit classifier (60,000 random images of MNIST's shape): the explicit solution, scikit-learn's naive Bayes, and the
 dense formula in NumPy.
 

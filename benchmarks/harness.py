@@ -93,7 +93,8 @@ class Ratio:
         cannot reach 95 %: their interval contains all ratios.
         """
         n, ratios = len(self.rounds), sorted(self.rounds)
-        # Both ends exclude the k smallest and largest ratios. The true median is outside with probability 2 * tail.
+        # The interval leaves out the k smallest and the k largest ratios. The probability that the true median lies
+        # outside is 2 * tails[k].
         tails = np.cumsum([math.comb(n, k) for k in range(n)]) / 2**n
         k = max(int((2 * tails <= 0.05).sum()) - 1, 0)
         return ratios[k], ratios[n - 1 - k]

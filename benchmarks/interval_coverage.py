@@ -92,7 +92,11 @@ def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tu
 
 
 def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
-    """Returns how often, in % of the experiments, intervals contain the true difference and each verdict occurs."""
+    """Returns statistics of simulated experiments: coverage, verdicts and the mean width of the interval.
+
+    Coverage is the % of the experiments whose interval contains the true difference. "better" and "worse" are the % of
+    the experiments with this verdict.
+    """
     generator = np.random.default_rng((seed, seeds, examples))
     inside, plain, words, widths = [], [], [], []
     for _ in range(experiments):

@@ -169,7 +169,10 @@ def main() -> None:
     )
     results = parser.parse_args().results
     panels = [(panel, cases) for panel in PANELS if (cases := measured(panel, results))]
-    check(bool(panels), f"{results} has no runs of {', '.join(p.runs for p in PANELS)}")
+    check(
+        bool(panels),
+        f"--results={results} has no tested runs in its folders {', '.join(p.runs for p in PANELS)}",
+    )
     rows = [
         (
             panel.title,

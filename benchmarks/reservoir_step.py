@@ -1,4 +1,4 @@
-"""Times training steps of translators with and without reservoirs: python -m benchmarks.reservoir_step
+"""Times training steps of translation models with and without reservoirs: python -m benchmarks.reservoir_step
 
 The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with the
 plain model. "deep" has 24 encoder layers with 8 reservoirs. Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8

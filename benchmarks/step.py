@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.runtime import program
 
 BOTH = ("float32", "bfloat16")
-DROPOUT = 0.3  # dropout rate of the translator
+DROPOUT = 0.3  # dropout rate of the translation models
 
 RECIPES = {
     "translation": ("8 and 2 layers of 512, 64 x 32 tokens, dropout 0.3", BOTH),

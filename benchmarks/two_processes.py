@@ -1,8 +1,8 @@
 """Compares two processes of one device each with one process of two devices: python -m benchmarks.two_processes
 
 Both devices are on this CPU; two processes exchange gradients over loopback. Two models train on the same data: the
-tiny configuration, whose step takes a tenth of a second, and the laptop's translator. The two cases take turns; their
-processes stay alive between rounds.
+tiny translation model, whose step takes a tenth of a second, and a larger model (LAPTOP). One process and two processes
+take turns, and stay alive between rounds.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from explicit_opt.digits import Digits
 from explicit_opt.heads import head_start
 
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
-"""Candidates for the inverse penalty (scikit-learn's C). The cross-entropy of held-out images selects one."""
+"""Candidates for the inverse penalty (scikit-learn's C). The cross-entropy of the validation images selects one."""
 
 _MOST_ITERATIONS = 10_000
 

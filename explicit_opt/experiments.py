@@ -58,7 +58,7 @@ PRINTED_DIGITS = {
     (2, "warm"): 92.93,
     (2, "cold"): 75.64,
 }
-"""Section 4: (layers, `config.start`) -> test accuracy in %."""
+"""Section 4: (layers, start) -> test accuracy in %. The start is `config.start` or "explicit, no training"."""
 
 Points = list[tuple[float, float, float]]
 """A curve of (epoch, metric, metric), such as training and development perplexity. The point before training has epoch
@@ -73,7 +73,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
       protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" follows the paper and
         reports the last epoch: language models train for all epochs (Table 1), digit classifiers until the first epoch
         that raises the test loss (section 4).
-      data: corpus ("babylm" or "mnist") -> its directory. Other corpora are read from data/CORPUS.
+      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS; at the
+        scale "tiny", small data that need no download replace it.
     """
 
     protocol: str = "ours"

@@ -21,7 +21,8 @@ Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
 
 LOGITS = 50_000_000
-"""Maximum number of logits that `scale="fit"` computes at once."""
+"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, it computes the
+logits of 100 examples."""
 
 
 def head_start(
@@ -43,16 +44,16 @@ def head_start(
         values is shifted so that its lowest value is 0, and the bias compensates. "lda": linear discriminant analysis.
         "ridge": least squares on targets -1 and 1.
       outputs: N. None takes the largest label + 1.
-      scale: factor of all logits. "fit" takes the factor with the least cross-entropy on the examples, or on a random
-        sample of 10,000 examples. The factor does not change the order of the logits.
+      scale: factor of all logits. "fit" takes the factor from 0.001 to 10 with the least cross-entropy on the examples,
+        or on a random sample of at most 10,000 examples. The factor does not change the order of the logits.
       smoothing: its meaning depends on the method. "explicit": number added to every co-occurrence. "lda": weight, in
         examples, of an isotropic covariance that is averaged with the measured covariance. "ridge": penalty of the
         squared weights without the bias.
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
-      ValueError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or no
-        example has a positive weight.
+      ValueError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or
+        `HeadStart.finish` fails.
     """
     head = HeadStart(method, outputs=outputs, scale=scale, smoothing=smoothing)
     head.add(features, labels, weights)

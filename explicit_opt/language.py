@@ -117,7 +117,7 @@ class Windows:
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
     """Returns the non-empty lines of each document.
 
-    Texts are tokenized line by line, so `data.documents` changes only contexts, not tokens.
+    Texts are tokenized line by line, so `data.documents` changes contexts, but not the tokens of a line.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]

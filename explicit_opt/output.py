@@ -68,7 +68,7 @@ class Sums:
         """Returns kernel (M, N) and bias (N,). `explicit_solution` documents the arguments.
 
         Raises:
-          UserError: no example was added, or a feature is not finite.
+          UserError: no example with a positive weight was added, a feature is not finite, or `priming` is below 1.
         """
         total = self.counts_N.sum()
         if not total:

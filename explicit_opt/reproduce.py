@@ -48,7 +48,8 @@ def main() -> None:
         action="append",
         default=[],
         metavar="CORPUS=DIR",
-        help="directory of babylm (texts) or mnist (IDX files); default data/CORPUS; may be repeated",
+        help="directory of babylm (texts) or mnist (IDX files); may be repeated; default data/CORPUS, or data without"
+        " download with --scale=tiny",
     )
     reproduce("explicit_opt", TARGETS, parser, _own)
 

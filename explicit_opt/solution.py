@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from common.errors import UserError
 
 FLOOR = 1e-12
-"""Lower bound of co-occurrences. Without it, log F is infinite for an output that is never a target."""
+"""Lower bound of co-occurrences, because the logarithm of 0 is infinite."""
 
 # Compute co-occurrences as a product with one-hot targets up to this number of outputs, else as a segment sum.
 _FEW_OUTPUTS = 256
@@ -46,7 +46,8 @@ def explicit_solution(
       floor: lower bound of the co-occurrences.
 
     Raises:
-      UserError: a feature is negative or not finite, there are no examples, K < 1, or a target is out of range.
+      UserError: a feature is negative or not finite, there are no examples, K < 1, a target is not an integer or out of
+        range, or `targets` and `priming` are both None.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     if features.ndim != 2 or 0 in features.shape:

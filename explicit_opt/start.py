@@ -12,7 +12,8 @@ from common.variables import Params
 
 STARTS = ("cold", "zero", "explicit", "warm", "scaled")
 """Values of `config.start`. "cold" trains from random values, "zero" from zeros, "warm" from the explicit solution, and
-"scaled" from the explicit solution times a scalar that is fitted on training data. "explicit" does not train."""
+"scaled" from the explicit solution times a scalar for each layer that is fitted on training data. "explicit" takes the
+explicit solution without training."""
 
 INITIALIZERS: dict[str, Callable[[int], Callable]] = {
     "torch": lambda inputs: initializers.uniform(inputs**-0.5),
@@ -47,7 +48,7 @@ def exponent(config: ConfigDict) -> float | None:
 
 
 def seedless(config: ConfigDict) -> bool:
-    """Returns whether the run ignores the seed: `start=explicit` draws no random values and does not train."""
+    """Returns whether the seed has no effect: `start=explicit` replaces all random values and does not train."""
     return config.start == "explicit"
 
 

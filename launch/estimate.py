@@ -42,7 +42,7 @@ class Bound:
     """Seconds that compute, memory, links and network of a chip need for a training step at full speed.
 
     Attributes:
-      compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations.
+      compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations (`Topology.peak`).
       memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
         value may exceed the actual time. None for a program of the CPU compiler.
       links: seconds to receive data from other chips of the slice over all links (ICI).

@@ -176,8 +176,8 @@ class Row(NamedTuple):
 
     Attributes:
       kind: kind of collective, such as "all-reduce" or "all-reduce between slices".
-      count: number of executions per step.
-      received: bytes that each device receives per step.
+      count: number of executions in one run of the program.
+      received: bytes that each device receives in one run of the program.
     """
 
     kind: str
@@ -198,12 +198,12 @@ class Collectives(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Bytes that each device receives per step from devices of its slice."""
+        """Bytes that each device receives from devices of its slice in one run of the program."""
         return sum(row.received for row in self.rows if not row.kind.endswith(BETWEEN))
 
     @property
     def received_between(self) -> int:
-        """Bytes that each device receives per step from other slices."""
+        """Bytes that each device receives from other slices in one run of the program."""
         return sum(row.received for row in self.rows if row.kind.endswith(BETWEEN))
 
 
@@ -262,7 +262,7 @@ class Product(NamedTuple):
 
 
 def read_products(text: str, unknown_trips: int = 1) -> Counter[Product]:
-    """Returns {matrix product: executions per step} of the text of a program.
+    """Returns {matrix product: executions in one run of the program} from the text of a program.
 
     The body of a loop counts once per iteration. All branches of a conditional count.
 
@@ -309,8 +309,8 @@ def _times(
       unknown_trips: number of iterations to count for a loop with an unknown trip count.
 
     Returns:
-      {name of the computation: executions per step}, and the number of loops that contain a wanted instruction and have
-      an unknown trip count.
+      {name of the computation: executions in one run of the program}, and the number of loops that contain a wanted
+      instruction and have an unknown trip count.
     """
     known: dict[str, bool] = {}
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: venv/, pid (of the training
-# process), exit (exit code of the training process, after it has exited) and log (a link to the log).
+# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: uv/, venv/, cache/ (.cache of the
+# runs), pid (of the training process), exit (exit code of the training process, after it has exited) and log (a link to
+# the log).
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"

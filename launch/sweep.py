@@ -11,7 +11,7 @@ from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology
 
 BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
-"""Possible fields of the batch size. Each configuration has one of these fields."""
+"""Possible fields of the batch size. Each configuration in configs/ has one of these fields."""
 
 TIMES = (2, 4)
 """Multiples of the configured batch size to try if the configured batch size fits into memory."""
@@ -35,7 +35,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
 
     If the configured batch size fits into memory, tries its multiples in `TIMES` until one does not fit. Otherwise
-    multiplies `train.accumulate` by the factors in `PARTS` until the batch size fits.
+    multiplies `train.accumulate` by the factors in `PARTS` until the batch size fits or is invalid for another reason.
 
     Raises:
       UserError: no mesh and batch size can run, the speed of the devices is unknown, or the configuration has none of

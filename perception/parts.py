@@ -54,9 +54,9 @@ def lora(
 ) -> Model:
     """Freezes a model and adds a trainable adapter to its target layers, in place; returns the model.
 
-    Every `nnx.Param` becomes a `Frozen` variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. The
-    matrices of adapters are float32 `nnx.LoRAParam`. To train other parameters, such as a new head, add them after
-    calling `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
+    Every `nnx.Param` becomes a `Frozen` variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. Only
+    the matrices of adapters stay trainable: float32 `nnx.LoRAParam`. To train other parameters, such as a new head, add
+    them after calling `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
 
     Args:
       model: any module. If it is a linear layer, the adapted layer is returned.

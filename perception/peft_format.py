@@ -115,7 +115,9 @@ def read_config(directory: Path) -> Fields:
 
 
 def read(directory: Path, family: str, base: str = "") -> Adapter:
-    """Reads an adapter. Prints a note about ignored tensors outside the encoder, such as a head.
+    """Reads an adapter, and multiplies its matrices B by the scale.
+
+    Prints a note about ignored tensors outside the encoder, such as a head.
 
     Args:
       family: family of the base model.

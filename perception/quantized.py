@@ -17,7 +17,7 @@ from common.model.linear import Linear, matmul
 from common.variables import Frozen, Params
 
 BLOCK = 64
-"""Number of consecutive inputs that share a scale, separately for each output."""
+"""Number of consecutive rows (inputs) of a kernel that share a scale. Each column (output) has its own scales."""
 
 KINDS = ("int8", "4bit", "4bit_minimum")
 """Formats: 8-bit integers; NF4; 16 evenly spaced levels from the smallest to the largest value of a block."""
@@ -34,7 +34,7 @@ def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
     """Quantizes a kernel in blocks of rows. Pads an incomplete last block with copies of the last row.
 
     Returns:
-      Codes and scales. Scales, float32 (blocks, N), are the largest absolute value of each block. Codes are int8
+      Codes and scales. Scales, float32 (blocks, N), are the largest absolute values in each block. Codes are int8
       (blocks, BLOCK, N) from -127 to 127 for "int8". For "4bit" they are uint8 (blocks, BLOCK / 2, N): byte i holds the
       NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits). For "4bit_minimum" an index counts steps
       above the smallest value, and scales, (blocks, 2, N), are the step and the smallest value of each block.
@@ -115,7 +115,7 @@ class QuantizedKernel(nnx.Module):
 
 
 def quantize_frozen(model: nnx.Module, kind: str) -> int:
-    """Quantizes the frozen kernels of all linear layers, including adapted ones; returns their number."""
+    """Quantizes the frozen kernels of all `Linear` layers, with or without adapters. Returns the number of kernels."""
     found = 0
     for _, part in list(nnx.iter_modules(model)):
         if isinstance(part, Linear) and isinstance(part.kernel, Frozen):

@@ -40,7 +40,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def validate_fields(config: ConfigDict) -> None:
-    """Checks the configuration fields other than the sources of weights and data.
+    """Checks the fields of batches, evaluation and the training loop, which new runs and loaded runs share.
 
     Raises:
       UserError: a field is missing or has an invalid value.
@@ -58,8 +58,8 @@ def prepare(
 
     Args:
       read_data: False builds a task without data, for `launch.plan`. The vocabulary size is `data.vocab_size` for full
-        training, otherwise the size of the backbone's vocabulary. The model has two classes unless
-        `config.dataset` is set. --config.pretrained is optional.
+        training with a tokenizer trained on the data, otherwise the size of the backbone's vocabulary. The model has
+        two classes unless `config.dataset` is set. --config.pretrained is optional.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.

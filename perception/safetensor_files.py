@@ -87,7 +87,7 @@ class TensorFiles:
         """Returns a whole tensor of any dtype, for `write`.
 
         Raises:
-          UserError: NumPy lacks the dtype.
+          UserError: the dtype is not supported, such as an 8-bit float.
         """
         dtype = self._type(name, _ALL)
         return Tensor(self.shape(name), dtype, lambda: self._slice(name)[...])

@@ -11,7 +11,7 @@ from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
 """Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
-tokens, except "[SEP]" between the texts of a pair."""
+tokens, except that a tokenizer of `Subword.separating_pairs` adds "[SEP]" between the texts of a pair."""
 
 PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 """Candidates for the padding token. The first candidate in a tokenizer's vocabulary is used, otherwise the id 0."""
@@ -108,7 +108,7 @@ class Subword:
         return rows, firsts, cut
 
     def separating_pairs(self) -> "Subword":
-        """Returns this trained tokenizer with the token [SEP] between the two texts of a pair."""
+        """Returns a copy of this trained tokenizer that puts the token [SEP] between the two texts of a pair."""
         made = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         made.post_processor = processors.TemplateProcessing(
             single="$A",

@@ -32,8 +32,8 @@ LOOKED_AT = 1000
 def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
 
-    The line looks like a row if it contains a long text, or a label that the rows repeat. The line is a header if it
-    contains a common name of a text or label column.
+    A line with a common name of a text or label column is always a header. Otherwise the line looks like a row if it
+    contains a long text, or a label that later rows repeat.
     """
     common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
     if any(name.strip().lower() in common for name in columns):
@@ -93,7 +93,11 @@ def find_columns(
 
 
 def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
-    """Returns the first two columns in PAIR_NAMES, ignoring case. Raises a UserError without such columns."""
+    """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case.
+
+    Raises:
+      UserError: the table has no such pair.
+    """
     known = {name.strip().lower(): name for name in columns}
     for names in PAIR_NAMES:
         if set(names) <= set(known):

@@ -22,7 +22,7 @@ HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding
 
 
 def format_of(path: Path, formats: Iterable[str] = FORMATS) -> str:
-    """Returns the entry of `formats` with which the name of a file ends, or "" for other files."""
+    """Returns the entry of `formats` with which the name of a file ends, ignoring case and .gz; "" for other files."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in formats if name.endswith(ending)), "")
 

@@ -82,7 +82,7 @@ class TextClassification(Classification):
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         *,
-        start: Callable[[Params], Params] = lambda trainable: trainable,
+        start: Callable[[Params, Params], Params] = lambda trainable, frozen: trainable,
         outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
             NO_PRETRAINED_WEIGHTS
         ),

@@ -9,9 +9,9 @@ differences between classifiers, and the command that uses the best classifier. 
 Running the command again resumes interrupted runs. Any field of the configuration is an option, as in perception.train.
 
 --data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
-local cache. The splits are written to --out. --pair reads pairs of texts. A repeated --label, or --separator, reads
-several classes per text. --balance is for imbalanced classes, --shots N for N labelled examples per class. --budget
-plans the runs for a time limit and tunes the learning rate on validation.
+local cache (or from the hub with --download). The splits are written to --out. --pair reads pairs of texts. A repeated
+--label, or --separator, reads several classes per text. --balance is for imbalanced classes, --shots N for N labelled
+examples per class. --budget plans the runs for a time limit and tunes the learning rate on validation.
 """
 
 import sys
@@ -37,7 +37,7 @@ DATA_FIELDS = (
     "pair",
     "multi_label",
 )
-"""Fields of `config.data` that --data sets. An override of such a field is an error."""
+"""Fields of `config.data` that --data sets. With --data, an override of such a field is an error."""
 
 DRAWS = 5
 """Default number of seeds with --shots. Each seed draws other examples."""

@@ -1,4 +1,4 @@
-"""The same models in other libraries, which the benchmarks compare with Train Less."""
+"""Implementations of Train Less's models in other libraries, the baselines of the benchmarks."""
 
 import importlib
 from types import ModuleType

@@ -87,8 +87,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
         heads = (divisible(shape.width * s, shape.size * groups) // shape.size for s in scales)
         return tuple(heads) == shape.heads
 
-    # Apple's code computes the numbers of heads from the scales of the first and the last layer (`qkv_multipliers`).
-    # Search for two scales that give the backbone's numbers of heads.
+    # Apple's code computes the number of heads of each layer from the scales of the first and the last layer
+    # (`qkv_multipliers`). Search for two scales that give the backbone's numbers of heads.
     tried = [n / 20 for n in range(5, 41)]
     lines = filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)])
     return {

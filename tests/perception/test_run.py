@@ -460,3 +460,9 @@ def test_authors_pool_pads_all_rows_to_max_length(make, mesh):
                 assert (row[length:] == tokenizer.pad).all()
                 assert (row[:length] != tokenizer.pad).all()
     assert lengths == {"masked": {32, 64}, "authors": {64}}
+
+
+def test_task_without_data_starts_from_the_given_parameters(make, mesh):
+    _, task = run.prepare(make("tiny"), mesh, read_data=False)
+    parameters = {"head/kernel": np.ones(2)}
+    assert task.start(parameters, {}) is parameters
