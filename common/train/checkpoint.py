@@ -111,12 +111,14 @@ class Checkpoints:
         return self._manager(SNAPSHOTS, None)
 
     def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
-        # Threads of several managers wait at the same time: without a prefix, their barriers would have the same name.
-        hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+        # Threads of several managers, also of other runs (`turns`), wait at the same time: without a prefix, their
+        # barriers would have the same name. The path of the workdir may differ between hosts, its name may not.
+        prefix = f"{self._directory.parent.name}/{name}"
+        hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder
             me = jax.process_index()
             hosts = ocp.options.MultiprocessingOptions(
-                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{name}{me}"
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{prefix}{me}"
             )
             options["create"] = False  # Orbax cannot create folders with `active_processes`.
             (self._directory / name).mkdir(parents=True, exist_ok=True)

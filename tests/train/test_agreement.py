@@ -72,6 +72,10 @@ def test_threads_of_several_checkpoints_wait_at_barriers_of_their_own(results):
     assert [found["checkpoints_at_the_same_time"] for found in results] == [[2, 3], [2, 3]]
 
 
+def test_threads_of_runs_in_turns_wait_at_barriers_of_their_own(results):
+    assert [found["checkpoints_in_turns"] for found in results] == [[[2, 3], [2, 3]]] * 2
+
+
 def test_local_coordinator_listens_on_the_loopback_interface_only(results):
     assert [found["coordinator_hosts"] for found in results] == [["::ffff:127.0.0.1"], []]
 

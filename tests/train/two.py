@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -28,6 +30,7 @@ from common.train import checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
 from common.train.loop import fit
 from common.train.state import Step
+from common.train.turns import Job, fit_in_turns
 from tests.train import toy
 
 DELAY = 3.0
@@ -122,11 +125,8 @@ def unreadable_checkpoint(workdir: Path) -> int:
     return task.starts[0]["next"]
 
 
-def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
-    """Returns the steps of the latest checkpoints of a run.
-
-    The run saves a best checkpoint while the latest checkpoint still waits for process 1.
-    """
+def late_checkpoints() -> AbstractContextManager:
+    """Delays the threads of process 1 before each barrier of a checkpoint."""
     unless_failing = checkpoint.unless_failing
 
     def late(barrier: Callable[..., None]) -> Callable[..., None]:
@@ -137,10 +137,35 @@ def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
 
         return unless_failing(wait)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "unless_failing", late)
-        train(workdir, train__steps=3, eval__steps=1, checkpoint__steps=1)
+    return mock.patch.object(checkpoint, "unless_failing", late)
+
+
+def saved_steps(workdir: Path) -> list[int]:
+    """Returns the steps of the latest checkpoints of a run."""
     return sorted(int(path.name) for path in (workdir / "checkpoints/latest").iterdir())
+
+
+def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
+    """Returns the steps of the latest checkpoints of a run.
+
+    The run saves a best checkpoint while the latest checkpoint still waits for process 1.
+    """
+    with late_checkpoints():
+        train(workdir, train__steps=3, eval__steps=1, checkpoint__steps=1)
+    return saved_steps(workdir)
+
+
+def checkpoints_in_turns(workdir: Path) -> list[list[int]]:
+    """Returns the steps of the latest checkpoints of two runs in turns.
+
+    A run saves a checkpoint while the checkpoint of the other run still waits for process 1.
+    """
+    fields = {"train__steps": 3, "eval__steps": 3, "eval__test": False, "checkpoint__steps": 1}
+    folders = [workdir / "one", workdir / "two"]
+    jobs = [Job(toy.config(**fields), TwoToy(), folder) for folder in folders]
+    with late_checkpoints():
+        fit_in_turns(jobs, make_mesh({"data": -1}), 1)
+    return [saved_steps(folder) for folder in folders]
 
 
 def coordinator_hosts(workdir: Path) -> list[str]:
@@ -304,6 +329,7 @@ CASES = {
         differing_draws,
         unreadable_checkpoint,
         checkpoints_at_the_same_time,
+        checkpoints_in_turns,
         coordinator_hosts,
         late_compilation,
         signal_in_evaluation,
