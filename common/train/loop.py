@@ -102,7 +102,7 @@ def train(
         run.save()
     else:
         with run.clock.section("train"):
-            yield from _steps(run, hooks, begun, turn)
+            yield from _steps(run, hooks, signals, begun, turn)
     if signals.received and not run.state.stop_reason:
         run.checkpoints.wait()
         name = signal.Signals(signals.received).name
@@ -112,7 +112,9 @@ def train(
         )
 
 
-def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator[None]:
+def _steps(
+    run: Run, hooks: Sequence[Hook], signals: Signals, begun: float, turn: int
+) -> Iterator[None]:
     """Trains step by step; see `train`."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
@@ -143,7 +145,7 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
             if state.step < run.config.train.steps:
-                _compile_ahead(run)
+                _compile_ahead(run, signals)
                 votes.hasten()
         agreed = [0] * len(hooks)
         if votes.due():
@@ -160,17 +162,18 @@ def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator
                 yield
 
 
-def _compile_ahead(run: Run) -> None:
+def _compile_ahead(run: Run, signals: Signals) -> None:
     """Compiles the training step for all shapes of `Task.batch_samples` in threads, while training continues.
 
-    On CPUs, the threads would slow the steps, so training and its clock stop until all shapes are compiled.
+    On CPUs, the threads would slow the steps, so training and its clock stop until all shapes are compiled, or until a
+    signal stops the run.
     """
     samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
     state = run.train_state
     run.train_step.compile_ahead(state.params, state.opt_state, run.frozen, samples, run.step)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):
-            run.train_step.wait()
+            run.train_step.wait(lambda: signals.received is not None)
             barrier("compiled ahead")
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -267,10 +267,19 @@ class Step:
                 self._ahead[key] = threads.submit(run, key, batch)
         threads.shutdown(wait=False)
 
-    def wait(self) -> None:
-        """Waits until the threads of `compile_ahead` have compiled all steps."""
-        while self._ahead:
-            self._ahead.popitem()[1].result()
+    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Waits until the threads of `compile_ahead` have compiled all steps.
+
+        Args:
+          stopped: function that is called every second. If it returns True, this method cancels all compilations that
+            have not begun, and returns.
+        """
+        while self._ahead and not stopped():
+            ended, _ = wait(self._ahead.values(), timeout=1, return_when=FIRST_COMPLETED)
+            self._ahead = {k: future for k, future in self._ahead.items() if future not in ended}
+            for future in ended:
+                future.result()
+        self.cancel()
 
     def cancel(self) -> None:
         """Cancels all compilations of `compile_ahead` that have not begun."""

@@ -152,7 +152,7 @@ def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
     compile_step = Step.compile
     monkeypatch.setattr(Step, "_compile", late)
     monkeypatch.setattr(Step, "compile", compile_or_wait)
-    monkeypatch.setattr(Step, "wait", lambda step: None)
+    monkeypatch.setattr(Step, "wait", lambda *_: None)
     summary = toy.run(tmp_path, Buckets(), train__steps=5)
     assert waited == [1] and summary["steps"] == 5
 
@@ -166,6 +166,24 @@ def test_error_of_a_thread_that_compiles_stops_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="4 rows"):
         toy.run(tmp_path, Broken(), train__steps=2)
+
+
+def test_signal_ends_the_wait_for_compilations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives while a thread compiles the second shape, which takes until the end of the run."""
+    compile_one, end = Step._compile, threading.Event()
+
+    def endless(step, *arguments):
+        if threading.current_thread() is threading.main_thread():
+            return compile_one(step, *arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert end.wait(30)
+
+    monkeypatch.setattr(Step, "_compile", endless)
+    with pytest.raises(Preempted, match="SIGTERM: saved step 1 in"):
+        toy.run(tmp_path, Buckets(), train__steps=5)
+    end.set()
 
 
 def test_every_step_is_logged_once(tmp_path: Path) -> None:
