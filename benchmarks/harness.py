@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from common.train.conditions import cores
+
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
@@ -240,14 +242,6 @@ def machine() -> dict[str, object]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    # Containers and Slurm restrict a process to some cores. macOS has no `sched_getaffinity`.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _judge(item: Ratio, target: float | None) -> dict[str, object]:

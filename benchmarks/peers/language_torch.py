@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import cores
+from common.train.conditions import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
 DROPOUT = 0.1  # dropout rate after the embeddings and after every residual sublayer

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import Adafactor, BertConfig, BertModel, Qwen2Config, Qwen2Model
 
-from benchmarks.harness import cores
+from common.train.conditions import cores
 
 RANK = 32
 TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}

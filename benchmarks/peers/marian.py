@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from benchmarks.harness import cores
+from common.train.conditions import cores
 
 VOCABULARY = 10_000
 PADDING, END = 0, 1

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import cores
+from common.train.conditions import cores
 
 FORMS = ("one-hot", "embedding", "sparse")
 

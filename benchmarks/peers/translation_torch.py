@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import cores
+from common.train.conditions import cores
 
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
 DECODER_LAYERS = 2

@@ -10,6 +10,14 @@ SHARED = 0.05
 """A run shared the machine if other processes used more than this fraction of the machine's CPU time."""
 
 
+def cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    # Containers and Slurm restrict a process to some cores. macOS has no `sched_getaffinity`.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class Conditions:
     """Use of the machine by this run and by other processes.
 

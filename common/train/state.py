@@ -1,7 +1,6 @@
 """Sharded initialisation of the training state, and the compiled training step."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -19,6 +18,7 @@ from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import exchange, flops
 from common.train import optimizer as optimizers
+from common.train.conditions import cores
 from common.train.task import Task
 from common.variables import AbstractModel, Params
 
@@ -246,7 +246,9 @@ class Step:
     def compile_ahead(
         self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
     ) -> None:
-        """Starts to compile the training step for the shapes of several batches, in a thread for each CPU core.
+        """Starts to compile the training step for the shapes of several batches.
+
+        Uses one thread for each CPU core that this process may use.
 
         All arguments except `batches` are those of `compile`. `compile` and `wait` raise the errors of the threads.
         """
@@ -260,7 +262,7 @@ class Step:
             with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
                 self._compile(key, *arguments, batch, number)
 
-        threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        threads = ThreadPoolExecutor(cores(), thread_name_prefix="compile")
         for batch in batches:
             key = self.cache_key(batch, number)
             if key not in self.compiled:
