@@ -136,6 +136,7 @@ class Evaluate(Hook):
         except Interrupted:
             run.state.stop_reason, run.stopping = "", True
             return
+        del values  # `Run.trained` copies stacked values again.
         value, curve, state = metrics[run.task.objective], run.state.curve, run.state
         best = math.isfinite(value) and (not curve.points or curve.better(value, curve.best.value))
         state.last_evaluation = run.step, run.clock["train"]

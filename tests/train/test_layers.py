@@ -19,6 +19,7 @@ from common.model.low_rank import Lora, adapt
 from common.model.scan import runs
 from common.sharding import make_mesh, place, shardings
 from common.track.tracker import read_metrics
+from common.train.checkpoint import Checkpoints
 from common.train.prefetch import put
 from common.train.state import Step
 from tests.train import toy
@@ -198,3 +199,26 @@ def test_scanned_and_unrolled_runs_resume_each_other(tmp_path: Path) -> None:
     expected = fit("whole", (6, 4))
     assert fit("resumed", (3, 4), (6, 4)) == expected
     assert fit("mixed", (2, 4), (4, 0), (6, 4)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_best_checkpoint_has_the_only_copy_of_stacked_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the evaluation is freed before the parameters are copied for the best checkpoint."""
+    copied: dict[str, int] = {}
+
+    def live() -> int:
+        return sum(x.nbytes for x in jax.live_arrays())
+
+    class Measured(Deep):
+        def evaluate(self, values, split):
+            copied.setdefault("evaluation", live())
+            copied.setdefault("parameters", sum(x.nbytes for x in values.trainable.values()))
+            return {"error": 0.0}
+
+    def save_best(self, step, state, meta):
+        copied.setdefault("checkpoint", live())
+
+    monkeypatch.setattr(Checkpoints, "save_best", save_best)
+    toy.run(tmp_path, Measured(), train__steps=5, train__scan_layers=4, eval__test=False)
+    assert copied["checkpoint"] < copied["evaluation"] + copied["parameters"] / 2
