@@ -26,7 +26,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
     """Prints the model size and the estimated hours of each run, and the total hours of the missing runs."""
     rows, total, speeds, models = [], 0.0, {}, {}
     for name, config in planned(suite, target):
-        # Count each model once, because many fine-tuning runs have the same model.
+        # Build each abstract model once, because many fine-tuning runs have the same model.
         key = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
         abstract_model = models[key] = models.get(key) or abstract(config)
         dtype = compute_dtype(config.model.dtype)
@@ -97,13 +97,14 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))
     classifies = config.task == "classification"
+    is_tied = not classifies and model.get("tied", True)
     if classifies:
         length = min(*data.buckets, length)
     tokens = data.get("tokens_per_batch") or data.batch * length
     total = 0
     for some, each in ((abstract_model.trainable, 6), (abstract_model.frozen, 4)):
         for name, variable in some.items():
-            is_output = name.endswith("table") and "source" not in name and not classifies
+            is_output = is_tied and name.endswith("embed/table") and "source" not in name
             if name.endswith("kernel") or is_output:
                 share = data.get("masked", 1.0) if is_output else 1.0
                 total += each * share * math.prod(variable.shape)

@@ -11,7 +11,7 @@ from common.config import to_json
 from common.errors import UserError
 from common.report import printed as report
 from common.sharding import make_mesh
-from configs import translation
+from configs import bytelevel, masked, translation
 from reservoir import costs, downstream, plots, reproduce, run, tables
 from reservoir.experiments import ExperimentSuite
 from reservoir.model import reservoir_layers
@@ -343,6 +343,22 @@ def test_dry_run_flops_per_weight_and_token():
     table = config.data.vocab_size * config.model.width
     expected = (6 * (trained + table) + 4 * frozen) * config.data.tokens_per_batch
     assert costs.flops(config, abstract_model) == expected
+
+
+def test_dry_run_flops_exclude_learned_positions():
+    """Gives a masked language model twice as many positions, in batches with as many tokens."""
+    config = masked.tiny(masked.roberta("none"))
+    before = costs.flops(config, costs.abstract(config))
+    config.model.max_length *= 2
+    config.data.batch //= 2
+    assert costs.flops(config, costs.abstract(config)) == before
+
+
+def test_dry_run_flops_count_one_output_layer():
+    config = bytelevel.tiny(bytelevel.enwik8("none"))
+    tied = costs.flops(config, costs.abstract(config))
+    config.model.tied = False
+    assert costs.flops(config, costs.abstract(config)) == tied
 
 
 @pytest.mark.medium
