@@ -6,7 +6,10 @@ from configs import language, reservoirs, training
 
 
 def enwik8(reservoir: str) -> ConfigDict:
-    """Returns the configuration of a byte language model of enwik8: 48 layers (the paper: 12 to 64) with 8 reservoirs.
+    """Returns the configuration of a byte language model of enwik8 with 48 layers (the paper: 12 to 64).
+
+    Args:
+      reservoir: kind of the 8 reservoirs among these layers, or "none" for a model without reservoirs.
 
     The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Our recipe: pre-norm layers, sequences
     of 512 bytes, Adam with a warm-up and a cosine schedule.
@@ -55,7 +58,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual (embedded:python): about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     config.model.update({"layers": 4, "width": 64, "hidden": 256, "heads": 4, "length": 64})
     config.model.update({"reservoirs": 1, "dropout": 0.0, "dtype": "float32"})

@@ -9,7 +9,7 @@ SIZES = ("laptop", "tiny")
 
 RECIPES = ("paper", "code", "fixed")
 """Recipes. "paper" follows the paper's text, "code" the authors' program. "fixed" is ours: all kinds of models have the
-same number of parameters and the same learning-rate schedule."""
+same number of parameters within 0.5 %, and the same learning-rate schedule."""
 
 FIXED = {
     "": {
@@ -70,11 +70,11 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # Evaluation scores the second half of a window; the first half is only context.
+    # Evaluation scores the second half of each window except the first; the first half is only context.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
-    # Name "MODULE:FUNCTION" of a function that computes the initial output layer from features and next tokens, such as
-    # "explicit_opt:head_start". "" draws the output layer at random.
+    # "MODULE:FUNCTION", such as "explicit_opt:head_start": a function that computes the initial output layer from
+    # features and next tokens of the training text. "" draws the output layer at random.
     config.head_start = ""
     return config
 
@@ -145,7 +145,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
-    """Returns our recipe "fixed": all models have the same number of parameters, schedule and regularization."""
+    """Returns our recipe "fixed": all models have the same schedule and regularization. FIXED has the sizes."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     _set_shape(config, FIXED[""][kind])
@@ -169,7 +169,7 @@ def _set_shape(config: ConfigDict, shape: dict) -> None:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: seconds on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual (embedded:python): seconds on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     model, length = config.model, 64
     model.update({"width": 64, "hidden": 256, "heads": 4, "length": length})

@@ -18,7 +18,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "source": "files:data/pretraining",
                 "splits": {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"},
                 "documents": "line",
-                # RoBERTa has 50,265 tokens. An odd number cannot be sharded over an even number of devices.
+                # RoBERTa has 50,265 tokens. An odd number of tokens cannot be sharded over an even number of devices.
                 "vocab_size": 50_264,
                 "masked": 0.15,
                 "batch": 2048,
@@ -67,7 +67,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual (embedded:python): about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "documents": "paragraph"})
     config.data.vocab_size, config.data.batch = 1000, 32
     config.model.update({"encoder_layers": 3, "width": 128, "hidden": 256, "heads": 4})

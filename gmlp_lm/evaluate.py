@@ -56,7 +56,8 @@ def main() -> None:
             f" (perplexity {perplexity})"
         )
     print(
-        f"stride {stride} in windows of {length} {unit}: {length - stride + 1} to {length} {unit} of context"
+        f"stride {stride} in windows of {length} {unit}: {length - stride + 1} to {length} {unit} of context,"
+        " fewer at the start of the text"
     )
 
 

@@ -72,7 +72,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes:
       recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (equal parameter counts).
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> file or folder of its text; other corpora are read from data/CORPUS.
+      data_paths: corpus -> file or folder of its text. Other corpora are read from data/CORPUS or, at the scale "tiny",
+        replaced by the Python manual (embedded:python).
     """
 
     recipe: str = "fixed"
@@ -120,7 +121,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3, and a second table that compares the models of `KINDS` at equal data, FLOPs and seconds."""
+    """Writes Table 3, and a second table that compares the models of `KINDS` (`_comparison`)."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
@@ -138,7 +139,7 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def data_name(runs: list[Run], corpus: str) -> str:
-    """Returns the name of the training text in tables. The scale "tiny" trains on embedded text, not on the corpus."""
+    """Returns the name of the training text in tables: the corpus, or the Python manual (embedded:python)."""
     embedded = runs[0].config["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 
@@ -219,9 +220,10 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
 def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
 
-    The horizon is the end of the shortest curve. A row has two numbers per model: the value at the horizon, and the
-    mean up to the horizon (AUCC / horizon). If parameter counts differ by less than 1 %, the row "data" is called
-    "parameters and data". The row of equal seconds exists only for models that were trained in turns (--turns).
+    The horizon is the end of the shortest curve. A row has two numbers per model: the best value up to the horizon, and
+    the mean over the curve of best values so far (AUCC / horizon). If parameter counts differ by less than 1 %, the row
+    "data" is called "parameters and data". The row of equal seconds exists only for models that were trained in turns
+    (--turns).
     """
     counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {
@@ -243,7 +245,7 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Draws Figure 4, the validation curves. Also writes each run's last value minus its best value."""
+    """Draws Figure 4, the validation curves. Writes their points, and each run's last value minus its best value."""
     panels, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
@@ -268,8 +270,10 @@ def fig4(suite: ExperimentSuite) -> None:
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
-"""Fractions of the training steps at which Table 4 prints samples. In the paper: epochs 1, 10, 100, 500 and 1000 of
-1000."""
+"""Fractions of the training steps. Table 4 prints the samples of the nearest evaluations.
+
+In the paper: epochs 1, 10, 100, 500 and 1000 of 1000.
+"""
 
 
 def table4(suite: ExperimentSuite) -> None:
@@ -287,5 +291,5 @@ def table4(suite: ExperimentSuite) -> None:
 
 
 def _printable(text: str) -> str:
-    """Returns the text on one line, with control characters replaced."""
+    """Returns the text on one line, with "·" for each character that is not printable."""
     return "".join(c if c.isprintable() else "·" for c in " ".join(text.split()))

@@ -12,7 +12,7 @@ def validation(
     """Draws one panel per corpus. A ring marks the best value of a curve.
 
     Args:
-      curves: corpus -> model -> for each seed a list of (step, bits per byte).
+      curves: corpus -> model -> list of curves, one per seed; a curve is a list of (step, bits per byte).
       path: the PNG file to write.
     """
     figure, axes = panels(len(curves))

@@ -115,7 +115,7 @@ def validate(model: ConfigDict) -> None:
     """Checks the fields of `config.model`.
 
     Raises:
-      UserError: a field is unknown or out of range, or two fields contradict each other.
+      UserError: a field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.model.kind", model.kind, KINDS)
     check_choice("--config.model.spatial", model.spatial, SPATIAL)

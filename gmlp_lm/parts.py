@@ -70,8 +70,8 @@ class SpatialGating(nnx.Module):
 
     W is a trained matrix over positions. Initially W is near 0 and b is 1, so the unit returns nearly u.
 
-    A causal unit multiplies later positions by 0. So, as in masked attention, NaN or infinity at a later position makes
-    earlier outputs NaN. A causal unit has no forward-mode derivative (`jax.jvp`).
+    A causal unit multiplies some later positions by 0. So, as in masked attention, NaN or infinity at a later position
+    can make earlier outputs NaN. A causal unit has no forward-mode derivative (`jax.jvp`).
 
     Args:
       features: number of features of the input, 2F.
@@ -166,7 +166,10 @@ class GatedMLP(nnx.Module):
         return x_BLD + self.dropout(y_BLD)
 
     def cache(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """Returns an empty cache for decoding `length` positions of a batch, in the dtype of the inputs.
+        """Returns an empty cache for decoding `length` positions of a batch.
+
+        Args:
+          dtype: dtype of the inputs.
 
         Raises:
           ValueError: the block is not causal, or `batch` is not an integer of at least 1.
@@ -189,14 +192,17 @@ class GatedMLP(nnx.Module):
     def step(self, x_B1D: jax.Array, cache: Any, index: jax.Array) -> tuple[jax.Array, Any]:
         """Returns the output (B, 1, D) of position `index` without dropout, and the new cache.
 
-        The time of a step is linear in the number of positions.
+        The time of a step is linear in `length`.
 
         Raises:
-          ValueError: `index` is known and not from 0 to `length` - 1, the input has another shape, or the cache is for
-            another batch size.
+          ValueError: `index` is not traced and not from 0 to `length` - 1, the input has another shape, or the cache is
+            for another batch size.
         """
         x_B1D = _checked(x_B1D, self.width)
-        check(x_B1D.shape[1] == 1, f"a step takes one position, got {x_B1D.shape[1]}")
+        check(
+            x_B1D.shape[1] == 1,
+            f"a decoding step takes one position, got {x_B1D.shape[1]}: use prefill for several positions",
+        )
         _check_cache(cache, len(x_B1D))
         last = self.gated.spatial.length - 1
         is_index = jnp.shape(index) == () and jnp.issubdtype(jnp.result_type(index), jnp.integer)

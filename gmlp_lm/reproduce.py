@@ -32,8 +32,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--corpora",
-        help="comma-separated corpora: enwik8,enwik9,wikitext2,wikitext103 (default: all four). --scale=tiny has"
-        " only wikitext2, replaced by embedded text",
+        help="comma-separated corpora: enwik8,enwik9,wikitext2,wikitext103 (default: all four; with --scale=tiny"
+        " wikitext2). --scale=tiny replaces a corpus without --data by the Python manual",
     )
     parser.add_argument(
         "--data",

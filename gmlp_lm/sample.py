@@ -129,7 +129,7 @@ def _decoder() -> codecs.IncrementalDecoder:
 
 
 def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
-    """Prints a text while it is generated."""
+    """Prints the prompt, then its continuation while it is generated."""
     decoder = _decoder()
     sys.stdout.write(decoder.decode(prompt))
     for (text,) in chunks:
@@ -139,7 +139,10 @@ def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
 
 
 def _stream_several(prompts: Sequence[bytes], chunks: Iterator[Iterable[bytes]]) -> None:
-    """Prints several texts while they are generated, each piece as a line of JSON with the number of its text."""
+    """Prints several texts while they are generated: first the prompts, then the pieces of each continuation.
+
+    Each line is a JSON object with the number of the text and its prompt or piece.
+    """
 
     def write(number: int, **piece: str) -> None:
         if any(piece.values()):

@@ -1,4 +1,7 @@
-"""The tiny attention whose output is added to the gate of a gMLP ("aMLP", section 4.3 of the paper)."""
+"""The tiny attention whose output is added to the gate of a gMLP: "GPT_base + gMLP + attn" in section 4.3 of the paper.
+
+Liu et al. (2021) call a gMLP with this attention "aMLP".
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -32,9 +32,9 @@ class Agreement(NamedTuple):
     """Agreement of estimates, the gradients of steps that skip the reservoirs, with true gradients.
 
     Attributes:
-      cosine: cosine of the two gradients, mean over batches and draws of the noise. None if an estimate is 0.
+      cosine: cosine of the two gradients, mean over batches and draws of the noise. None if one of the gradients is 0.
       cosine_of_means: cosine of the two gradients after averaging each over the draws, mean over batches. With many
-        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if an estimate is 0.
+        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if one of the means is 0.
       size: norm of the estimate over the norm of the true gradient, mean over batches and draws.
     """
 
@@ -76,7 +76,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
 
     Args:
       batches: number of training batches.
-      draws: number of draws of noise and dropout for each batch. Both gradients of a draw have the same noise.
+      draws: number of draws of noise and dropout for each batch. Both gradients of a draw have the same noise and
+        dropout.
 
     Raises:
       UserError: no step of the run skips reservoirs, or the run has no snapshots or no trained layer below a reservoir.
@@ -136,7 +137,7 @@ def _gradient(
 PANELS = {
     "cosine": "cosine with the true gradient",
     "cosine_of_means": "cosine of means over the noise",
-    "size": "size of the true gradient",
+    "size": "size relative to the true gradient",
 }
 """Field of `Agreement` -> title of its panel."""
 

@@ -8,9 +8,9 @@ REINFORCE is learned and called the value. r is the root mean square of g over a
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 this is the paper's formula, whose value is r V. Because R is relative to r, the gradient of mu is linear
-in g, so a loss summed over tokens and a mean loss train P alike. The targets of the value are of the order of 1. The
-fields of `config.model.backskip` set what the paper leaves open:
+With scale = 1 this is the paper's formula, whose value is r V. Because R is relative to r, a positive factor of g is
+a factor of the gradient of mu, so a loss summed over tokens and a mean loss train P alike. The targets of the value are
+of the order of 1. The fields of `config.model.backskip` set what the paper leaves open:
 
     estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0) or "noise" (the policy's noise
                    with exact gradients in all steps); "none" disables backskipping
@@ -101,7 +101,7 @@ def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
     else:
         reward_BL = -jnp.sqrt(jnp.mean(jnp.square(g_BLD), axis=-1))
         deviation = jnp.sqrt(_mean(jnp.square(reward_BL - _mean(reward_BL, valid_BL)), valid_BL))
-        # With a single position the standard deviation is 0. In this case, divide by `size`.
+        # If all rewards are equal, as with one position, the standard deviation is 0. Then divide by `size`.
         reward_BL = reward_BL / jnp.where(deviation > 0, deviation, size)
     return Rewards(jnp.where(valid_BL, reward_BL, 0), valid_BL, size * largest)
 
@@ -197,7 +197,7 @@ def estimate(
       key: random key of the noise eps.
       estimator: one of `reservoir.skipping.ESTIMATORS`.
       value: the value network, for the estimator "policy".
-      skipping: whether the step skips F, which is then not differentiated.
+      skipping: whether the step skips F, which is then not differentiated. The estimator "noise" never skips.
     """
     if estimator in ("identity", "zero"):
         if not skipping:

@@ -8,7 +8,10 @@ from common.metrics.bleu import TOKENIZERS, bleu_metric
 
 
 class Bleu(NamedTuple):
-    """BLEU in percent, and sacrebleu's signature: "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"."""
+    """BLEU in percent, and sacrebleu's signature.
+
+    An example of a signature: "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0".
+    """
 
     score: float
     signature: str

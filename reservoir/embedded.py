@@ -18,7 +18,7 @@ from common.config import check
 _SIZES = {"test": 500, "valid": 500, "train": 20_000}
 
 _SHARED_NUMBERS = 100
-"""Numbers below 100 may occur in every split. A number from 100 on occurs in one split only."""
+"""Numbers below 100 may occur in every split. A number from 100 on, except years, occurs in one split only."""
 
 Pair = tuple[str, str]
 """(German text, English text)."""

@@ -43,7 +43,7 @@ class EncoderDecoder(nnx.Module):
         return Context(encoded_BSD=encoded_BSD, encoded_lengths_B=lengths_B)
 
     def hidden(self, source_BS: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
-        """Returns the hidden states (B, S, D) of the encoder: the embeddings and the output of every layer."""
+        """Returns the embeddings and the output of every encoder block, before the final norm; each (B, S, D)."""
         x_BSD = self.source_embed(source_BS, self.dtype)
         return self.encoder.hidden(x_BSD, Context(lengths_B=jnp.maximum(lengths_B, 1)))
 

@@ -22,9 +22,9 @@ class Masked(NamedTuple):
 
     Attributes:
       inputs_BL: the rows after masking.
-      places_BM: positions of the masked tokens in each row, all different.
-      targets_BM: original tokens at the masked positions.
-      weights_BM: 1 for masked positions, 0 for padding up to M.
+      places_BM: positions of the masked tokens in each row, then other positions up to M, all different.
+      targets_BM: original tokens at `places_BM`.
+      weights_BM: 1 for masked positions, 0 for the other positions.
     """
 
     inputs_BL: jax.Array
@@ -42,7 +42,7 @@ def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> 
     """Masks a fraction `rate` of the text tokens of every row, all with the same probability.
 
     A row with n text tokens has floor(rate * n + u) masked tokens, with u uniform in [0, 1). The average is rate * n,
-    and the maximum is floor(rate * n) + 1. The masked positions of a row depend only on the key of the row.
+    and the maximum is floor(rate * n) + 1. The masked positions of a row depend only on the row and its key.
 
     Args:
       mask_id: id of the mask token. Text tokens have the ids from FIRST to `mask_id` - 1.

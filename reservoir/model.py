@@ -50,7 +50,8 @@ RoBERTa normal with standard deviation 0.02). Other values initialise trained la
 
 
 def with_defaults(model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config.model`, with defaults for fields that older runs lack. Renames the reward "norm"."""
+    """Returns a copy of `config.model`, with defaults for fields that older runs lack, and the reward "norm" renamed to
+    "own_rms"."""
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
         filled.backskip.reward = "own_rms"
@@ -61,7 +62,7 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
     """Returns the indices of a stack's reservoirs, from 0. Includes trained reservoirs (`model.reservoir_trained`).
 
     Raises:
-      ValueError: the stack has too few layers.
+      ValueError: the reservoirs do not fit into the layers, or the placement is unknown.
     """
     names = STACKS[stack]
     if model.reservoir == "none":
@@ -131,7 +132,7 @@ def translator(
 
 
 def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
-    """Returns the language model of section 3.2, with tied embeddings."""
+    """Returns the language model of section 3.2. Input and output embeddings are tied unless `model.tied` is False."""
     embed = Embed(
         vocabulary,
         model.width,

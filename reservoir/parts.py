@@ -68,7 +68,8 @@ def freeze(
         initializer of `nnx.initializers`, is called with the shape (M, N). None keeps all values.
       only: an NNX filter that selects parameters by path and variable. `nnx.PathContains("encoder")` freezes the
         parameters below "encoder" only.
-      rngs: source of the random keys. Needed unless `init` is None.
+      rngs: source of the random keys. Needed unless `init` is None, or `module` is one `nnx.Param`, which keeps its
+        value.
 
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, or nothing is left to freeze.
@@ -170,9 +171,10 @@ def _kernel_axes(layer: nnx.Module) -> KernelAxes | None:
 class Backskip(nnx.Module):
     """Backskipping (section 4.4 of the paper) for a function F: some training steps do not differentiate F.
 
-    In training the input of F gets noise. In a skipping step the layers below F learn from a policy gradient, whose
-    reward depends on the gradient at the output of F. The parameters of F get no gradient, so F should be frozen.
-    `reservoir/backskip.py` has the formulas. The training loop chooses the skipping steps, for example:
+    With the estimator "policy", the input of F gets noise in training. In a skipping step the layers below F learn from
+    a policy gradient, whose reward depends on the gradient at the output of F. The parameters of F get no gradient in
+    this step, so F should be frozen. `reservoir/backskip.py` has the formulas. The training loop chooses the skipping
+    steps, for example:
 
         model.set_attributes(skipping=is_skipping_step(step, warmup_steps=500))
 
@@ -191,8 +193,8 @@ class Backskip(nnx.Module):
       function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each element of X is one position with
         one reward.
       width: number D of input features.
-      estimator: "policy", or a control: "identity" (the layers below F get the gradient at the output of F; needs D =
-        N), "zero" (the layers below F get no gradient), or "noise" (noise, but exact gradients in all steps).
+      estimator: "policy", or a control. In skipping steps, the layers below F get the gradient at the output of F with
+        "identity" (needs D = N), and no gradient with "zero". "noise" has noise, but exact gradients in all steps.
       sigma: standard deviation of the noise of "policy" and "noise".
       reward: "signed" (as in the paper): minus the mean of the gradient over N; 0 up to rounding if a norm that ignores
         shifts reads the output of F. "own_rms": minus the root mean square of the gradient over N.
@@ -240,7 +242,7 @@ class Backskip(nnx.Module):
             self.skipping = skipping
 
     def __call__(self, x_XD: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns F(x, *args, **kwargs), (X, N). In training, x gets noise.
+        """Returns F(x, *args, **kwargs), (X, N). In training, the estimators "policy" and "noise" add noise to x.
 
         Raises:
           ValueError: the input has no axis of D features or is empty, or F changes an axis of X.

@@ -51,8 +51,8 @@ def placement(layers: int, reservoirs: int, strategy: str = "alternate") -> tupl
         pattern such as "LLRLRLL", bottom first, where R is a reservoir. A pattern overrides `reservoirs`.
 
     Raises:
-      ValueError: the stack has too few layers, the pattern does not have one letter per layer, or the strategy is
-        unknown.
+      ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
+        layer, the strategy is unknown, or the function "module:function" returns invalid indices.
       UserError: the module cannot be imported.
     """
     if strategy not in PLACEMENTS and ":" not in strategy:

@@ -71,7 +71,8 @@ def is_skipping_step(
     if since < 0:
         return False
     ordinary = anneal**since
-    # The third number of the seed makes this random stream independent of the crops of a text, seeded by (seed, step).
+    # The third element, 1, makes this random stream independent of the stream (seed, step) that draws training crops
+    # (`common.data.windows.Crops`).
     return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
 
 
@@ -126,10 +127,10 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that the run reaches a skipping step. Warns if the reward is 0 by construction.
+    """Checks that a run with skipping steps is longer than its warm-up. Warns if the reward is 0 by construction.
 
     Raises:
-      UserError: the run ends before the warm-up does, so no step skips.
+      UserError: the run has no step after the warm-up, so no step skips.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     check(

@@ -37,8 +37,8 @@ def controls(suite: ExperimentSuite) -> None:
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
-    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. The column
-    is empty unless the runs were trained in turns (--turns).
+    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. It is empty
+    unless the runs were trained in turns (--turns) and include the plain model at this depth.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
@@ -77,7 +77,7 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3: backskipping with the paper's reward, with our reward, and with the controls of backskipping."""
+    """Writes Table 3: backskipping with the paper's reward and with our reward, and controls with other gradients."""
     (groups,) = suite.groups("table3").values()
     areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
     paper = printed("reservoir", "table3")
@@ -93,12 +93,12 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def table6(suite: ExperimentSuite) -> None:
-    """Writes Table 6: time until 95 % of the best BLEU."""
+    """Writes Table 6: time until a run reaches 95 % of its best BLEU."""
     _partial(suite, "table6", 95)
 
 
 def table7(suite: ExperimentSuite) -> None:
-    """Writes Table 7: time until 99 % of the best BLEU."""
+    """Writes Table 7: time until a run reaches 99 % of its best BLEU."""
     _partial(suite, "table7", 99)
 
 

@@ -23,7 +23,8 @@ class Setting:
       depth_field: name of the model field with the number of layers.
       depths: scale -> number of layers -> number of reservoirs.
       horizon: end of the AUCC's interval in hours, at the scale "paper". Other scales end with the longest run.
-      curve_depth: number of layers of the models whose curves Figures 7, 12 and 13 show.
+      curve_depth: number of layers in tables and figures with `Needs.one_depth`, and in claims that name no depth. The
+        paper's Figures 7, 12 and 13 show curves of this depth.
     """
 
     recipe: Callable[[str], ConfigDict]

@@ -192,7 +192,7 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: block().cache(0), f"batch {WHOLE}, got 0"),
         (lambda: block().prefill(X_BLD, block().cache(3)), "for a batch of 3, .* has 2 rows"),
         (lambda: step(batch=3), "the cache is for a batch of 3, but the input has 2 rows"),
-        (lambda: step(X_BLD), "a step takes one position, got 5"),
+        (lambda: step(X_BLD), "a decoding step takes one position, got 5: use prefill"),
         (lambda: step(X_BLD[:, :1, :3]), "the input must have the shape"),
         *[
             (lambda i=i: step(index=i), "index must be a whole number from 0 to 4")

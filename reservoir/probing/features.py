@@ -97,7 +97,8 @@ class Reader:
     def _buckets(self) -> list[int]:
         """Returns bucket lengths: the shortest length times powers of 2, then the model's maximum length.
 
-        For a model without a maximum length, returns the shortest length only. Longer sentences get longer buckets.
+        For a model without a maximum length, returns the shortest length only: `evaluation_batches` adds buckets for
+        longer sentences.
         """
         if self.longest is None:
             return [_FIRST_BUCKET]

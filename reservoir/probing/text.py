@@ -17,10 +17,11 @@ BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
 """Minimum and maximum number of tokens of each class of sentence_length. All tasks drop sentences of other lengths."""
 
 TARGETS = 1000
-"""Number of target words of the task word_content. The 2 * TARGETS most frequent words are skipped."""
+"""Maximum number of target words of the task word_content. Twice as many words, the most frequent, are skipped."""
 
 PER_TARGET = 100
-"""Training sentences per target word. If --count is below TARGETS * PER_TARGET, there are fewer target words."""
+"""Training sentences per target word: below --count=TARGETS * PER_TARGET, there are --count / PER_TARGET target words,
+at least 2."""
 
 HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
@@ -96,7 +97,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
 
 
 def _shiftable(sentence: Sentence) -> list[int]:
-    """Returns the positions of words whose next token is a different word."""
+    """Returns the positions, after the first, of words whose next token is a different word."""
     return [
         place
         for place, (one, other) in enumerate(pairwise(sentence))

@@ -10,7 +10,7 @@ from reservoir.transformer_fields import check_transformer
 
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
-    """Byte language modelling with backskipping."""
+    """Byte language modelling with reservoirs and, if configured, backskipping."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)

@@ -159,7 +159,7 @@ class MaskedLm(Backskipping, Task):
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Returns the loss of the masked tokens, summed over each row of a split.
+        """Returns the loss and the number of masked tokens and of correct predictions, summed over each row of a split.
 
         If `eval.sequences` is positive, it limits the number of rows of the split "valid".
         """

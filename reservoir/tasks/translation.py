@@ -105,7 +105,10 @@ def search_of(config: ConfigDict) -> Search:
 
 
 def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
-    """Returns the beam search of a batch as a function (trainable, frozen, batch) -> (ids_B, tokens_BT)."""
+    """Returns the beam search of a batch as a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
+
+    The tokens are the best translation of each sentence.
+    """
 
     def decode(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         model = abstract_model.build(trainable, frozen)
@@ -279,10 +282,10 @@ class Translation(Backskipping, Task):
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns the beam search of a batch of the longest sentences.
+        """Returns the beam search of a batch of the largest evaluation bucket, to compile it without data.
 
-        `Decoding.tokens` counts the tokens of one batch, as if the weights were gathered for every batch.
-        `translate_corpus` gathers them once for all batches.
+        `Decoding.tokens` is the maximum length of a translation, as if the weights were gathered for every batch.
+        `translate_corpus` gathers the weights once for all batches.
         """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)
@@ -368,7 +371,7 @@ def teacher_forcing(
 def _token_losses(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns label-smoothed cross-entropies of target tokens and weights (1, or 0 for padding), both (B, T)."""
+    """Returns the label-smoothed cross-entropy and the weight 1 of each target token, both (B, T); 0 at padding."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != model.pad).astype(jnp.float32)
