@@ -19,16 +19,20 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run.
 
+    Deletes best checkpoints that the curve lacks: the run was killed after it saved them, before its next checkpoint.
+
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)), warn)
+    state = run_state(meta)
+    checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.outside(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
     trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
     values = stack_layers(values | arrays["frozen"], step.scanned.frozen)
-    return TrainState(meta["step"], *trained), values, run_state(meta), pretrained.fingerprint
+    return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
 
 
 def still_ended(run: Run) -> str:

@@ -110,7 +110,9 @@ def test_evaluations_include_values_that_are_not_finite(tmp_path: Path) -> None:
     toy.run(tmp_path, toy.Toy(scores=[3.0, math.nan, 1.0, math.inf]))
     found = evaluations(tmp_path, "valid/error")
     assert [m["step"] for m in found] == [5, 10, 15, 20]
-    assert [m["valid/error"] for m in found] == pytest.approx([3, math.nan, 1, math.nan], nan_ok=True)
+    assert [m["valid/error"] for m in found] == pytest.approx(
+        [3, math.nan, 1, math.nan], nan_ok=True
+    )
     metrics = tmp_path / "metrics.jsonl"
     lines = [x for x in metrics.read_text().splitlines() if '"step": 15, "valid' not in x]
     metrics.write_text("\n".join(lines) + "\n")
