@@ -8,6 +8,7 @@ from common.runtime.processes import warn
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
+from common.train.conditions import Conditions
 from common.train.run import PLAIN, Run, RunState
 from common.train.state import Step, TrainState
 from common.variables import Params
@@ -58,7 +59,7 @@ def run_state(meta: dict[str, Any]) -> RunState:
     plain = {name: meta[name] for name in PLAIN}
     state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
     state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
-    state.conditions.sessions = meta.get("sessions", ["alone"])
+    state.conditions = Conditions(meta.get("sessions", ["alone"]), meta.get("stopped", False))
     points = [(point.step, point.seconds) for point in state.curve.points]
     # Checkpoints from before fc5cf5c (23 November 2026) lack the field `last_evaluation`.
     last = points[-1] if points else state.last_evaluation
