@@ -313,7 +313,7 @@ def test_tfds_data_sets(tmp_path):
 
     TinySentences(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     settings = data("tfds:tiny_sentences", tfds_dir=str(tmp_path))
-    settings.splits = {"train": "train", "valid": "train", "test": "train"}
+    settings.splits = {"train": "training|train", "valid": "valid|train", "test": "train"}
     splits, classes = load_labelled(settings)
     assert classes == ("negative", "positive")
     assert sorted(splits["train"].texts) == [(f"größer {i}",) for i in range(5)]
