@@ -136,9 +136,11 @@ def test_blank_lines_of_json_lines_are_skipped(folder):
 @pytest.mark.parametrize("row", ["x", "x,0,more"])
 def test_csv_row_with_wrong_columns_raises_user_error(folder, row):
     (folder / "test.jsonl").unlink()
-    (folder / "test.csv").write_text(f"text,label\nx,0\n{row}\n")
-    with pytest.raises(UserError, match="line 3 has a different number of columns than line 1"):
-        load_labelled(data(f"files:{folder}"))
+    for blank in (0, 2):
+        (folder / "test.csv").write_text("\n" * blank + f"text,label\nx,0\n{row}\n")
+        wrong = f"line {3 + blank} has a different number of columns than line {1 + blank}"
+        with pytest.raises(UserError, match=wrong):
+            load_labelled(data(f"files:{folder}"))
 
 
 @pytest.mark.parametrize("names", ["neg", '{"neg": 0}', '["neg", "neg"]', "[]"])
