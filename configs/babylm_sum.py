@@ -6,7 +6,8 @@ Reproduces: Table 1 and Figures 1 and 3, Sum (K = 1, 2, 4 with --config.model.co
 Hardware: one accelerator, or a few hours on CPUs for each start. The explicit solution alone takes seconds.
 Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. Other files:
 --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
-`--config=configs/babylm_sum.py:tiny` uses embedded text and a small vocabulary: about a minute on two CPU cores.
+`--config=configs/babylm_sum.py:tiny` uses the Python manual (no download) and a small vocabulary: about a minute on two
+CPU cores.
 """
 
 from ml_collections import ConfigDict

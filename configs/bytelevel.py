@@ -55,7 +55,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual, embedded:python: about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     config.model.update({"layers": 4, "width": 64, "hidden": 256, "heads": 4, "length": 64})
     config.model.update({"reservoirs": 1, "dropout": 0.0, "dtype": "float32"})

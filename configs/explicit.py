@@ -39,7 +39,7 @@ def babylm(aggregate: str) -> ConfigDict:
 
 
 def tiny_text(config: ConfigDict) -> ConfigDict:
-    """Reduces a language model to the embedded Python manual: under a minute on two CPU cores."""
+    """Reduces a language model to the Python manual, embedded:python: under a minute on two CPU cores."""
     config.data.source, config.data.documents = "embedded:python", "paragraph"
     config.data.vocab_size, config.data.held_out_share = 514, 1.0
     config.model.context = 2

@@ -73,7 +73,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to paragraphs (or pairs of them) of the embedded Python manual: a minute on two CPU cores."""
+    """Reduces a recipe to paragraphs (or pairs of them) of the Python manual: a minute on two CPU cores."""
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"

@@ -6,7 +6,8 @@ Reproduces: Table 1 with 6 encoder layers. --config.model.encoder_layers=N gives
 --config.model.decoder_layers=6 gives Table 5.
 Hardware: one GPU; we have not run this size.
 Data: text files {train,valid,test}.{de,en}[.gz] in data/iwslt14_de_en. Another folder: --config.data.source=files:DIR.
-`--config=configs/iwslt_t_res.py:tiny` trains a small model on embedded data: about two minutes on two CPU cores.
+`--config=configs/iwslt_t_res.py:tiny` trains a small model on generated sentences, no download: about two minutes on
+two CPU cores.
 """
 
 from ml_collections import ConfigDict

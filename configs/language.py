@@ -169,7 +169,7 @@ def _set_shape(config: ConfigDict, shape: dict) -> None:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: seconds on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual, embedded:python: seconds on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     model, length = config.model, 64
     model.update({"width": 64, "hidden": 256, "heads": 4, "length": length})

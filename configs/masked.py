@@ -67,7 +67,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on the Python manual, embedded:python: about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "documents": "paragraph"})
     config.data.vocab_size, config.data.batch = 1000, 32
     config.model.update({"encoder_layers": 3, "width": 128, "hidden": 256, "heads": 4})

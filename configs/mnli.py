@@ -8,7 +8,8 @@ Hardware: one accelerator; we have not run this size. `--config=configs/mnli.py:
 Data: `tfds:glue/mnli`, or files {train,validation_matched}.jsonl (or .csv, or .gz) with the fields premise,
 hypothesis and label, with --config.data.source=files:DIR. Other split names:
 --config.data.splits.valid=NAME and splits.test=NAME.
-`--config=configs/mnli.py:tiny` classifies pairs of paragraphs of embedded text: a minute on two CPU cores.
+`--config=configs/mnli.py:tiny` classifies pairs of paragraphs of the Python manual, no download: a minute on two CPU
+cores.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,8 @@ Reproduces: nothing in the paper. A complete small task for a laptop (6 encoder 
 Hardware: two CPU cores; results/ has times and scores.
 Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en. Another folder:
 --config.data.source=files:DIR.
-`--config=configs/multi30k_ffn_res.py:tiny` trains a small model on embedded data: about two minutes on two CPU cores.
+`--config=configs/multi30k_ffn_res.py:tiny` trains a small model on generated sentences, no download: about two minutes
+on two CPU cores.
 """
 
 from ml_collections import ConfigDict

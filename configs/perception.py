@@ -16,7 +16,8 @@ sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens 
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
 own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Each row has the fields "text"
 and "label", or the fields that --config.data.fields and --config.data.label name.
-`--config=configs/perception.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
+`--config=configs/perception.py:tiny` classifies paragraphs of the Python manual, no download: a minute on two CPU
+cores.
 """
 
 from ml_collections import ConfigDict
@@ -110,7 +111,7 @@ def _laptop(config: ConfigDict) -> ConfigDict:
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces the model to two layers and the data to paragraphs of the embedded Python manual."""
+    """Reduces the model to two layers and the data to paragraphs of the Python manual, embedded:python."""
     config.backbone, config.data.source = "tiny_bert", "embedded:python"
     config.data.update({"batch": 16, "buckets": (32, 64), "max_length": 64, "vocab_size": 1000})
     config.model.dtype = "float32"

@@ -9,7 +9,8 @@ Data: text files train.txt, valid.txt, test.txt (or .gz), one document per line,
 (`:laptop`: data/reviews). Other files: --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
 The paper trains on BookCorpus, Wikipedia and three more corpora, with GPT-2's subwords. Here the subwords are learned
 from the training text.
-`--config=configs/roberta_ffn_res.py:tiny` trains a small model on embedded text: about a minute on two CPU cores.
+`--config=configs/roberta_ffn_res.py:tiny` trains a small model on the Python manual, no download: about a minute on two
+CPU cores.
 """
 
 from ml_collections import ConfigDict

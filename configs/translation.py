@@ -127,7 +127,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a small model on embedded sentences of numbers and dates: two minutes on two CPU cores."""
+    """Reduces a recipe to a small model on generated sentences about numbers: two minutes on two CPU cores."""
     config.data.source = "embedded:numbers_de_en"
     config.data.source_language, config.data.target_language = "de", "en"
     config.data.splits = {"train": "train", "valid": "valid", "test": "test"}

@@ -8,7 +8,8 @@ is ours: GPT, gMLP and gMLP with attention have the same number of parameters.
 Hardware: one accelerator; gmlp_lm/README.md has sizes for two CPU cores.
 Data: wiki.{train,valid,test}.tokens, plain or .gz, in data/wikitext2. Other files:
 --config.data.source=files:DIR with --config.data.splits.train=NAME, splits.valid=NAME and splits.test=NAME.
-`--config=configs/wikitext2_gmlp_attn.py:tiny` trains a small model on embedded text: seconds on two CPU cores.
+`--config=configs/wikitext2_gmlp_attn.py:tiny` trains a small model on the Python manual, no download: seconds on two
+CPU cores.
 """
 
 from ml_collections import ConfigDict

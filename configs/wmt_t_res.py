@@ -7,7 +7,8 @@ Hardware: 8 GPUs, as in the paper (300k updates of 65k tokens); we have not run 
 Data: `tfds:wmt16_translate/de-en` prepared by `tfds build wmt16_translate/de-en` (validation newstest2015, test
 newstest2016), or text files with --config.data.source=files:DIR. The paper validates on newstest2013 and tests on
 newstest2014, pre-tokenized. Our scores are sacrebleu on plain text.
-`--config=configs/wmt_t_res.py:tiny` trains a small model on embedded data: about two minutes on two CPU cores.
+`--config=configs/wmt_t_res.py:tiny` trains a small model on generated sentences, no download: about two minutes on two
+CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -138,7 +138,7 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def data_name(runs: list[Run], corpus: str) -> str:
-    """Returns the name of the training text in tables. The scale "tiny" trains on embedded text, not on the corpus."""
+    """Returns the name of the training text in tables. The scale "tiny" trains on the Python manual."""
     embedded = runs[0].config["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--corpora",
         help="comma-separated corpora: enwik8,enwik9,wikitext2,wikitext103 (default: all four). --scale=tiny has"
-        " only wikitext2, replaced by embedded text",
+        " only wikitext2, replaced by the Python manual (no download)",
     )
     parser.add_argument(
         "--data",

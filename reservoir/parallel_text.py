@@ -1,4 +1,4 @@
-"""Reads parallel text (embedded, or from files, TFDS or a user's function) and builds its tokenizers."""
+"""Reads parallel text (generated, or from files, TFDS or a user's function) and builds its tokenizers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -279,7 +279,7 @@ def test_hugging_face_data_sets(monkeypatch):
         load_labelled(data("hf:some/name"))
 
 
-def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
+def test_python_manual_has_all_classes_and_distinct_paragraphs():
     splits, classes = load_labelled(data("embedded:python"))
     assert classes == TOPICS
     texts = {name: set(split.texts) for name, split in splits.items()}
