@@ -12,7 +12,6 @@ The dense formula and the epochs of the language model are timed on a part of th
 
 import importlib.util
 import resource
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -138,8 +137,9 @@ def make_digits(side: str) -> Callable[[], float]:
 
 def memory() -> float:
     """Returns the peak resident memory of this process in MiB."""
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest / (2**20 if sys.platform == "darwin" else 2**10)
+    from benchmarks.harness import peak_bytes
+
+    return peak_bytes(resource.getrusage(resource.RUSAGE_SELF)) / 2**20
 
 
 def main() -> None:

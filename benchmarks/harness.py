@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -219,6 +220,11 @@ def report(
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"\nwritten to {path}")
     return all(row["met"] is not False for row in record["ratios"].values())
+
+
+def peak_bytes(usage: resource.struct_rusage) -> int:
+    """Returns the peak resident memory in bytes. `ru_maxrss` is in kilobytes on Linux and in bytes on macOS."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def machine() -> dict[str, object]:

@@ -27,6 +27,8 @@ def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callab
 
     The function writes the peak memory of its process, in bytes, to the file `note`.
     """
+    from benchmarks.harness import peak_bytes
+
     arguments = (family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES)
     if side == "torch":
         from benchmarks.peers import load
@@ -39,8 +41,7 @@ def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callab
 
     def noted() -> float:
         loss = step()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        Path(note).write_text(str(peak))
+        Path(note).write_text(str(peak_bytes(resource.getrusage(resource.RUSAGE_SELF))))
         return loss
 
     return noted

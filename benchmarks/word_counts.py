@@ -59,7 +59,7 @@ def sentences_of(folder: Path) -> dict[int, list[str]]:
 
 
 def main() -> None:
-    from benchmarks.harness import machine
+    from benchmarks.harness import machine, peak_bytes
     from common import config
 
     parser = ArgumentParser(prog="benchmarks.word_counts", description=__doc__.splitlines()[0])
@@ -93,8 +93,7 @@ def main() -> None:
         "megabytes_of_text": megabytes,
         "seconds": seconds,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        # `ru_maxrss` is in kilobytes on Linux and in bytes on macOS.
-        "peak_gib": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIBIBYTE,
+        "peak_gib": peak_bytes(used) / GIBIBYTE,
         "test": summary["test"],
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -32,15 +32,17 @@ class Cases(ExperimentSuite):
     overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def configuration(self, name: str, seed: int) -> ConfigDict:
-        """Returns the configuration of a run. In the values of a case, except "config", "{seed}" becomes the seed.
+        """Returns the configuration of a run. In the values of a case, "{seed}" becomes the seed.
 
         Raises:
           UserError: the file cannot be loaded, a field is unknown, or a value is invalid.
         """
-        fields = dict(self.overrides[name])
+        fields = {
+            key: text.replace("{seed}", str(seed)) for key, text in self.overrides[name].items()
+        }
         loaded = self.override(config.load(fields.pop("config", self.spec)))
         for key, text in fields.items():
-            config.override(loaded, key, text.replace("{seed}", str(seed)))
+            config.override(loaded, key, text)
         loaded.seed = seed
         return loaded
 

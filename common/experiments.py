@@ -6,6 +6,7 @@ A case is one experiment of a paper, such as a model at one depth. Each case has
 import importlib
 import itertools
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -364,14 +365,21 @@ def portable(config: dict) -> dict:
 def evaluations(workdir: Path, name: str) -> list[dict]:
     """Returns the logged metrics of every evaluation of a finished run, in the order of the steps.
 
+    A value that was not finite is NaN. The validation curve lacks the evaluations with such an objective.
+
     Args:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: the steps of these evaluations are not the steps of the run's validation curve.
+      UserError: `metrics.jsonl` lacks an evaluation of the run's validation curve.
     """
-    logged = [m for m in read_metrics(workdir) if name in m]
-    points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
-    whole = [m["step"] for m in logged] == [p["step"] for p in points]
+    logged = [
+        {key: math.nan if value is None else value for key, value in m.items()}
+        for m in read_metrics(workdir)
+        if name in m
+    ]
+    curve = json.loads((workdir / SUMMARY).read_text())["curve"]
+    finite = [m["step"] for m in logged if not math.isnan(m[f"valid/{curve['name']}"])]
+    whole = finite == [point["step"] for point in curve["points"]]
     check(whole, f"{workdir / METRICS} is incomplete; remove {workdir} to train the run again")
     return logged

@@ -124,7 +124,7 @@ class Digits(Task):
 
     Args:
       read_data: False makes a task without images, which can only compile its training step. The task then has ten
-        classes and the image size of MNIST or, for embedded data, of scikit-learn's digits.
+        classes and the image size of MNIST or, for embedded:digits, of scikit-learn's digits.
 
     Raises:
       UserError: the configuration or the data are invalid.

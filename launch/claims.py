@@ -39,6 +39,13 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
 
     plans = dict.fromkeys(claim.source for claim in claims.read(paper) if claim.kind == "plan")
     rows = {row[0]: row for row in _read(path) if row[0] in plans}
+
+    def save() -> None:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            ordered = [rows[name] for name in plans if name in rows]
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *ordered])
+
+    save()
     failed = []
     for number, plan in enumerate(plans, start=1):
         if plan in rows:
@@ -56,9 +63,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             continue
         row = (plan, f"{estimate.chip_hours:,.2f}", estimate.bound.binds, commit())
         rows[plan] = row
-        with path.open("w", newline="", encoding="utf-8") as file:
-            ordered = [rows[name] for name in plans if name in rows]
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *ordered])
+        save()
         print(f"  {row[1]} chip-hours, bound by {row[2]}", flush=True)
     print(f"{len(rows)} plans in {path}")
     check(

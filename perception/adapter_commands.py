@@ -37,7 +37,9 @@ from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
 
 MARK = "adapter.json"
-"""File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights."""
+"""File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights, and
+--config.quantize of the run.
+"""
 
 
 class Opened(NamedTuple):
@@ -46,8 +48,8 @@ class Opened(NamedTuple):
     Attributes:
       family: family of the base model.
       source: directory of the base weights; None if it is unknown.
-      quantize: --config.quantize of the run that trained the adapter; "none" for an adapter in PEFT's format, which
-        does not record it.
+      quantize: --config.quantize of the run that trained the adapter; "none" if it is unknown or if the runs of a sum
+        of adapters differ in it.
     """
 
     adapter: Adapter
@@ -121,8 +123,10 @@ def add(options: Namespace) -> None:
     )
     total = adapter_arithmetic.combine([(opened.adapter, weight) for opened, weight in found])
     source = options.pretrained or next((x.source for x, _ in found if x.source), None)
+    kinds = {opened.quantize for opened, _ in found}
+    kind = kinds.pop() if len(kinds) == 1 else "none"
     with staged(options.out) as folder:
-        _save(folder, Opened(total, found[0][0].family, source), None)
+        _save(folder, Opened(total, found[0][0].family, source, kind), None)
     print(f"written: {options.out}")
 
 
@@ -140,7 +144,7 @@ def peft(options: Namespace) -> None:
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
-        _save(folder, Opened(adapter, base.shape.family, base.directory), lora)
+        _save(folder, Opened(adapter, base.shape.family, base.directory, config.quantize), lora)
         trained.tokenizer.save(folder / TOKENIZER)
         thresholds = loading.read_thresholds(options.run, config)
         write_classifier(folder, trained, base.directory.absolute(), thresholds)
@@ -285,16 +289,19 @@ def _saved(path: Path, weights: Path | None) -> Opened:
             f"{path}: base_model_name_or_path={name!r} is neither a directory nor in the Hugging Face cache: add"
             " --pretrained=DIR",
         )
-        mark = {"base": "", "family": open_model(weights or source, "--pretrained").shape.family}
-    return Opened(peft_format.read(path, mark["family"], mark["base"]), mark["family"], source)
+        family = open_model(weights or source, "--pretrained").shape.family
+        mark = {"base": "", "family": family, "quantize": "none"}
+    found = peft_format.read(path, mark["family"], mark["base"])
+    return Opened(found, mark["family"], source, mark["quantize"])
 
 
 def _read_mark(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        mark = json.loads(path.read_text())
-        return {name: mark[name] for name in ("base", "family")}
+        # Adapters from before 24 November 2026 lack the field `quantize`.
+        mark = {"quantize": "none"} | json.loads(path.read_text())
+        return {name: mark[name] for name in ("base", "family", "quantize")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise file_error(path, error) from error
 
@@ -307,7 +314,7 @@ def _folder(name: str) -> Path | None:
 def _save(folder: Path, opened: Opened, lora: Lora | None) -> None:
     """Writes an adapter that `open_adapter` and PEFT can read. `lora` is the argument of `peft_format.write`."""
     peft_format.write(folder, opened.adapter, opened.family, lora, opened.source)
-    mark = {"base": opened.adapter.base, "family": opened.family}
+    mark = {"base": opened.adapter.base, "family": opened.family, "quantize": opened.quantize}
     (folder / MARK).write_text(json.dumps(mark) + "\n")
 
 

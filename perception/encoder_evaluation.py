@@ -66,14 +66,19 @@ class EncoderEvaluation:
           examples: number of examples of each split to evaluate, from the start; None for all.
 
         Raises:
-          UserError: `workdir` contains no run, the run did not train all weights, or its data are missing or have other
-            classes.
+          UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, or
+            its data are missing or have other classes.
         """
         config = loading.read(workdir, "--runs")
         check(
             config.finetune in TRAINS_ALL,
             f"--runs {workdir} has no encoder in its checkpoint: train with"
             f" --config.finetune={' or '.join(TRAINS_ALL)}, not {config.finetune}",
+        )
+        check(
+            not config.data.multi_label,
+            f"--runs {workdir} has several classes per text (--config.data.multi_label), which is not supported: name"
+            " a run with one class per text",
         )
         config.model.dtype = "float32"
         self._trained, _ = loading.load_own(config, workdir, mesh)
@@ -97,9 +102,9 @@ class EncoderEvaluation:
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)
         text = self._splits[split]
-        lines = [line for (line,) in text.texts[: self._examples]]
         labels_E = text.labels_M[: self._examples]
-        probabilities_EC = self._trained.probabilities(lines)
+        windows, firsts, _ = self._trained.encode_pairs(text.texts[: self._examples])
+        probabilities_EC = self._trained.probabilities_of(windows, firsts=firsts)
         logs_EC = np.log(np.maximum(probabilities_EC, np.finfo(np.float32).tiny))
         return Classes.of_log_probabilities(
             text.fingerprint, labels_E, logs_EC, self._trained.classes

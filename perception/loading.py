@@ -95,7 +95,7 @@ class Trained:
         """Returns the windows of each pair, the token counts of the first segments, and the number of truncated pairs.
 
         A pair has a single window. As in training, the longer text is truncated first. The second result is [] for a
-        model without segments.
+        model without segments. A pair may also be a single text.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)

@@ -50,10 +50,11 @@ def test_cases_are_tuned_trained_with_all_seeds_and_compared_with_the_first(tmp_
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_case_has_its_own_file_and_fields() -> None:
+def test_a_case_has_its_own_file_and_fields(tmp_path: Path) -> None:
+    (tmp_path / "gpt_3.py").write_text("from configs.enwik8_gpt import get_config\n")
     cases = compare.parse_cases(
         [
-            ["a", "config=configs/enwik8_gpt.py:fixed,tiny"],
+            ["a", f"config={tmp_path}/gpt_{{seed}}.py:fixed,tiny"],
             ["b", "--config.head_start=mine_{seed}:f", "config.train.steps=7"],
         ]
     )

@@ -112,7 +112,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     config.dataset = "" if size == "tiny" else "sst2"
     perception.validate(config)
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
-    if size == "tiny":  # The size "tiny" trains on embedded text, not on SST-2.
+    if size == "tiny":  # The size "tiny" trains on the Python manual, not on SST-2.
         config.dataset = "sst2"
         with pytest.raises(UserError, match="sst2 cannot be read from"):
             perception.validate(config)

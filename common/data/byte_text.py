@@ -29,14 +29,14 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
             exists.
 
     Raises:
-        UserError: the source is unknown; a file is missing, damaged or empty; the user's function fails.
+        UserError: the source is unknown; a file is missing or damaged; a split is empty; the user's function fails.
     """
     if data.source.startswith(OWN):
         from common.data.own import own_examples
 
         documents = {split: own_examples(data.source, split, str, "a text") for split in SPLITS}
         texts = {split: "\n".join(parts).encode() for split, parts in documents.items()}
-        return {split: np.frombuffer(text, np.uint8) for split, text in texts.items()}
+        return {split: _whole(data.source, text, split) for split, text in texts.items()}
     folder = text_folder(data.source)
     if folder is None:
         return {split: _manual(split) for split in SPLITS}
@@ -73,6 +73,6 @@ def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.nd
     return {split: _whole(path, view[slice(*end)], split) for split, end in ends.items()}
 
 
-def _whole(path: Path, text: bytes | memoryview, split: str) -> np.ndarray:
-    check(len(text) > 0, f"{path} is too short: it has no bytes in its {split} split")
+def _whole(source: Path | str, text: bytes | memoryview, split: str) -> np.ndarray:
+    check(len(text) > 0, f"{source} is too short: it has no bytes in its {split} split")
     return np.frombuffer(text, np.uint8)

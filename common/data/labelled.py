@@ -75,7 +75,7 @@ def load_labelled(
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
-    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from the embedded data set. A
+    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. A
     source without class names has the classes 0 to `rules.classes` - 1, or 0 to the largest training label if
     `rules.classes` is 0. If its training labels are words, or sparse integers and `rules.classes` is 0, the classes are
     the sorted training labels.

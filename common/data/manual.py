@@ -1,4 +1,4 @@
-"""Embedded classification examples: paragraphs of the manual that Python installs (`pydoc_data`)."""
+"""Classification examples without a download: paragraphs of the manual that Python installs (`pydoc_data`)."""
 
 from collections.abc import Callable, Iterator
 

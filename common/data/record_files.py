@@ -101,7 +101,7 @@ def parse_rows(
     # The default limit of a CSV field is 131,072 characters, less than a long text.
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader((f"{line}\n" for line in lines), strict=True, delimiter=delimiter)
-    columns = 0
+    columns = header = 0
     while True:
         start = reader.line_num + 1
         try:
@@ -117,8 +117,9 @@ def parse_rows(
         row = row or [""] * (columns == 1)
         if not row:
             continue
-        columns = columns or len(row)
-        fault = " has a different number of columns than line 1"
+        if not columns:
+            columns, header = len(row), reader.line_num
+        fault = f" has a different number of columns than line {header}"
         yield f"{path} line {reader.line_num}", row if len(row) == columns else fault
 
 

@@ -12,7 +12,7 @@ from common.errors import UserError
 def open_tfds_records(
     name: str, splits: Mapping[str, str], label: str, directory: str, optional: Container[str]
 ) -> Records:
-    builder, _ = open_tfds(name, splits["train"], directory, "text")
+    builder, _ = open_tfds(name, "all", directory, "text")
     chosen = _choose(splits, builder.info.splits, optional)
 
     def examples(split: str) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,8 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
         split: "train", "valid" or "test".
 
     Raises:
-        UserError: the source is unknown; a file is missing, damaged or empty.
+        UserError: the source is unknown; a file is missing, damaged or empty; the user's function fails; the split has
+            no text.
     """
     check(
         data.documents in DOCUMENTS,
@@ -33,13 +34,15 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
     if data.source.startswith(OWN):
         from common.data.own import own_examples
 
-        return [d for d in own_examples(data.source, split, str, "a text") if d.strip()]
-    folder = text_folder(data.source)
-    if folder is None:
-        files = python_manual(split)
+        found = own_examples(data.source, split, str, "a text")
     else:
-        files = [read_lines(path) for path in _find(folder, data.splits[split], split)]
-    documents = [d for lines in files for d in cut(lines, data.documents) if d.strip()]
+        folder = text_folder(data.source)
+        if folder is None:
+            files = python_manual(split)
+        else:
+            files = [read_lines(path) for path in _find(folder, data.splits[split], split)]
+        found = [d for lines in files for d in cut(lines, data.documents)]
+    documents = [d for d in found if d.strip()]
     check(bool(documents), f"{data.source} has no text in its {split} split")
     return documents
 

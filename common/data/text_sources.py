@@ -23,7 +23,7 @@ def text_folder(source: str) -> Path | None:
     )
     if kind == "files":
         return source_folder(place)
-    check(place == "python", f"{option}: the only embedded text is embedded:python")
+    check(place == "python", f"{option} is unknown: use embedded:python, the Python manual")
     return None
 
 

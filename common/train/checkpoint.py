@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +88,7 @@ class Checkpoints:
 
         Args:
           keep: number of latest checkpoints to keep.
-          keep_best: number of checkpoints that `save_top` keeps; needed only to call `save_top`.
+          keep_best: number of checkpoints that `save_top` keeps; needed only to train.
           upload: function that uploads the files of a run in a bucket.
         """
         self._directory = workdir.absolute() / "checkpoints"
@@ -173,6 +173,12 @@ class Checkpoints:
         found = [(step, self._top.metrics(step)["score"]) for step in self._top.all_steps()]
         found = sorted(found, key=lambda one: one[1], reverse=True)
         return all_gather(found)[0] if self._copies else found
+
+    def discard_best(self, known: Collection[int]) -> None:
+        """Deletes the checkpoints of `save_best` and `save_top` at steps that are not in `known`."""
+        for manager in (self._best, self._top) if self._keep_best > 1 else (self._best,):
+            for step in sorted(set(manager.all_steps()) - set(known)):
+                manager.delete(step)
 
     def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
         """Saves a checkpoint that is never deleted."""

@@ -2,9 +2,12 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
+
+from common.runtime.signals import Signals
 
 SHARED = 0.05
 """A run shared the machine if other processes used more than this fraction of the machine's CPU time."""
@@ -23,18 +26,24 @@ class Conditions:
 
     Attributes:
       sessions: for each start or resume of the run, an id that is equal for runs that took turns together, or "alone".
-      stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) since it started or resumed the run.
     """
 
-    def __init__(self) -> None:
-        self.sessions: list[str] = []
-        self.stopped = False
+    def __init__(self, sessions: Sequence[str] = (), stopped: bool = False) -> None:
+        """Makes the conditions of a run from `sessions` and `stopped` up to now."""
+        self.sessions = [*sessions]
+        self._stopped, self._signals = stopped, Signals()
         self._begin()
 
-    def begin(self, session: str) -> None:
-        """Appends `session` to `sessions` at a start or resume of the run."""
+    def begin(self, session: str, signals: Signals) -> None:
+        """Appends `session` to `sessions` at a start or resume of the run, in the context `signals`."""
         self.sessions = [*self.sessions, session]
+        self._stopped, self._signals = self.stopped, signals
         self._begin()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a process of the run was suspended (SIGSTOP) and continued (SIGCONT)."""
+        return self._stopped or self._signals.continued
 
     def _begin(self) -> None:
         self._since, self._busy, self._own = time.monotonic(), _busy(), _own()

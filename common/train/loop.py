@@ -53,7 +53,7 @@ def fit(
         if (summary := kept_summary(run)) is not None:
             return summary
         if not run.state.stop_reason:
-            run.state.conditions.begin("alone")
+            run.state.conditions.begin("alone", signals)
             if profile:
                 stack.callback(profile.close)
             for _ in train(run, make_hooks(signals, profile), signals, begun):

@@ -8,6 +8,7 @@ from common.runtime.processes import warn
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
+from common.train.conditions import Conditions
 from common.train.run import PLAIN, Run, RunState
 from common.train.state import Step, TrainState
 from common.variables import Params
@@ -19,16 +20,20 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run.
 
+    Deletes best checkpoints that the curve lacks: the run was killed after it saved them, before its next checkpoint.
+
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)), warn)
+    state = run_state(meta)
+    checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.outside(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
     trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
     values = stack_layers(values | arrays["frozen"], step.scanned.frozen)
-    return TrainState(meta["step"], *trained), values, run_state(meta), pretrained.fingerprint
+    return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
 
 
 def still_ended(run: Run) -> str:
@@ -54,7 +59,7 @@ def run_state(meta: dict[str, Any]) -> RunState:
     plain = {name: meta[name] for name in PLAIN}
     state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
     state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
-    state.conditions.sessions = meta.get("sessions", ["alone"])
+    state.conditions = Conditions(meta.get("sessions", ["alone"]), meta.get("stopped", False))
     points = [(point.step, point.seconds) for point in state.curve.points]
     # Checkpoints from before fc5cf5c (23 November 2026) lack the field `last_evaluation`.
     last = points[-1] if points else state.last_evaluation

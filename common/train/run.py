@@ -65,6 +65,7 @@ class RunState:
             "curve": self.curve.to_json(),
             "commits": self.commits,
             "sessions": self.conditions.sessions,
+            "stopped": self.conditions.stopped,
             "last_evaluation": self.last_evaluation,
         }
 

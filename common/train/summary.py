@@ -17,7 +17,6 @@ from common.train.run import Run
 
 def finish(run: Run, signals: Signals) -> dict:
     """Tests the best checkpoint if `eval.test` is set. Writes summary, predictions and a plot; returns the summary."""
-    run.state.conditions.stopped |= signals.continued
     timing = run.state.conditions.describe()
     run.checkpoints.wait()
     run.checkpoints.share()

@@ -54,7 +54,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
         session = _session([run.step for run in open_runs], turn)
         live = []
         for run in open_runs:
-            run.state.conditions.begin(session)
+            run.state.conditions.begin(session, signals)
             live.append((run, train(run, make_hooks(signals), signals, begun, turn)))
         _take_turns(live)
         return [

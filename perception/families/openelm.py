@@ -90,13 +90,18 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     # Apple's code computes the number of heads of each layer from the scales of the first and the last layer
     # (`qkv_multipliers`). Search for two scales that give the backbone's numbers of heads.
     tried = [n / 20 for n in range(5, 41)]
-    lines = filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)])
+    ends = next(filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)]), None)
+    check(
+        ends is not None,
+        f"config.json of the family openelm cannot describe the heads {list(shape.heads)}: they do not follow from a"
+        " linear scale of the layers",
+    )
     return {
         "num_transformer_layers": shape.layers,
         "model_dim": shape.width,
         "head_dim": shape.size,
         "num_gqa_groups": groups,
-        "qkv_multipliers": next(lines, (1.0, 1.0)),
+        "qkv_multipliers": ends,
         "num_query_heads": shape.heads,
         "num_kv_heads": shape.kv_heads,
         "ffn_multipliers": [hidden / shape.width for hidden in shape.hidden],

@@ -63,7 +63,7 @@ def test_first_existing_file_name_is_used(tmp_path):
     assert load_bytes(data(tmp_path, file="", splits=splits))["train"].tobytes() == TEXT
 
 
-def test_embedded_text_has_three_distinct_splits(tmp_path):
+def test_python_manual_has_three_distinct_splits(tmp_path):
     parts = list(load_bytes(data(tmp_path, source="embedded:python")).values())
     assert all(len(part) > 10_000 for part in parts)
     assert parts[0][:1000].tobytes() != parts[1][:1000].tobytes()
@@ -94,7 +94,7 @@ def _cut_gzip(path: Path) -> None:
         ("no directory", lambda path: None, {"source": "files:/nowhere"}),
         ("embedded:python, files:DIR or import:", lambda path: None, {"source": "http://x"}),
         (
-            "the only embedded text is embedded:python",
+            "is unknown: use embedded:python",
             lambda path: None,
             {"source": "embedded:latin"},
         ),

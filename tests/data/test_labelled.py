@@ -136,9 +136,11 @@ def test_blank_lines_of_json_lines_are_skipped(folder):
 @pytest.mark.parametrize("row", ["x", "x,0,more"])
 def test_csv_row_with_wrong_columns_raises_user_error(folder, row):
     (folder / "test.jsonl").unlink()
-    (folder / "test.csv").write_text(f"text,label\nx,0\n{row}\n")
-    with pytest.raises(UserError, match="line 3 has a different number of columns than line 1"):
-        load_labelled(data(f"files:{folder}"))
+    for blank in (0, 2):
+        (folder / "test.csv").write_text("\n" * blank + f"text,label\nx,0\n{row}\n")
+        wrong = f"line {3 + blank} has a different number of columns than line {1 + blank}"
+        with pytest.raises(UserError, match=wrong):
+            load_labelled(data(f"files:{folder}"))
 
 
 @pytest.mark.parametrize("names", ["neg", '{"neg": 0}', '["neg", "neg"]', "[]"])
@@ -277,7 +279,7 @@ def test_hugging_face_data_sets(monkeypatch):
         load_labelled(data("hf:some/name"))
 
 
-def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
+def test_python_manual_has_all_classes_and_distinct_paragraphs():
     splits, classes = load_labelled(data("embedded:python"))
     assert classes == TOPICS
     texts = {name: set(split.texts) for name, split in splits.items()}
@@ -313,7 +315,7 @@ def test_tfds_data_sets(tmp_path):
 
     TinySentences(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     settings = data("tfds:tiny_sentences", tfds_dir=str(tmp_path))
-    settings.splits = {"train": "train", "valid": "train", "test": "train"}
+    settings.splits = {"train": "training|train", "valid": "valid|train", "test": "train"}
     splits, classes = load_labelled(settings)
     assert classes == ("negative", "positive")
     assert sorted(splits["train"].texts) == [(f"größer {i}",) for i in range(5)]

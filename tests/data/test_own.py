@@ -46,6 +46,14 @@ def test_documents_and_bytes(monkeypatch):
     assert found["train"].dtype == np.uint8 and set(found) == {"train", "valid", "test"}
 
 
+def test_splits_of_blank_texts_raise_errors(monkeypatch):
+    monkeypatch.setitem(TEXTS, "test", [""])
+    with pytest.raises(UserError, match=r"import:.*:texts has no text in its test split"):
+        load_text(data("texts"), "test")
+    with pytest.raises(UserError, match=r"import:.*:texts is .* no bytes in its test split"):
+        load_bytes(data("texts"))
+
+
 def test_sentence_pairs():
     text = load_parallel(data("pairs"), "train")
     assert (text.source, text.target) == (["ein Haus", "zwei Häuser"], ["EIN HAUS", "ZWEI HÄUSER"])

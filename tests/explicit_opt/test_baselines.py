@@ -18,7 +18,7 @@ def task() -> Digits:
     return Digits(config, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
-def test_baselines_of_the_embedded_digits(task):
+def test_baselines_of_the_scikit_learn_digits(task):
     """LDA equals scikit-learn's LDA with little shrinkage. Logistic regression has a lower loss than LDA."""
     found = baselines.baselines(task)
     (first, lda), (second, converged) = found.items()

@@ -1,4 +1,4 @@
-"""Language models and digit classifiers on embedded data: starts, batches, predictions, resuming and errors."""
+"""Language models of the Python manual and classifiers of digits: starts, batches, predictions, resuming and errors."""
 
 import gzip
 import json
@@ -191,7 +191,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("train_tokens must not be negative", "eval.train_tokens", -1),
         ("no directory", "data.source", "files:/nowhere"),
         ("embedded:python, files:DIR or import:", "data.source", "web:x"),
-        ("the only embedded text is embedded:python", "data.source", "embedded:latin"),
+        ("embedded:latin is unknown: use embedded:python", "data.source", "embedded:latin"),
         ("data.splits.train is empty", "data.splits.train", ""),
         (r"no lost.txt or lost.txt.gz in", "data.splits.train", "lost.txt"),
     ],

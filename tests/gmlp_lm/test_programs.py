@@ -1,4 +1,4 @@
-"""Training, evaluation and sampling end to end on the embedded text."""
+"""Training, evaluation and sampling end to end on the Python manual."""
 
 import gzip
 import json

@@ -520,7 +520,7 @@ def test_network_programs_refuse_a_baseline(tmp_path) -> None:
         loading.read(tmp_path, "--run")
 
 
-def test_embedded_examples_are_not_truncated_silently(trained) -> None:
+def test_paragraphs_of_the_python_manual_are_not_truncated_silently(trained) -> None:
     """No window of a real text is longer than the model's maximum length, and no token is lost."""
     lines = [text for (text,), _ in python("test")][:20]
     for windows, line in zip(trained.windows(lines), lines, strict=True):

@@ -151,7 +151,7 @@ def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) ->
         task_vectors.measure([*pairs, (Path("x"), Path("y"))], None)
 
 
-def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
+def test_runs_without_an_own_encoder_or_with_label_sets_are_refused(runs, mesh, tmp_path) -> None:
     workdir = tmp_path / "lora"
     workdir.mkdir()
     fields = json.loads((runs[0] / "config.json").read_text())
@@ -160,3 +160,7 @@ def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
         EncoderEvaluation(workdir, mesh)
     with pytest.raises(UserError, match="a task vector needs full_pretrained"):
         task_vectors.measure([[workdir, workdir]], mesh)
+    fields["data"]["multi_label"] = True
+    (workdir / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"^--runs .*lora has several classes per text"):
+        EncoderEvaluation(workdir, mesh)

@@ -16,6 +16,7 @@ from tokenizers import models, pre_tokenizers, processors
 from common import variables
 from common.errors import UserError
 from perception import adapters, classify, datasets, loading, run, worth
+from perception.encoder_evaluation import EncoderEvaluation
 from perception.labelled_table import prepare
 from perception.model import PooledClassifier, backbone
 from perception.subword import Subword
@@ -168,6 +169,14 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
     end = found.tokenizer.encode_parts([("a", "b")], 16)[0][0][1]
     for row_L, first in zip(batch["tokens"], batch["firsts"], strict=True):
         assert row_L[first - 1] == end  # the separator is the last token of the first segment
+
+
+@pytest.mark.medium
+def test_own_encoder_of_a_run_on_pairs_gives_its_test_result(trained, mesh) -> None:
+    evaluation = EncoderEvaluation(trained, mesh)
+    kept = np.load(trained / "predictions.npz")["probabilities_MN"]
+    found = evaluation(evaluation.encoder, "test")
+    np.testing.assert_allclose(found.probabilities_MN, kept, atol=2e-3)
 
 
 @pytest.mark.medium

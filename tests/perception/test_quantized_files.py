@@ -205,3 +205,21 @@ def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, c
             *("merge", f"--adapter={workdir}", f"--pretrained={tmp_path / 'int8'}"),
             f"--out={tmp_path / 'no'}",
         )
+
+    # Adapters in PEFT's format, also sums, record how the weights were quantized.
+    call(
+        "peft",
+        f"--run={workdir}",
+        f"--pretrained={tmp_path / 'quantized'}",
+        f"--out={tmp_path / 'peft'}",
+    )
+    call("add", "--adapters", f"{tmp_path / 'peft'}:1", f"--out={tmp_path / 'sum'}")
+    for name in ("peft", "sum"):
+        capsys.readouterr()
+        adapter = f"--adapter={tmp_path / name}"
+        plain, exact = tmp_path / f"{name}_plain", tmp_path / f"{name}_exact"
+        call("merge", adapter, f"--pretrained={base.directory}", f"--out={plain}")
+        assert "trained on weights quantized to 4bit" in capsys.readouterr().err
+        call("merge", adapter, f"--pretrained={tmp_path / 'quantized'}", f"--out={exact}")
+        assert capsys.readouterr().err == ""
+        np.testing.assert_allclose(states(exact.name), theirs, atol=1e-5)

@@ -39,7 +39,7 @@ def test_sizes(text):
     }
 
 
-def test_embedded_text_is_deterministic_across_processes(text):
+def test_generated_text_is_deterministic_across_processes(text):
     script = "from reservoir.embedded import *; print(*zip(*numbers_de_en('test')), sep='\\n')"
     other = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", script], capture_output=True, check=True
@@ -48,7 +48,7 @@ def test_embedded_text_is_deterministic_across_processes(text):
     assert other.stdout.decode().split("\n") == [*here.split("\n"), ""]
 
 
-def test_embedded_text_depends_on_the_seed(text):
+def test_generated_text_depends_on_the_seed(text):
     assert numbers_de_en("test", seed=1) != text["test"]
 
 
@@ -57,7 +57,7 @@ def test_golden_sentences(text):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_embedded_sentences_are_distinct(text, side):
+def test_generated_sentences_are_distinct(text, side):
     everything = [sentence for split in SPLITS for sentence in text[split][side]]
     assert len(set(everything)) == len(everything)
 

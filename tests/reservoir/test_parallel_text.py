@@ -70,15 +70,15 @@ def test_unknown_source_error_lists_the_kinds():
     assert all(kind in message for kind in ("embedded:", "files:", "tfds:"))
 
 
-def test_unknown_embedded_text_error_lists_the_names():
+def test_unknown_generated_text_error_lists_the_names():
     assert "numbers_de_en" in fault(settings("embedded:letters"))
 
 
-def test_embedded_text_has_its_own_languages():
+def test_generated_text_has_its_own_languages():
     assert "de-en" in fault(settings(target_language="fr"))
 
 
-def test_embedded_text_has_its_own_splits():
+def test_generated_text_has_its_own_splits():
     data = settings()
     data.splits.test = "test2016"
     assert "test2016" in fault(data, "test")

@@ -1,6 +1,7 @@
 """Runs of an `ExperimentSuite`: reuse of finished runs, resuming, kept runs, and sweeps."""
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from common.experiments import ExperimentSuite, parse_sweep
+from common.experiments import ExperimentSuite, evaluations, parse_sweep
 from common.train.task import Task
 from tests.train import toy
 
@@ -103,6 +104,20 @@ def test_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
     (workdir / "summary.json").write_text("{}")
     with pytest.raises(UserError, match=r"one_seed1.summary\.json is not the summary of a run"):
         suite.kept("one")
+
+
+def test_evaluations_include_values_that_are_not_finite(tmp_path: Path) -> None:
+    toy.run(tmp_path, toy.Toy(scores=[3.0, math.nan, 1.0, math.inf]))
+    found = evaluations(tmp_path, "valid/error")
+    assert [m["step"] for m in found] == [5, 10, 15, 20]
+    assert [m["valid/error"] for m in found] == pytest.approx(
+        [3, math.nan, 1, math.nan], nan_ok=True
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [x for x in metrics.read_text().splitlines() if '"step": 15, "valid' not in x]
+    metrics.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is incomplete"):
+        evaluations(tmp_path, "valid/error")
 
 
 def test_kept_runs_of_a_sweep_may_have_digits_in_a_field_name(tmp_path: Path) -> None:

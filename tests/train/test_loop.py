@@ -245,6 +245,22 @@ def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path:
     assert first["best_step"] == 20 and again["test"] == first["test"]
 
 
+def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Path) -> None:
+    """The process was killed after the best checkpoints at step 8, before the latest checkpoint at step 8.
+
+    The resumed run does not evaluate at step 8 again.
+    """
+    fields = {"checkpoint__steps": 4, "checkpoint__keep_best": 2}
+    toy.run(tmp_path, toy.Toy(scores=[3.0, 1.0]), train__steps=8, eval__steps=4, **fields)
+    shutil.rmtree(latest(tmp_path))
+    toy.run(tmp_path, toy.Toy(scores=[5.0]), train__steps=7, eval__steps=3, **fields)
+    checkpoints = Checkpoints(tmp_path, keep_best=2)
+    model = variables.abstract(lambda: toy.Model(variables.ParamKeys(0)))
+    _, meta = checkpoints.restore_best(checkpoint.model_arrays(model, toy.mesh()))
+    assert meta["step"] == 4 and checkpoints.top() == [4, 6]
+    checkpoints.close()
+
+
 def test_best_checkpoint_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     state = {"x": jax.numpy.arange(4.0)}

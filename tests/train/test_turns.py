@@ -145,14 +145,25 @@ def test_run_resumed_alone_is_marked_as_paused(tmp_path):
 
 
 def test_suspended_process_is_marked_as_paused():
-    with Signals() as signals:
-        assert not signals.continued
-        os.kill(os.getpid(), signal.SIGCONT)
-        assert signals.continued
     conditions = Conditions()
-    conditions.begin("turns x")
-    conditions.stopped = True
+    with Signals() as signals:
+        conditions.begin("turns x", signals)
+        assert conditions.describe()["kind"] == "turns"
+        os.kill(os.getpid(), signal.SIGCONT)
     assert conditions.describe()["kind"] == "paused"
+
+
+def test_runs_that_were_suspended_before_they_resumed_are_marked_as_paused(tmp_path):
+    class Suspended(toy.Toy):
+        def evaluate(self, values, split):
+            os.kill(os.getpid(), signal.SIGCONT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(values, split)
+
+    with pytest.raises(Preempted):
+        fit_in_turns([job(tmp_path, "a", Suspended()), job(tmp_path, "b")], toy.mesh(), 5)
+    resumed = fit_in_turns([job(tmp_path, name) for name in "ab"], toy.mesh(), 5)
+    assert [summary["timing"]["kind"] for summary in resumed] == ["paused"] * 2
 
 
 def test_processor_time_of_other_processes_is_measured(monkeypatch):
@@ -163,7 +174,7 @@ def test_processor_time_of_other_processes_is_measured(monkeypatch):
     monkeypatch.setattr(conditions_module, "_own", lambda: clock["own"])
     monkeypatch.setattr(conditions_module.os, "cpu_count", lambda: 2)
     conditions = Conditions()
-    conditions.begin("alone")
+    conditions.begin("alone", Signals())
     clock.update(now=110.0, busy=59.0, own=11.0)
     assert conditions.others() == pytest.approx(5 / 20)
     assert conditions.describe() == {"kind": "shared", "sessions": ["alone"], "others": 0.25}
