@@ -1,6 +1,7 @@
-"""Trains several cases of an experiment and compares them: python -m common.compare --config=FILE --case A --case B X=1
+"""Trains several cases of an experiment: python -m common.compare --config=FILE --case A --case B model.width=64
 
-Every case is trained with the same seeds and compared with the first case. --sweep tunes every case on the same grid.
+A case is the configuration with its own overrides, such as model.width=64. Every case is trained with the same seeds
+and compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re

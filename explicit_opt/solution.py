@@ -76,7 +76,7 @@ def explicit_solution(
     total = float(counts.sum())
     _check_values(lowest, total, "feature")
     if priming is None:
-        # Each feature of an example is added to one entry of F, so the sum of F is the sum of the examples' norms.
+        # Each feature of an example is added to one entry of F, so F sums to the examples' L1 norms.
         priming = total / len(features)
     return from_cooccurrences(counts, priming, exponent=exponent, sign=sign, floor=floor)
 

@@ -54,6 +54,10 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
         try:
             estimate = ask(plan)
             check(
+                estimate.bound is not None,
+                "the speed of these devices is unknown: choose a TPU with --topology",
+            )
+            check(
                 estimate.chip_hours is not None,
                 "the number of steps is unknown without data: add --config.train.steps=N",
             )

@@ -336,12 +336,12 @@ def run(
 ) -> dict:
     """Fits the baseline and writes it to `workdir`. Returns the summary.
 
-    The seed in the summary is `config.seed` if the examples were drawn (`config.data.shots`), otherwise None.
+    The seed in the summary is `config.seed` if the examples are a random sample (`config.data.shots`), otherwise None.
 
     Reuses results in `workdir` for the same examples and the same `config.data.balance`.
 
     Args:
-      config: configuration of a run on these examples. The fields DATA of `config.data` are written to the summary.
+      config: configuration of a run on these examples. The summary stores the fields of `config.data` that DATA lists.
 
     Raises:
       UserError: all training examples have the same label.

@@ -47,7 +47,7 @@ class Cost(NamedTuple):
     test: float
 
     def fixed(self, seeds: int) -> float:
-        """Returns the seconds that all runs of the method need without their training steps."""
+        """Returns the seconds of all runs of the training method, without their training steps."""
         # The runs with the chosen learning rate evaluate their best and their last step on the test examples.
         return runs(seeds) * (self.start + EVALUATIONS * self.evaluation) + 2 * seeds * self.test
 

@@ -38,16 +38,17 @@ def split_fields(fields: str) -> Fields:
 class Answers:
     """Columns that are added to a table: classes and probabilities of each text.
 
-    With `ranked` or `top`, the columns are the most probable classes in order, each followed by its probability.
-    Otherwise the columns are the most probable class, its probability, and the probability of every class.
-
-    If a text may have several classes and `top` is None, only classes that reach their thresholds are written. Without
-    `ranked`, the columns are then the list of these classes, and the probability of every class.
+    - With `top`: the `top` most probable classes in order, each followed by its probability.
+    - With `ranked` and without `top`: all classes in order, each followed by its probability. With `thresholds`, only
+      the predicted classes.
+    - With neither: the most probable class, its probability, and the probability of every class. With `thresholds`, the
+      list of predicted classes, and the probability of every class.
 
     Attributes:
-      label: name of the column of the most probable class.
-      top: number of ranked classes; None for all classes.
-      ranked: whether to write all classes in order of probability if `top` is None.
+      label: name of the first column. The next columns of classes are `label`_2, `label`_3, ...
+      classes: the class names.
+      top: number of classes to write; None for no limit.
+      ranked: whether to write classes in order of probability if `top` is None.
       thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
         otherwise ().
 

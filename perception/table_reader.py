@@ -65,7 +65,9 @@ class Table:
 
 
 def read_tables(source: str, encoding: str = "", download: bool = False) -> dict[str, Table]:
-    """Returns the tables "train", "valid" and "test" of a source, or the table WHOLE of a source without splits.
+    """Returns {split: table} for those of "train", "valid" and "test" that the source has.
+
+    A source without splits gives {WHOLE: table}.
 
     Args:
       source: a file, a folder, or "hf:NAME[@REVISION]".

@@ -42,7 +42,8 @@ STACKS = {
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.freezing.draw`."""
+"""Value of `model.reservoir_init` -> initializer of reservoir matrices: the first entry of the argument `spec` of
+`common.freezing.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
 """Value of `model.init` -> initializer of trained layers. "recipe" keeps the recipe's initialization (Xavier, for

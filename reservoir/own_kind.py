@@ -1,4 +1,4 @@
-"""Checks a user's kind of reservoir before training."""
+"""Checks a user-defined kind of reservoir, a `Kind` from outside this project, before training."""
 
 import traceback
 from collections.abc import Callable

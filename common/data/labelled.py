@@ -185,7 +185,7 @@ def _label(record: Record, field: str) -> str:
     if label is None or label != label or not str(label).strip():
         raise UserError(f"{place}: the label is missing")
     if isinstance(label, list | dict):
-        raise UserError(f"{place}: the label must be a word or a number, got {label!r}")
+        raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
     return str(label)
 
 

@@ -94,7 +94,8 @@ class Attention(Sublayer):
     ) -> tuple[jax.Array, Any]:
         """Decodes one token of each of X = B * A rows: B sentences with A hypotheses each.
 
-        The A hypotheses of a sentence are the queries, T = A. The cache has A keys at each of L positions, S = L * A.
+        The A hypotheses of a sentence are its queries, so T = A. The cache has A keys at each of L positions, so a
+        sentence has S = L * A keys.
         """
         keys, values, writers = cache
         x_BTD = x_X1D.reshape(-1, keys.each, x_X1D.shape[-1])

@@ -107,7 +107,10 @@ class Reader:
 
     @cached_property
     def _read(self) -> Callable:
-        """The jitted function (trainable, frozen, batch) -> vectors (P, B, D), replicated on all devices."""
+        """The jitted function (trainable, frozen, batch) -> sentence vectors of all layers.
+
+        The vectors (P, B, D) are replicated on all devices.
+        """
         abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):

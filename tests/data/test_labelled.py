@@ -113,7 +113,7 @@ def test_class_names_are_sorted_words(folder):
         ('{"text": "x", "label": -1}', "the label -1 is not one of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is not one of the 2 classes"),
         ('{"text": "x", "label": NaN}', "the label is missing"),
-        ('{"text": "x", "label": ["a", "b"]}', "label must be a word or a number, got \\['a', 'b"),
+        ('{"text": "x", "label": ["a", "b"]}', "label must be a text or a number, got \\['a', 'b"),
         ("x", "is not JSON"),
         ("[1]", "is not a JSON object"),
     ],
