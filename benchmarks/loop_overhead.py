@@ -1,4 +1,4 @@
-"""Times the training loop against its compiled step, and the data pipeline: python -m benchmarks.loop_overhead
+"""Times the training loop and the data pipeline against the compiled step: python -m benchmarks.loop_overhead
 
 Trains the tiny translation model, whose steps are short. The bare step repeats one batch on the device. The training
 loop also reads and transfers data, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints are

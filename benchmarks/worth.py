@@ -54,7 +54,7 @@ def our_command(options, seeds: int) -> list[str]:
         "pretrained": options.pretrained,
         "data.batch": options.batch,
         "data.max_length": options.length,
-        # Narrow buckets: the script pads a batch of similar lengths only to its longest text.
+        # Narrow buckets, because SCRIPT groups texts by length and pads a batch only to its longest text.
         "data.buckets": ",".join(str(options.length * n // 8) for n in (2, 3, 4, 6, 8)),
         "model.dtype": "float32",
         "train.steps": options.steps,
@@ -152,9 +152,9 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
 
 
 def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dict:
-    """Returns {way: comparison of test weighted F1, ours minus the script's}.
+    """Returns {training method: comparison of test weighted F1, our program minus SCRIPT}.
 
-    Holm's method corrects all ways together.
+    Holm's method corrects the comparisons for multiple testing.
     """
     from common.report.verdict import compare, correct
 
@@ -197,6 +197,7 @@ def main() -> None:
     from common import config
     from common.report.runs import load_local
     from common.report.table import publish
+    from common.runtime.signals import Signals
     from common.train.conditions import Conditions
 
     parser = make_parser(__doc__, "worth", rounds=3)
@@ -226,7 +227,7 @@ def main() -> None:
         cpu[case].append(cpu_seconds_of(command, options.runs / f"{case}.log"))
 
     conditions = Conditions()
-    conditions.begin("alone")
+    conditions.begin("alone", Signals())
     cases = {case: partial(run_next_seed, case) for case in cpu}
     timings = compare(cases, rounds=options.rounds, warmup=0)
     used = conditions.describe()

@@ -193,7 +193,7 @@ def _cooccurrences(features_EM, targets_E, outputs):
     blocks = max(examples // _BLOCK, 1)
     inside = examples // blocks * blocks
     hits_NE = (targets_E == jnp.arange(outputs)[:, None]).astype(jnp.float32)
-    # The product Y^T H of one-hot targets Y and features H needs no transposed copy of Y or H.
+    # `hits_NE` is Y^T for one-hot targets Y, so the product Y^T H transposes neither Y nor the features H.
     parts = jnp.matmul(
         hits_NE[:, :inside].reshape(outputs, blocks, -1).swapaxes(0, 1),
         features_EM[:inside].reshape(blocks, -1, width),

@@ -58,12 +58,12 @@ class Traffic(NamedTuple):
 
     @property
     def weights_per_token(self) -> float:
-        """Bytes of weights that each device receives for a token of each row."""
+        """Bytes of weights that each device receives to generate one token in every row."""
         return self.weights.received / self.tokens
 
     @property
     def per_token(self) -> float:
-        """Bytes that each device receives for a token of each row."""
+        """Bytes that each device receives to generate one token in every row, with the token's share of the weights."""
         return self.weights_per_token + self.program.received / self.steps
 
     @property

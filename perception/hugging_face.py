@@ -182,8 +182,8 @@ def export(
     given = {(name, x.shape) for name, x in values.items()}
     if needed != given:
         raise ValueError(
-            f"names or shapes of parameters do not match the backbone: it needs {sorted(needed - given)[:2]},"
-            f" got {sorted(given - needed)[:2]}"
+            "names or shapes of parameters do not match the backbone; the first missing:"
+            f" {sorted(needed - given)[:1]}, the first unexpected: {sorted(given - needed)[:1]}"
         )
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):

@@ -17,7 +17,10 @@ OLD = {"weight": "gamma", "bias": "beta"}
 
 
 def their_name(family: str, ours: str) -> str:
-    """Converts a parameter name of this project to a name in the files, such as "layers.0.self_attn.q_proj.weight"."""
+    """Converts a parameter name of this project to the name in Hugging Face files.
+
+    An example of a name in Hugging Face files is "layers.0.self_attn.q_proj.weight".
+    """
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
     if ours in names.outside:  # an embedding table that belongs to no module

@@ -81,7 +81,7 @@ def lora(
     for target in ends or ():
         check(
             any(is_target(path, target) for path in layers),
-            f"targets: {target!r} matches no linear layer without an adapter; these layers are"
+            f"targets: {target!r} matches no linear layer without an adapter; all linear layers without an adapter:"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
     check(bool(layers), "the model has no linear layer without an adapter")

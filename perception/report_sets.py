@@ -12,7 +12,7 @@ from perception.objective import average_precisions
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 ERRORS = 20
-"""Maximum number of errors in the list."""
+"""Maximum number of examples in the report's list of most confident errors."""
 
 
 def sections(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Iterable[Element]:

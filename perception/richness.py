@@ -1,9 +1,9 @@
 """Regression of Figure 1: F1 of LoRA minus F1 of full training, against the "richness" (tokens) of a data set.
 
 The paper does not print the numbers of tokens. Here, the number of tokens is the number of training examples times the
-mean number of tokens per example. Measured means use the real texts and BERT's WordPiece vocabulary (30,522 pieces).
-Estimated means follow published descriptions of the data. An estimate may be off by a third, but the largest data set
-has 1,200 times as many tokens as the smallest.
+mean number of tokens per example. A measured mean is computed from the real texts with BERT's WordPiece vocabulary
+(30,522 pieces). An estimated mean is derived from published descriptions of the data. An estimate may be off by a
+third, but the largest data set has 1,200 times as many tokens as the smallest.
 """
 
 import math

@@ -57,9 +57,9 @@ def prepare(
     """Returns the configuration for the training loop, and the task.
 
     Args:
-      read_data: False builds a task without data, for `launch.plan`. The vocabulary size is `data.vocab_size` for full
-        training with a tokenizer trained on the data, otherwise the size of the backbone's vocabulary. The model has
-        two classes unless `config.dataset` is set. --config.pretrained is optional.
+      read_data: False builds a task without data, for `launch.plan`. In this case, --config.pretrained is optional, and
+        the model has two classes unless `config.dataset` is set. The vocabulary size is `data.vocab_size` if full
+        training would train a tokenizer, otherwise the size of the backbone's vocabulary.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.

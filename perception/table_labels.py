@@ -176,9 +176,9 @@ def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
 def _is_regression(counts: Counter[str], multi_label: bool) -> bool:
     """Returns whether labels are values of a numeric target. `counts` maps each label to its number of texts.
 
-    More than MOST_NUMBERS different numbers are a target, except integers in four cases: they have many texts each,
-    some are codes with leading zeros, a text may have several labels, or they are all different. `check_labels` rejects
-    the last case as ids.
+    Labels are a target if there are more than MOST_NUMBERS distinct labels and all of them are numbers. Integers are
+    not a target if the mean number of texts per label is at least LEAST_TEXTS, if a label has leading zeros (a code),
+    if `multi_label` is set, or if no label occurs twice (ids, which `check_labels` rejects).
     """
     numbers = {label: _number(label) for label in counts}
     if len(counts) <= MOST_NUMBERS or None in numbers.values():

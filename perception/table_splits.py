@@ -83,7 +83,8 @@ def without_copies(
     if contradicted:
         check(
             not strict,
-            f"--strict: {counted(len(contradicted), 'text')}{of} with different labels: {shown(contradicted)}",
+            f"--strict: {counted(len(contradicted), 'text')}{of} with different labels in different rows:"
+            f" {shown(contradicted)}; correct the labels, or remove --strict",
         )
         notes.append(
             f"{counted(len(contradicted), 'text')}{of} with different labels ({shown(contradicted)}): kept with"

@@ -111,8 +111,8 @@ def measure(
         known = known or tasks
         check(
             tasks == known,
-            f"--runs {' '.join(map(str, pair))}: the test examples differ from the first pair"
-            " of runs; name the runs of each pair in the same order of tasks",
+            f"--runs {' '.join(map(str, pair))}: the test examples differ from those of the first"
+            " --runs: give all pairs the same two tasks in the same order",
         )
         tables.append(table)
     names = [re.sub(r"_seed\d+$", "", run.name) for run in pairs[0]]
@@ -140,7 +140,10 @@ Signs = tuple[str, str]
 def _pair(
     runs: Sequence[Path], mesh: "Mesh", pretrained: Path | None, examples: int | None
 ) -> tuple[list[str], list[tuple[Signs, tuple[float, float], tuple[float, ...]]]]:
-    """Returns the fingerprints of both tasks' test examples, and (signs, weights, accuracies) of each encoder."""
+    """Returns the fingerprints of both tasks' test examples, and a row for each weighted sum of their task vectors.
+
+    A row is (signs of the vectors, weights of the vectors, test accuracies of both tasks).
+    """
     from common.config import check
     from perception import loading
     from perception.adapter_commands import wanted_parameters

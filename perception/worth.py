@@ -180,7 +180,7 @@ def _download(data: str, experiment: "ConfigDict") -> None:
 
     check(
         bool(experiment.pretrained) or data.startswith("hf:"),
-        "--download needs --config.pretrained=NAME, a name on the hub, or --data=hf:NAME",
+        "--download needs --config.pretrained=NAME with a name on the Hugging Face hub, or --data=hf:NAME",
     )
     if experiment.pretrained:
         fetch_pretrained(experiment)

@@ -139,7 +139,10 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: adapt([0]), NO_LIST + r"\[0\]"),
         (lambda: adapt(0), NO_LIST + "0"),
         (lambda: adapt([nnx.Linear]), NO_LIST),
-        (lambda: adapt(["1", "query"]), "'query' matches no linear layer .* these layers are 0, 1"),
+        (
+            lambda: adapt(["1", "query"]),
+            "'query' matches no linear layer .* without an adapter: 0, 1",
+        ),
         (lambda: adapt(rngs=0), "rngs must be nnx.Rngs"),
         (lambda: adapt(rngs=None), "rngs must be nnx.Rngs"),
         (lambda: adapt(dropout=0.1, rngs=rngs(params=0)), "with the stream 'dropout'"),

@@ -133,7 +133,7 @@ class Checkpoints:
         return self._managers[-1]
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints to resume from, ascending. Collects the steps of all processes."""
+        """Returns the steps of the checkpoints to resume from, ascending: the union over all processes."""
         return sorted(set(itertools.chain(*all_gather([*self._latest.all_steps()]))))
 
     @property

@@ -127,7 +127,8 @@ def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backb
     """Returns a copy of `shape` whose table of positions starts with `first` rows for padding, as in RoBERTa."""
     check(
         shape.learned > first,
-        f"{fields.path}: max_position_embeddings={shape.learned} must exceed the {first} rows for padding",
+        f"{fields.path}: max_position_embeddings={shape.learned} must exceed {first}, because the first {first} rows of"
+        " the table of positions are for padding",
     )
     return replace(shape, family=family, first_position=first, longest=shape.learned - first)
 

@@ -186,7 +186,7 @@ BAD = {
     ),
     "contradictory labels": data(
         as_csv([*MANY, {"text": MANY[0]["text"].upper(), "label": "ham"}]),
-        "--strict: 1 text with different labels",
+        "--strict: 1 text with different labels in different rows",
         "--strict",
     ),
     # Folders

@@ -147,7 +147,7 @@ def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) ->
     assert columns[2:4] == ("weight of two", "test accuracy, a")
     assert rows[0] == ("pretrained", "0", "0", "60.0 ± 0.0", "70.0 ± 0.0")
     assert rows[1] == ("+ a + two", "0.4", "0.4", "62.0 ± 2.0", "71.0 ± 1.0")
-    with pytest.raises(UserError, match="test examples differ from the first pair"):
+    with pytest.raises(UserError, match="test examples differ from those of the first"):
         task_vectors.measure([*pairs, (Path("x"), Path("y"))], None)
 
 

@@ -251,7 +251,7 @@ def test_export_does_not_overwrite(own, tmp_path) -> None:
     for place in (own, own / "config.json"):
         with pytest.raises(UserError, match=r"is not empty|is a file"):
             export(place, model.shape, values)
-    wrong = r"do not match the backbone: it needs \[\('\S+', \([\d, ]+\)\), .*, got \[\('"
+    wrong = r"do not match the backbone; the first missing: \[\('\S+', \([\d, ]+\)\)\], the first unexpected: \[\('"
     with pytest.raises(ValueError, match=wrong):
         export(tmp_path / "out", BACKBONES["tiny_bert"], values)
     assert not (tmp_path / "out").exists()
