@@ -158,8 +158,10 @@ def train(
     ("task", "options"),
     [
         (Deep(remat="full", skip_rate=0.5), {"optimizer": "adam"}),
-        (Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}),
-        (Deep(), {"sizes": {"data": 2, "tensor": 2}}),
+        pytest.param(
+            Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}, marks=pytest.mark.medium
+        ),
+        pytest.param(Deep(), {"sizes": {"data": 2, "tensor": 2}}, marks=pytest.mark.medium),
     ],
 )
 def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> None:
@@ -187,6 +189,7 @@ def test_adafactor_and_fsdp_are_not_scanned(
     assert any(map(is_stacked, step.scanned.trainable)) == scanned
 
 
+@pytest.mark.medium
 def test_scanned_and_unrolled_runs_resume_each_other(tmp_path: Path) -> None:
     """A resumed scanned run is bit-exact. Checkpoints do not depend on `train.scan_layers`."""
 
