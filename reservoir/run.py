@@ -1,6 +1,7 @@
 """Validates, prepares and trains a run of the reservoir paper."""
 
 import importlib
+import inspect
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice, complete, imported
+from common.errors import UserError
 from common.train import loop
 from common.train.task import Task
 from reservoir import model
@@ -33,7 +35,7 @@ def own_task(name: str) -> type[Task] | None:
     The class is called with (config, mesh, read_data=...) and checks its own fields.
 
     Raises:
-      UserError: the class cannot be imported, or does not inherit `Task`.
+      UserError: the class cannot be imported, does not inherit `Task`, or has other arguments.
     """
     if ":" not in name:
         return None
@@ -42,6 +44,12 @@ def own_task(name: str) -> type[Task] | None:
         Task in getattr(cls, "__mro__", ()),
         f"--config.task={name} is not a class that inherits common.train.task.Task",
     )
+    try:
+        inspect.signature(cls).bind("config", "mesh", read_data=True)
+    except TypeError as error:
+        raise UserError(
+            f"--config.task={name} must accept (config, mesh, read_data=True): {error}"
+        ) from None
     return cls
 
 
