@@ -27,7 +27,8 @@ _COUNTERS = (jnp.int32, jnp.uint32)
 
 
 _MANY_ARRAYS = 256
-"""Minimum number of trainable arrays of a model that a single device initialises operation by operation.
+"""Minimum number of trainable arrays of a model that a single device initialises operation by operation, unless the
+model has more frozen than trainable parameters.
 
 The layers of a deep model repeat a few operations, and each operation compiles once. One program for all layers would
 take several times as long to compile."""
@@ -58,7 +59,9 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
     places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
-    if mesh.size == 1 and len(places) >= _MANY_ARRAYS:
+    sizes = variables.count(abstract_model)
+    # Operation by operation, `make` also allocates the frozen values. A compiled function leaves them out.
+    if mesh.size == 1 and len(places) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
         return jax.device_put(make(seed), places)
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
     return jax.jit(make, out_shardings=places)(seed)

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding, variables
-from common.freezing import freeze
+from common.freezing import freeze, thaw
 from common.model.dropout import dropout
 from common.model.linear import Linear
 from common.sharding import make_mesh
@@ -324,12 +324,38 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
 
 
+class Noted(Weighted):
+    """Notes whether a compiled function builds the model.
+
+    Args:
+      frozen: whether the model has more frozen than trainable parameters; otherwise it has no frozen parameters.
+    """
+
+    def __init__(self, frozen: bool):
+        super().__init__()
+        self.frozen = frozen
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        model = Model(rngs)
+        if not self.frozen:
+            thaw(model)
+        self.compiled = isinstance(model.trained.kernel.get_value(), jax.core.Tracer)
+        return model
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 def test_models_with_many_arrays_have_the_same_initial_params(
-    plain: Run, monkeypatch: pytest.MonkeyPatch
+    frozen: bool, plain: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = plain.step.start().params
+    """A compiled function initialises a model with more frozen parameters, to not allocate these parameters."""
+    task = Noted(frozen)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    expected = initial_params(task, abstract_model, SEED, plain.mesh)
+    assert task.compiled
     monkeypatch.setattr("common.train.state._MANY_ARRAYS", 0)
-    for name, value in plain.step.start().params.items():
+    found = initial_params(task, abstract_model, SEED, plain.mesh)
+    assert task.compiled == frozen
+    for name, value in found.items():
         assert value.sharding == expected[name].sharding
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
