@@ -24,7 +24,7 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     """Estimates the plans of a paper that are missing in the file `path`, and writes `path` after each estimate.
 
-    The written file has only plans of the paper's claims. Without a missing plan, the file stays as it is.
+    Removes plans that no claim of the paper needs.
 
     Args:
       ask: function from the options of a plan to its estimate.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent import futures
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,7 @@ class Step:
     reduce_dtype: str = "float32"
     scanned: AbstractModel | None = None
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
-    _ahead: dict[tuple, Future] = dataclasses.field(default_factory=dict, init=False)
+    _ahead: dict[tuple, futures.Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
@@ -265,7 +265,7 @@ class Step:
             with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
                 self._compile(key, *arguments, batch, number)
 
-        threads = ThreadPoolExecutor(cores(), thread_name_prefix="compile")
+        threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
         for batch in batches:
             key = self.cache_key(batch, number)
             if key not in self.compiled:
@@ -280,7 +280,9 @@ class Step:
             have not begun, and returns.
         """
         while self._ahead and not stopped():
-            ended, _ = wait(self._ahead.values(), timeout=1, return_when=FIRST_COMPLETED)
+            ended, _ = futures.wait(
+                self._ahead.values(), timeout=1, return_when=futures.FIRST_COMPLETED
+            )
             self._ahead = {k: future for k, future in self._ahead.items() if future not in ended}
             for future in ended:
                 future.result()

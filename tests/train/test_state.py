@@ -144,7 +144,7 @@ def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
 
 
 def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
-    """Losses, weights and gradients are summed over microbatches, of which each has its own dropout mask."""
+    """Each microbatch has its own dropout mask. Losses, weights and gradients are sums over the microbatches."""
     batch = rows(6, [1.0, 0.0, 2.0, 0.5, 3.0, 1.5])
     key = jax.random.key(5)
     loss, weight, gradient_F = accumulating.gradients(batch, key)
@@ -225,7 +225,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
 
 
 def test_cache_key_selects_the_program(plain: Run) -> None:
-    """The loop passes the cache key. The program of odd steps computes twice the gradient of that of even steps."""
+    """The loop passes the cache key. Steps with odd numbers have twice the gradient of steps with even numbers."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     norms = {}
     for number in (8, 9):
