@@ -31,7 +31,7 @@ def main() -> None:
 
     import jax
 
-    from common.data.cache import write_atomic
+    from common.atomic import write_atomic
     from common.data.manual import python
     from common.sharding import make_mesh
     from common.train.prefetch import put

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from common.config import check
+from common.errors import check
 from common.report.table import mean_std, publish
 from common.runtime import program
 from configs import explicit

@@ -9,7 +9,7 @@ import shutil
 from argparse import ArgumentParser
 from pathlib import Path
 
-from common.config import check
+from common.errors import check
 from common.experiments import REQUESTED_CONFIG, portable
 from common.metrics.predictions import PREDICTIONS
 from common.runtime import program

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.config import check
+from common.errors import check
 from common.metrics.kinds import MODES
 from common.report.panels import COLOURS
 from common.report.table import publish

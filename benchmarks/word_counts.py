@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from common.errors import check
 from common.runtime import program
 
 WORDS = 130
@@ -80,7 +81,7 @@ def main() -> None:
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
-        config.check(
+        check(
             process.returncode == 0,
             f"perception.worth failed with exit code {process.returncode}: see its error above",
         )

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import check
 from common.runtime import program
 
 WAYS = ("lora", "full_pretrained", "head")
@@ -111,7 +112,7 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     Raises:
       UserError: the program fails.
     """
-    from common.config import check
+    from common.errors import check
 
     # Use a new folder for compiled programs, so that the first round always compiles.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
@@ -143,7 +144,7 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
             logs_MN = np.array(result["logs"])
             run = folder / path.stem
             run.mkdir(exist_ok=True)
-            made = Classes.of_log_probabilities(true.examples, true.labels_M, logs_MN, true.names)
+            made = Classes.of_log_probabilities(true.examples, true.labels_E, logs_MN, true.names)
             made.save(run / PREDICTIONS)
             seed = int(path.stem.rpartition("seed")[2]) if way in RATES else None
             curve = Curve("weighted_f1", "max", [Point(0, 0.0, 0.0, result["valid"])])
@@ -194,7 +195,6 @@ def table_rows(
 
 def main() -> None:
     from benchmarks.harness import compare, make_parser, ratio, report
-    from common import config
     from common.report.runs import load_local
     from common.report.table import publish
     from common.runtime.signals import Signals
@@ -210,12 +210,12 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
     options = parser.parse_args()
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
-    config.check(
+    check(
         not missing,
         f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
     )
-    config.check(options.steps >= 3, f"--steps must be at least 3, got {options.steps}")
-    config.check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
+    check(options.steps >= 3, f"--steps must be at least 3, got {options.steps}")
+    check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
     (options.runs / "peer").mkdir(parents=True)
 
     cpu: dict[str, list[float]] = {"ours": [], "peer": []}

@@ -1,4 +1,4 @@
-"""Reads cached results from JSON files."""
+"""Caches results in JSON files."""
 
 import json
 from collections.abc import Callable
@@ -7,18 +7,41 @@ from typing import Any
 
 import numpy as np
 
+from common.atomic import write_whole
 from common.errors import UserError
-from common.runtime.processes import all_reduce_max, is_main
+from common.runtime.processes import all_gather, all_reduce_max, is_main
 
 
 def cached_json(
-    path: Path, is_valid: Callable[[dict[str, Any]], bool | np.bool_]
-) -> dict[str, Any] | None:
-    """Reads a cached result from a JSON file. All processes must call this function.
+    path: Path, key: Any, fn: Callable[[], Any], keep: Callable[[Any], bool] = lambda value: True
+) -> Any:
+    """Returns a cached result, or computes and stores it. All processes must call this function.
 
     Args:
-      is_valid: content of the file -> whether to reuse the file. Called on process 0 only. An OSError, ValueError,
-        KeyError, TypeError or AttributeError counts as False, except for a UserError, which is raised.
+      path: the JSON file of the result.
+      key: JSON value of all that the result depends on. A stored result with another key is replaced.
+      fn: computes the result, a JSON value. Called on all processes, or on none.
+      keep: result -> whether to store it.
+    """
+    key = json.loads(json.dumps(key))  # tuples become lists, as in the file
+    found = read_json_if(path, lambda content: content["key"] == key and "value" in content)
+    if found is not None:
+        return all_gather(found)[0]["value"]
+    value = fn()
+    if is_main() and keep(value):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"key": key, "value": value}, indent=1) + "\n")
+    return value
+
+
+def read_json_if(
+    path: Path, is_valid: Callable[[dict[str, Any]], bool | np.bool_]
+) -> dict[str, Any] | None:
+    """Reads a JSON file if its content is valid. All processes must call this function.
+
+    Args:
+      is_valid: content of the file -> whether to return it. Called on process 0 only. An OSError, ValueError, KeyError,
+        TypeError or AttributeError counts as False, except for a UserError, which is raised.
 
     Returns:
       The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or

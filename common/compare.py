@@ -14,7 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import config
-from common.config import check
+from common.errors import check
 from common.experiments import ExperimentSuite, parse_sweep
 from common.runtime import program
 from common.storage.folders import open_folder
@@ -42,8 +42,7 @@ class Cases(ExperimentSuite):
             key: text.replace("{seed}", str(seed)) for key, text in self.overrides[name].items()
         }
         loaded = self.override(config.load(fields.pop("config", self.spec)))
-        for key, text in fields.items():
-            config.override(loaded, key, text)
+        config.override_all(loaded, [f"--config.{key}={text}" for key, text in fields.items()])
         loaded.seed = seed
         return loaded
 
@@ -80,7 +79,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    from common.train.reproduce import add_fairness, make_mesh_of
+    from common.reproduce import add_fairness, make_mesh_of
 
     parser = config.parser_for("common.compare")
     parser.add_argument(

@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError
+from common.errors import UserError, check
 from common.storage.folders import open_folder
 
 
@@ -59,16 +59,27 @@ def load(spec: str) -> ConfigDict:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
+    The field may be an option of a part that `config` names, such as a user's kind of layer: the function
+    `add(config.model)` in the module `options` of the paper, if it exists, adds these fields.
+
     Raises:
       UserError: the field does not exist, or `text` cannot be converted.
     """
     known = flatten(config)
+    if key not in known and _has_options(config.get("paper", "")):
+        importlib.import_module(f"{config.paper}.options").add(config.model)
+        known = flatten(config)
     check(
         not any(name.startswith(f"{key}.") for name in known),
         f"--config.{key} is a group; set one of its fields, --config.{key}.NAME=VALUE",
     )
     check(key in known, f"unknown option --config.{key}{_nearest(key, known)}")
     config.update_from_flattened_dict({key: _read(f"--config.{key}", text, known[key])})
+
+
+def _has_options(paper: str) -> bool:
+    find = importlib.util.find_spec
+    return paper.isidentifier() and bool(find(paper)) and bool(find(f"{paper}.options"))
 
 
 def _read(option: str, text: str, current: Any) -> Any:
@@ -147,12 +158,6 @@ def imported(option: str, name: str) -> Any:
         raise UserError(f"{option}={name}: {type(error).__name__}: {error}") from error
 
 
-def check(condition: bool, message: str) -> None:
-    """Raises a UserError with `message` if `condition` is false."""
-    if not condition:
-        raise UserError(message)
-
-
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
     """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice."""
     check(
@@ -177,7 +182,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_rate(option: str, rate: float) -> None:
-    """Raises a UserError unless the rate of dropout or LayerDrop is from 0 to 0.99."""
+    """Raises a UserError unless the rate of dropout or of skipped layers is from 0 to 0.99."""
     check(_is_real(rate) and 0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate!r}")
 
 
@@ -240,13 +245,16 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" to `config` in order.
+    """Applies overrides "--config.a.b=VALUE" to `config` in order; first all fields that `config` has.
+
+    These fields name the parts, such as a user's kind of layer, that declare the other fields as their options.
 
     Raises:
       UserError: a field does not exist, or a value cannot be converted.
     """
-    for field in fields:
-        key, _, text = field.removeprefix("--config.").partition("=")
+    known = flatten(config)
+    pairs = [field.removeprefix("--config.").partition("=")[::2] for field in fields]
+    for key, text in sorted(pairs, key=lambda pair: pair[0] not in known):
         override(config, key, text)
 
 

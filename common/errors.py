@@ -11,6 +11,12 @@ class UserError(ValueError):
         super().__init__(" ".join(message.splitlines()))
 
 
+def check(condition: bool, message: str) -> None:
+    """Raises a UserError with `message` if `condition` is false."""
+    if not condition:
+        raise UserError(message)
+
+
 def file_error(path: object, error: Exception) -> UserError:
     """Returns the error for a file whose reading raised `error`: the file cannot be read, or its content is damaged."""
     if isinstance(error, OSError) and error.errno is not None:

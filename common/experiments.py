@@ -17,9 +17,9 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.cached import cached_json
-from common.config import check, flatten, override, override_all, to_json
-from common.errors import UserError
+from common.cached import read_json_if
+from common.config import flatten, override_all, to_json
+from common.errors import UserError, check
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import keep, publish, write_csv
@@ -60,11 +60,10 @@ Point = Mapping[str, str]
 
 def _set(config: ConfigDict, point: Point) -> ConfigDict:
     """Sets the fields of a sweep's grid point in `config` and returns it. Raises a UserError for a wrong field."""
-    for name, text in point.items():
-        try:
-            override(config, name, text)
-        except UserError as fault:
-            raise UserError(str(fault).replace("--config.", "--sweep ")) from fault
+    try:
+        override_all(config, [f"--config.{name}={text}" for name, text in point.items()])
+    except UserError as fault:
+        raise UserError(str(fault).replace("--config.", "--sweep ")) from fault
     return config
 
 
@@ -248,9 +247,9 @@ class ExperimentSuite:
                 requested = {name: value for name, value in requested.items() if name not in new}
             return unchanged and stored == requested
 
-        if cached_json(workdir / REQUESTED_CONFIG, is_same) is None:
+        if read_json_if(workdir / REQUESTED_CONFIG, is_same) is None:
             return None
-        return cached_json(workdir / SUMMARY, bool)
+        return read_json_if(workdir / SUMMARY, bool)
 
     def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
         """Trains or resumes runs. Several runs take turns of `turns` steps. Returns {name of the run: summary}.
@@ -267,6 +266,8 @@ class ExperimentSuite:
                 has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
                 f"training would overwrite the results of another configuration in {workdir}: choose another --out",
             )
+        # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
+        requested = {name: _requested(config) for name, config in configs.items()}
         jobs = []
         for name, config in configs.items():
             print(f"\n{name}", flush=True)
@@ -279,8 +280,8 @@ class ExperimentSuite:
         except UserError as fault:
             # Messages of the training loop name --workdir. The programs of a suite have the option --out instead.
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
-        for name, config in configs.items():
-            text = json.dumps(_requested(config), indent=2) + "\n"
+        for name, values in requested.items():
+            text = json.dumps(values, indent=2) + "\n"
             (workdirs[name] / REQUESTED_CONFIG).write_text(text)
         return dict(zip(configs, summaries, strict=True))
 

@@ -1,7 +1,7 @@
 """Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of parts.
 
 The model may be any `nnx.Module`, such as a model of another library. Parts are the modules and functions that a user
-imports into a model: `reservoir.parts`, `gmlp_lm.parts` and `perception.parts`.
+imports into a model: `parts.py` in the folder of a paper.
 """
 
 import math
@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 from common.model.linear import Linear
 from common.variables import Frozen
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from common.config import check
+from common.errors import check
 
 MESH_AXES = ("data", "fsdp", "tensor")
 

@@ -1,6 +1,5 @@
 """Baselines of Figure 2: linear discriminant analysis (one pass over the data) and converged logistic regression."""
 
-import json
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +9,6 @@ from scipy.special import log_softmax
 
 from common.cached import cached_json
 from common.errors import UserError
-from common.track.tracker import write_whole
 from explicit_opt.digits import Digits
 from explicit_opt.heads import head_start
 
@@ -41,11 +39,7 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
 def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
     """Returns `baselines(task)`, cached in the JSON file `path` with hashes of the images, which must match."""
     images = {split: sha256(pixels).hexdigest() for split, (pixels, _) in task.splits.items()}
-    cached = cached_json(path, lambda content: content["images"] == images)
-    if cached is None:
-        cached = {"images": images, "test": baselines(task)}
-        write_whole(path, json.dumps(cached, indent=1) + "\n")
-    return cached["test"]
+    return cached_json(path, images, lambda: baselines(task))
 
 
 def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: float):

@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_least
+from common.config import check_least
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
 from common.data.files import source_folder
-from common.errors import UserError
+from common.errors import UserError, check
 from common.metrics.classes import Classes
 from common.model.linear import Linear
 from common.model.loss import cross_entropy

@@ -12,12 +12,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import experiments, variables
-from common.config import check, flatten
-from common.errors import UserError
+from common.config import flatten
+from common.errors import UserError, check
 from common.experiments import Experiment, Side, evaluations
 from common.report.runs import Run
 from common.report.table import mean_std
-from common.storage.folders import open_folder, shown
+from common.storage.addresses import shown
+from common.storage.folders import open_folder
 from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import explicit

@@ -13,8 +13,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import linalg, sparse
 
-from common.config import check, check_choice, check_int, check_number
-from common.errors import UserError
+from common.config import check_choice, check_int, check_number
+from common.errors import UserError, check
 from explicit_opt.solution import FLOOR, fit_scale, prior_exponent
 
 Method = Literal["explicit", "lda", "ridge"]

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import check, check_choice
+from common.config import check_choice
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
@@ -25,6 +25,7 @@ from common.data.examples import ExampleBatches, in_order
 from common.data.special_ids import UNK
 from common.data.text import load_text
 from common.data.tokenizer import build_tokenizer
+from common.errors import check
 from common.metrics.losses import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
@@ -270,8 +271,8 @@ class NextToken(Task):
             fingerprint([windows.tokens_L.tobytes().hex()]),
             nats_E,
             np.diff(np.append(starts_E, len(windows))),
-            hits_M=none,
-            words_M=none,
+            hits_E=none,
+            words_E=none,
             unit="token",
         )
 

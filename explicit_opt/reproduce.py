@@ -34,7 +34,7 @@ PROTOCOLS = ("ours", "printed")
 
 
 def main() -> None:
-    from common.train.reproduce import reproduce, reproduce_parser
+    from common.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("explicit_opt", TARGETS, SCALES)
     parser.add_argument(
@@ -55,9 +55,10 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from common.config import check, check_choice
-    from common.storage.folders import shown
-    from common.train.reproduce import named_paths
+    from common.config import check_choice
+    from common.errors import check
+    from common.reproduce import named_paths
+    from common.storage.addresses import shown
 
     target, printed = options.target, options.protocol == "printed"
     check_choice("--protocol", options.protocol, PROTOCOLS)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_least
+from common.config import check_choice, check_least
+from common.errors import check
 from common.model import initializers
 from common.variables import Params
 

@@ -6,7 +6,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check, parser_for, positive_int_arg
+    from common.config import parser_for, positive_int_arg
+    from common.errors import check
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.evaluate")
@@ -46,7 +47,7 @@ def main() -> None:
     stride, length = options.stride or config.eval.stride, config.model.length
     check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
     losses = WindowLosses(config, tokenizer, mesh)(values, tokens, stride)
-    bits, scored = losses.nats_M.sum() / math.log(2), int(losses.weights_M.sum(dtype=np.float64))
+    bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
     print(f"{options.text}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
     if count := words(text):
         per_word = bits / count

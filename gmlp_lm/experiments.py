@@ -1,6 +1,5 @@
 """Writes Tables 3 and 4 and Figure 4: trains the runs and compares their results with the paper's numbers."""
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis
 from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
-from common.storage.folders import open_folder, shown
+from common.storage.addresses import shown
+from common.storage.folders import open_folder
 from common.tasks.language_modelling import LanguageModelling
-from common.track.tracker import write_whole
 from configs import language
 from gmlp_lm import figures, run
 from gmlp_lm.model import language_model
@@ -203,18 +202,16 @@ def _if_all(name: str, metrics: list[dict]) -> str:
 
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
     """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder."""
-    path = workdir / WHOLE
-    cache_key = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
-    cache_key |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
-    cached = cached_json(path, lambda content: content["asked"] == cache_key)
-    if cached is not None:
-        return cached["metrics"]
-    config, _, values = run.load(workdir, suite.mesh)
-    config.eval.update({"tokens": 0, "sample": 0})
-    task = LanguageModelling(config, language_model, suite.mesh)
-    metrics = task.evaluate(values, "valid")
-    write_whole(path, json.dumps({"asked": cache_key, "metrics": metrics}, indent=1) + "\n")
-    return metrics
+    key = {name: summary[name] for name in ("best_step", "best_valid")}
+    key |= {name: summary["config"][name] for name in ("eval", "data")}
+
+    def evaluate() -> dict[str, float]:
+        config, _, values = run.load(workdir, suite.mesh)
+        config.eval.update({"tokens": 0, "sample": 0})
+        task = LanguageModelling(config, language_model, suite.mesh)
+        return task.evaluate(values, "valid")
+
+    return cached_json(workdir / WHOLE, key, evaluate)
 
 
 def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:

@@ -6,7 +6,8 @@ from functools import partial
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_rate
+from common.config import check_choice, check_rate
+from common.errors import check
 from common.model import transformer
 from common.model.block import Block, Sublayer
 from common.model.embed import Embed

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from common.config import check, check_choice, check_int, check_number, check_rate
+from common.config import check_choice, check_int, check_number, check_rate
+from common.errors import check
 from common.flax_models import check_rngs, floating
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec

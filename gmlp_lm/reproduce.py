@@ -22,7 +22,7 @@ SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.reproduce import reproduce, reproduce_parser
+    from common.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("gmlp_lm", TARGETS, SCALES)
     parser.add_argument(
@@ -47,8 +47,9 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from common.config import check, check_choice
-    from common.train.reproduce import named_paths
+    from common.config import check_choice
+    from common.errors import check
+    from common.reproduce import named_paths
     from configs.language import CORPORA, RECIPES
 
     check_choice("--recipe", options.recipe, RECIPES)

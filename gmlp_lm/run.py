@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.data import lossless
-from common.data.lossless import LosslessTokenizer
+from common.data.lossless_tokenizer import LosslessTokenizer
 from common.tasks import language_modelling
 from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
@@ -53,11 +53,11 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, Mode
     """Returns the configuration, the tokenizer and the best checkpoint of a run.
 
     Raises:
-      UserError: the folder contains no run or no checkpoint.
+      UserError: the folder contains no run of this paper or no checkpoint.
     """
     from common.train.restore import load_run, read_config
 
-    config = read_config(workdir)
+    config = read_config(workdir, paper="gmlp_lm")
     with complete(workdir / CONFIG):
         model.validate(config.model)
     tokenizer = lossless.in_run(workdir)

@@ -10,7 +10,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check, float_arg, int_arg, parser_for, positive_int_arg
+    from common.config import float_arg, int_arg, parser_for, positive_int_arg
+    from common.errors import check
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.sample")
@@ -92,9 +93,8 @@ def read(path: Path) -> list[bytes]:
     Raises:
       UserError: the file cannot be read, has no prompts, or has an empty line or a line without a prompt.
     """
-    from common.config import check
     from common.data.files import read_bytes
-    from common.errors import UserError
+    from common.errors import UserError, check
 
     prompts = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):

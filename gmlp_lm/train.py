@@ -15,6 +15,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run and a command that samples text from the model."""
     from common.report.table import text
 
+    unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
     rows = [
         *((f"test {name}", f"{value:.4f}") for name, value in summary["test"].items()),
         (
@@ -23,7 +24,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ),
         ("AUCC (bits, hours)", f"{summary['aucc']['hours']:.4f}"),
         ("training", f"{summary['steps']} steps in {summary['train_seconds']:.1f} s"),
-        ("speed", f"{summary['tokens_per_second']:,.0f} bytes/s"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} {unit}/s"),
         ("parameters", f"{summary['params']['total']:,}"),
     ]
     print(text(("", workdir.name), rows))

@@ -32,8 +32,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     Raises:
       UserError: a plan is invalid or has no chip-hours. The estimates of all other plans are written.
     """
-    from common.config import check
-    from common.errors import UserError
+    from common.errors import UserError, check
     from common.report import claims
     from common.train.workdir import commit
 
@@ -82,7 +81,7 @@ def plans_path(paper: str) -> Path:
     Raises:
       UserError: the paper has no claims.csv.
     """
-    from common.config import check
+    from common.errors import check
     from common.report import claims
 
     known = paper.isidentifier() and find_spec(paper) is not None
@@ -112,7 +111,7 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     import jax
 
     from common import config
-    from common.config import check
+    from common.errors import check
     from launch import plan as program
     from launch import topology
     from launch.estimate import estimate

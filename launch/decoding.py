@@ -86,8 +86,8 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     from jax.sharding import NamedSharding
 
     from common import sharding, variables
-    from common.config import check
     from common.decode.rows import gather_weights, row_specs
+    from common.errors import check
     from launch.estimate import prepare
     from launch.hlo import Collectives, read_collectives
 

@@ -11,8 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 from common.model.transformer import compute_dtype
 from common.train import dry_run
 from common.train.state import Step

@@ -6,6 +6,7 @@ python -m launch.plan --config=configs/wmt_ffn_res.py --topology=v5e:4x4
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
+from common.errors import check
 from common.runtime.program import run
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def main() -> None:
     options = arguments().parse_args(rest)
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
-    config.check(
+    check(
         options.price is None or options.price >= 0,
         f"--price must be at least 0, got {options.price}",
     )
     others = options.price is not None or options.shardings or options.sweep
-    config.check(
+    check(
         not (options.decode and others),
         "--decode cannot be combined with --price, --shardings or --sweep",
     )

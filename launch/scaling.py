@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.errors import check
 from common.runtime.program import run
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def main() -> None:
     from launch.estimate import estimate
 
     cpu = options.kind == "cpu"
-    config.check(
+    check(
         cpu or topology.has_compiler(),
         f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}, or use --kind=cpu",
     )
@@ -130,12 +131,11 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
     """
     import jax
 
-    from common import config
     from common.report.table import publish
     from common.train.workdir import commit
     from launch import topology
 
-    config.check(
+    check(
         topology.has_compiler(),
         f"--{path.name} needs the TPU compiler: pip install {topology.LIBTPU}",
     )

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from common.config import check, flatten, override
-from common.errors import UserError
+from common.config import flatten, override
+from common.errors import UserError, check
 from common.sharding import MESH_AXES
 from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 from common.sharding import make_mesh
 from common.track.progress import peak_flops
 

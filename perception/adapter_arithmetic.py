@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from common.config import check
+from common.errors import check
 from common.model.low_rank import Lora
 from common.variables import Params
 

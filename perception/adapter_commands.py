@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import check, check_folder, float_arg
-from common.errors import file_error
+from common.config import check_folder, float_arg
+from common.errors import check, file_error
 from common.model.low_rank import Lora
 from common.report.table import publish, text
 from common.sharding import abstract

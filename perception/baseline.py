@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from common import heap
-from common.cached import cached_json
-from common.config import check, from_json, to_json
-from common.data.cache import write_atomic
+from common.atomic import write_atomic, write_whole
+from common.cached import read_json_if
+from common.config import from_json, to_json
 from common.data.labelled import LabelledText
-from common.errors import file_error
+from common.errors import check, file_error
 from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.track.tracker import SUMMARY, write_whole
+from common.track.tracker import SUMMARY
 from common.train.workdir import commit
 from perception.objective import balanced_weights, choose_thresholds, score
 from perception.tf_idf import TfIdf, fit_features
@@ -222,8 +221,7 @@ def fit(
     from scipy.special import expit
 
     begun = time.perf_counter()
-    heap.release_free_memory()  # the memory that reading the data used
-    labels = {name: split.labels_M for name, split in splits.items()}
+    labels = {name: split.labels_E for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
         "all training examples have the same label: check --config.data.label",
@@ -324,7 +322,7 @@ def regression(
 
 def read_config(workdir: Path) -> ConfigDict | None:
     """Returns the configuration of the TF-IDF baseline in `workdir`; None if the folder holds no baseline."""
-    summary = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
+    summary = read_json_if(workdir / SUMMARY, lambda found: "baseline" in found["config"])
     return from_json(summary["config"]) if summary else None
 
 
@@ -347,7 +345,7 @@ def run(
       UserError: all training examples have the same label.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
-    existing = cached_json(
+    existing = read_json_if(
         workdir / SUMMARY,
         lambda found: (
             found["examples"] == examples

@@ -71,7 +71,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     """
     import numpy as np
 
-    from common.config import check
+    from common.errors import check
     from common.report.verdict import LEAST_SEEDS, MARGINS, correct
     from perception.conclusions import compare_within_runs
 
@@ -99,7 +99,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
         metrics = [predicted.metrics() for predicted in some]
         means = (float(np.mean([m[name] for m in metrics])) for name in ("accuracy", METRIC))
         difference = (one.difference, one.low, one.high) if one else (0.0, 0.0, 0.0)
-        changed = [(a.guesses_M != b.guesses_M).mean() for a, b in zip(some, plain, strict=True)]
+        changed = [(a.guesses_E != b.guesses_E).mean() for a, b in zip(some, plain, strict=True)]
         few = LEAST_SEEDS - len(runs)
         verdict = f"undecided (at least {few} more)" if few > 0 else str(one)
         size = np.mean(sizes[kind], axis=0).tolist()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
+from common.errors import check
 from common.runtime import program
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _parser() -> ArgumentParser:
 
 
 def _check_output(options: Namespace) -> None:
-    from common.config import check, check_folder
+    from common.config import check_folder
+    from common.errors import check
     from perception.text_tables import ending
 
     output, given = options.output, options.input
@@ -118,7 +120,7 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
 
     --config.data.fields and --config.data.label have the same meaning as in training.
     """
-    from common.config import check
+    from common.errors import check
     from perception.labelling import fields_of, split_fields
 
     for option, field in (("text", "fields"), ("label", "label")):
@@ -150,7 +152,7 @@ def main() -> None:
 
     from tqdm import tqdm
 
-    from common.data.cache import write_atomic
+    from common.atomic import write_atomic
     from common.sharding import make_mesh
     from common.storage.folders import output
     from perception import baseline, loading
@@ -161,7 +163,7 @@ def main() -> None:
     folder, option = options.run, options.option
     counted = baseline.read_config(folder)
     run = counted or loading.read(folder, option)
-    config.check(
+    check(
         counted is None or options.pretrained is None,
         f"--pretrained={options.pretrained} is not used: {option}={folder} is a TF-IDF model; remove --pretrained",
     )

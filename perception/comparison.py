@@ -1,6 +1,5 @@
 """Compares ways to train a classifier on any data set: pretrained weights, random weights, or TF-IDF features."""
 
-import json
 import math
 import shutil
 import time
@@ -13,12 +12,12 @@ from ml_collections import ConfigDict
 
 from common import experiments
 from common.cached import cached_json
-from common.config import check, check_choice, load
+from common.config import check_choice, load
 from common.data.labelled import LabelledText
+from common.errors import check
 from common.report.runs import Run, load_local
 from common.report.table import Table, keep
 from common.report.verdict import MARGINS
-from common.track.tracker import write_whole
 from perception import baseline, budget, datasets, finetuning, report_page, richness, run
 from perception.budget import Cost, Plan, format_seconds
 from perception.conclusions import (
@@ -204,12 +203,15 @@ class ExperimentSuite(experiments.ExperimentSuite):
         reads it again.
         """
         key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
-        path = self.out / PLAN
-        kept = cached_json(path, lambda found: found["key"] == key)
-        if kept:
-            return Plan(**kept["plan"])
 
-        end = begun + seconds
+        def plan() -> dict:
+            return self._plan(ways, splits, begun + seconds)._asdict()
+
+        # Do not keep an empty plan, because another try may have more time.
+        return Plan(**cached_json(self.out / PLAN, key, plan, keep=lambda plan: bool(plan["ways"])))
+
+    def _plan(self, ways: Sequence[str], splits: Mapping[str, LabelledText], end: float) -> Plan:
+        """Plans the runs that end before the time `end` (time.monotonic), by the costs of short runs."""
         if time.monotonic() >= end:
             others = [way for way in ways if way != BASELINE]
             return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)
@@ -254,13 +256,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 )
                 break
         plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
-        plan = plan._replace(
+        return plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
         )
-        if plan.ways:  # do not keep an empty plan, because another try may have more time
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps({"key": key, "plan": plan._asdict()}, indent=2) + "\n")
-        return plan
 
 
 def _selecting(splits: Mapping[str, LabelledText]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.config import check
+from common.errors import check
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import Predictions
@@ -35,7 +35,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
     known = found.metrics()
     if isinstance(found, Classes):
         return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
-    average = np.nanmean(average_precisions(found.labels_MN, found.probabilities_MN))
+    average = np.nanmean(average_precisions(found.labels_EC, found.probabilities_EC))
     sets = {"exact match": "accuracy", "micro F1": "micro_f1", "macro F1": "macro_f1"}
     return {name: known[one] for name, one in sets.items()} | {"average precision": float(average)}
 
@@ -77,7 +77,7 @@ def macro_f1(found: Classes) -> float:
     """Returns the mean F1 in percent over the classes that have test examples or predictions."""
     from sklearn.metrics import f1_score
 
-    return 100 * float(f1_score(found.labels_M, found.guesses_M, average="macro"))
+    return 100 * float(f1_score(found.labels_E, found.guesses_E, average="macro"))
 
 
 def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:

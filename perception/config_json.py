@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import check, check_choice
-from common.errors import UserError, file_error
+from common.config import check_choice
+from common.errors import UserError, check, file_error
 from perception.backbones import Backbone
 from perception.families.fields import Fields
 from perception.families.table import FAMILIES

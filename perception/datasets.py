@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
+from common.config import check_choice
 from common.data.labelled import LabelledText, Rules, load_labelled
+from common.errors import check
 
 SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
 
@@ -140,7 +141,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     found, classes = load_labelled(read, rules)
     if not data.pair:
         found = {
-            split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_M)
+            split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_E)
             for split, text in found.items()
         }
     if data.shots:
@@ -156,10 +157,10 @@ def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:
     are kept.
     """
     order = np.random.default_rng(seed).permutation(len(split))
-    labels = split.labels_M[order]
+    labels = split.labels_E[order]
     if labels.ndim == 1:
         members = [labels == c for c in np.unique(labels)]
     else:
         members = [*labels.T.astype(bool), ~labels.any(axis=1)]
     kept = np.unique(np.concatenate([order[inside][:shots] for inside in members]))
-    return LabelledText([split.texts[i] for i in kept], split.labels_M[kept])
+    return LabelledText([split.texts[i] for i in kept], split.labels_E[kept])

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, check_folder, override_all, positive_int_arg, split_fields
+from common.config import check_folder, override_all, positive_int_arg, split_fields
+from common.errors import check
 from common.metrics.classes import Classes
 from common.sharding import make_mesh
 from common.storage.folders import open_folder
@@ -102,7 +103,7 @@ class EncoderEvaluation:
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)
         text = self._splits[split]
-        labels_E = text.labels_M[: self._examples]
+        labels_E = text.labels_E[: self._examples]
         windows, firsts, _ = self._trained.encode_pairs(text.texts[: self._examples])
         probabilities_EC = self._trained.probabilities_of(windows, firsts=firsts)
         logs_EC = np.log(np.maximum(probabilities_EC, np.finfo(np.float32).tiny))

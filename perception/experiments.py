@@ -10,7 +10,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import experiments
-from common.config import check, check_choice
+from common.config import check_choice
+from common.errors import check
 from common.experiments import Side
 from common.track.tracker import SUMMARY
 from configs.perception import get_config

@@ -10,12 +10,14 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_rate
+from common.config import check_choice, check_rate
 from common.data.labelled import LabelledText
+from common.errors import check
 from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
 from common.runtime.processes import check_agreement
-from common.storage.folders import copy_of, open_folder
+from common.storage.addresses import copy_of
+from common.storage.folders import open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
 from common.variables import AbstractModel, Frozen, Params
 from perception.backbones import BACKBONES, Backbone

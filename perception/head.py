@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from common import variables
-from common.config import check
-from common.data.cache import fingerprint, write_atomic
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
+from common.errors import check
 from common.model.transformer import compute_dtype
 from common.runtime.processes import all_reduce_max, is_main
 from common.sharding import place
@@ -156,7 +157,7 @@ class SolvedHead(TextClassification):
         abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
         values = ModelState(abstract_model, trainable, frozen, self.mesh)
         train, valid = (
-            (self.features(values, split), self.splits[split].labels_M)
+            (self.features(values, split), self.splits[split].labels_E)
             for split in ("train", self.select)
         )
         found = solve(train, valid, len(self.classes), self.weights)

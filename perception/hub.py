@@ -5,8 +5,7 @@ Only `download` uses the network.
 
 from pathlib import Path
 
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 
 FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
 """Patterns of the files that `download` downloads. Pickles and subdirectories are not downloaded."""

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from common import variables
-from common.config import check
 from common.data import cache
+from common.errors import check
 from common.runtime.processes import barrier, gather, is_main
 from common.variables import Params
 from perception import config_json, hub, safetensor_files

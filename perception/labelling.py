@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import check
+from common.errors import check
 from perception.baseline import Model
 from perception.datasets import DATASETS, OWN
 from perception.loading import Trained

@@ -18,9 +18,9 @@ from ml_collections import ConfigDict
 from scipy.special import expit, softmax
 
 from common import sharding
-from common.cached import cached_json
-from common.config import check, complete
-from common.errors import UserError, file_error
+from common.cached import read_json_if
+from common.config import complete
+from common.errors import UserError, check, file_error
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
@@ -48,9 +48,6 @@ from perception.windows import WindowBatch, Windows, batches
 
 if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
-
-PAPER = "perception"
-"""Value of `config.paper` in runs of this paper."""
 
 SHOWN_RUNS = 10
 """Maximum number of runs in an error message."""
@@ -159,14 +156,10 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
         baseline.read_config(workdir) is None,
         f"{option}={workdir} is a TF-IDF baseline without a neural network: only perception.classify --run can read it",
     )
-    config = read_config(workdir, option)
-    paper = config.get("paper", "")
+    config = read_config(workdir, option, "perception")
     check(
-        # Runs from before a3ffa8f (22 November 2026) lack the field `paper`.
-        paper in ("", PAPER) and "finetune" in config,
-        f"{option}={workdir} is a run of another program"
-        + (f", {paper}" if paper else "")
-        + ": name a run of perception",
+        "finetune" in config,
+        f"{option}={workdir} is a run of another program, not of perception",
     )
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
@@ -190,7 +183,7 @@ def check_is_run(workdir: Path, option: str) -> None:
     finished: dict[str, list[Run]] = {}
     for name in names:
         # Skip runs without test results: a sweep trained them only to choose hyperparameters.
-        if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
+        if read_json_if(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
             way = str(one.config.get("finetune", "tf_idf"))
             finished.setdefault(way, []).append(one)

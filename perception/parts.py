@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.config import check, check_int, check_number, check_rate
+from common.config import check_int, check_number, check_rate
+from common.errors import check
 from common.flax_models import (
     KernelAxes,
     Path,

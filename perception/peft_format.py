@@ -13,8 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from common.config import check
-from common.errors import file_error
+from common.errors import check, file_error
 from common.model.low_rank import Lora
 from perception.adapter_arithmetic import Adapter
 from perception.families.fields import Fields, is_number

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.config import check
+from common.errors import check
 from common.runtime.processes import gather
 from perception.config_json import CONFIG, METHOD, QUANTIZATION
 from perception.quantized import BLOCK, CODES, KINDS, SCALES, dequantize, quantize

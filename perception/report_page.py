@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from common.atomic import write_whole
 from common.metrics.classes import Classes
 from common.metrics.curve import Curve
 from common.metrics.label_sets import LabelSets
 from common.report.table import Table
-from common.track.tracker import write_whole
 from perception import report_sets
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
@@ -163,7 +163,7 @@ def _per_class(found: Classes) -> Element:
 
     numbers = np.arange(len(found.names))
     scores = precision_recall_fscore_support(
-        found.labels_M, found.guesses_M, labels=numbers, zero_division=0.0
+        found.labels_E, found.guesses_E, labels=numbers, zero_division=0.0
     )
     rows = [
         (name, *(f"{100 * score:.1f} %" for score in row[:3]), int(row[3]))
@@ -175,7 +175,7 @@ def _per_class(found: Classes) -> Element:
 def _confusion(found: Classes) -> Iterable[Element]:
     from sklearn.metrics import confusion_matrix
 
-    count_CC = confusion_matrix(found.labels_M, found.guesses_M, labels=range(len(found.names)))
+    count_CC = confusion_matrix(found.labels_E, found.guesses_E, labels=range(len(found.names)))
     if len(found.names) > MOST_SHADED:
         wrong_CC = count_CC * (1 - np.eye(len(count_CC), dtype=int))
         order = np.argsort(-wrong_CC, axis=None, kind="stable")[:ERRORS]
@@ -215,7 +215,7 @@ def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
     The confidence is the probability of the predicted class. The expected calibration error is the mean distance of
     confidence and accuracy over bins, weighted by the examples of each bin, in points (Guo et al. 2017).
     """
-    confidence_E, right_E = _confidence(found), found.guesses_M == found.labels_M
+    confidence_E, right_E = _confidence(found), found.guesses_E == found.labels_E
     bin_E = np.minimum((confidence_E * BINS).astype(int), BINS - 1)
     points, error = [], 0.0
     for number in np.unique(bin_E):
@@ -228,14 +228,14 @@ def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
 
 def _confidence(found: Classes) -> np.ndarray:
     """Returns the probability of the predicted class of each example, (E,)."""
-    return found.probabilities_MN[np.arange(len(found)), found.guesses_M].astype(float)
+    return found.probabilities_EC[np.arange(len(found)), found.guesses_E].astype(float)
 
 
 def _calibration(found: Classes) -> Iterable[Element]:
     points, error = calibration(found)
     mean, accuracy = (
         100 * _confidence(found).mean(),
-        100 * (found.guesses_M == found.labels_M).mean(),
+        100 * (found.guesses_E == found.labels_E).mean(),
     )
     yield tag(
         "p",
@@ -252,7 +252,7 @@ def _calibration(found: Classes) -> Iterable[Element]:
 def _errors(report: Report) -> Element:
     found = report.predictions
     confidence_E = _confidence(found)
-    wrong = np.flatnonzero(found.guesses_M != found.labels_M)
+    wrong = np.flatnonzero(found.guesses_E != found.labels_E)
     if not len(wrong):
         return tag("p", "No test example is classified wrongly.")
     order = wrong[np.argsort(-confidence_E[wrong], kind="stable")][:ERRORS]
@@ -260,8 +260,8 @@ def _errors(report: Report) -> Element:
     for i in order.tolist():
         row = (
             f"{100 * confidence_E[i]:.1f} %",
-            found.names[found.guesses_M[i]],
-            found.names[found.labels_M[i]],
+            found.names[found.guesses_E[i]],
+            found.names[found.labels_E[i]],
             tag("td", shortened(report.texts[i]), class_="text"),
         )
         rows.append((*row, report.places[i]) if report.places else row)

@@ -31,8 +31,8 @@ def sections(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> I
 def _per_class(found: LabelSets) -> Element:
     from sklearn.metrics import precision_recall_fscore_support
 
-    scores = precision_recall_fscore_support(found.labels_MN, found.guesses_MN, zero_division=0.0)
-    averages_C = average_precisions(found.labels_MN, found.probabilities_MN)
+    scores = precision_recall_fscore_support(found.labels_EC, found.guesses_EC, zero_division=0.0)
+    averages_C = average_precisions(found.labels_EC, found.probabilities_EC)
     given = found.names, *scores, averages_C, found.thresholds
     rows = [
         (
@@ -53,7 +53,7 @@ def calibration(found: LabelSets) -> list[tuple[float, float]]:
 
     Each class of each example is one decision.
     """
-    chances, truth = found.probabilities_MN.astype(float).ravel(), found.labels_MN.ravel()
+    chances, truth = found.probabilities_EC.astype(float).ravel(), found.labels_EC.ravel()
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
     inside = [bins == number for number in np.unique(bins)]
     return [(100 * float(chances[i].mean()), 100 * float(truth[i].mean())) for i in inside]
@@ -74,18 +74,18 @@ def _calibration(found: LabelSets) -> Iterable[Element]:
 
 def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
     """Lists texts with a wrong decision, and for each text the wrong decision that is farthest from the label."""
-    wrong_EC = found.guesses_MN != found.labels_MN
+    wrong_EC = found.guesses_EC != found.labels_EC
     if not wrong_EC.any():
         return tag("p", "No test example has a wrong class.")
-    distance_EC = wrong_EC * abs(found.probabilities_MN.astype(float) - found.labels_MN)
+    distance_EC = wrong_EC * abs(found.probabilities_EC.astype(float) - found.labels_EC)
     order = np.argsort(-distance_EC.max(1), kind="stable")[:ERRORS]
     rows = []
     for i in order[distance_EC.max(1)[order] > 0].tolist():
         worst = int(distance_EC[i].argmax())
         row = (
-            f"{found.names[worst]} {100 * found.probabilities_MN[i, worst]:.1f} %",
-            found.named(found.guesses_MN, i),
-            found.named(found.labels_MN, i),
+            f"{found.names[worst]} {100 * found.probabilities_EC[i, worst]:.1f} %",
+            found.named(found.guesses_EC, i),
+            found.named(found.labels_EC, i),
             tag("td", shortened(texts[i]), class_="text"),
         )
         rows.append((*row, places[i]) if places else row)

@@ -17,7 +17,7 @@ SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.reproduce import reproduce, reproduce_parser
+    from common.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("perception", TARGETS, SCALES)
     parser.add_argument(
@@ -59,9 +59,10 @@ def main() -> None:
 def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from common.config import check, check_choice
-    from common.storage.folders import shown
-    from common.train.reproduce import CLAIMS, named_paths, named_values
+    from common.config import check_choice
+    from common.errors import check
+    from common.reproduce import CLAIMS, named_paths, named_values
+    from common.storage.addresses import shown
     from configs.perception import RECIPES
     from perception import hub
     from perception.datasets import DATASETS

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from common.config import check
-from common.data.cache import write_atomic
-from common.errors import UserError, file_error
+from common.atomic import write_atomic
+from common.errors import UserError, check, file_error
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"

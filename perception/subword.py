@@ -6,7 +6,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from common.data.cache import fingerprint, write_atomic
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
 from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common.config import check, check_choice
-from common.errors import UserError
+from common.config import check_choice
+from common.errors import UserError, check
 from perception.table_labels import is_missing
 
 TEXT_NAMES = ("text", "sentence", "message", "comment", "review", "body", "content", "description")

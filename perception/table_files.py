@@ -4,10 +4,9 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from common.config import check
 from common.data.files import lines_of, nonempty
 from common.data.record_files import UNCLOSED, parse_rows
-from common.errors import UserError
+from common.errors import UserError, check
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Endings of the files that can be read. Each may be followed by .gz."""

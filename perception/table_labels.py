@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.config import check
 from common.data.files import has_surrogate
-from common.errors import UserError
+from common.errors import UserError, check
 from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check
 from common.data.files import names_in, opened
 from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
-from common.errors import UserError, file_error
-from common.storage.folders import open_path, shown
+from common.errors import UserError, check, file_error
+from common.storage.addresses import shown
+from common.storage.folders import open_path
 from perception.datasets import SPLITS
 from perception.table_files import (
     FORMATS,

@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.config import check
 from common.data.labelled import SEED
-from common.errors import UserError
+from common.errors import UserError, check
 from perception import near_duplicates
 from perception.table_reader import WHOLE
 

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from scipy.special import expit
 
-from common.config import check
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
+from common.errors import check
 from common.metrics.classes import Classes
 from common.metrics.predictions import Predictions
 from common.tasks import classification
@@ -124,7 +124,7 @@ class TextClassification(Classification):
     @cached_property
     def weights(self) -> np.ndarray | None:
         """Weights of the training labels in the loss (`objective.balanced_weights`), or None for equal weights."""
-        labels = self.splits["train"].labels_M
+        labels = self.splits["train"].labels_E
         return objective.balanced_weights(labels) if self.config.data.balance else None
 
     def training_batch(self, batch: Batch) -> Batch:
@@ -169,13 +169,13 @@ class TextClassification(Classification):
         if not self.config.data.multi_label:
             logs_EC = np.asarray(jax.nn.log_softmax(logits_EC))
             return Classes.of_log_probabilities(
-                text.fingerprint, text.labels_M, logs_EC, self.classes
+                text.fingerprint, text.labels_E, logs_EC, self.classes
             )
         from common.metrics.label_sets import LabelSets
 
         valid_EC = logits_EC if split == "valid" else self.logits(values, "valid")
-        thresholds = objective.choose_thresholds(self.splits["valid"].labels_M, expit(valid_EC))
-        given = text.fingerprint, text.labels_M, logits_EC, thresholds, self.classes
+        thresholds = objective.choose_thresholds(self.splits["valid"].labels_E, expit(valid_EC))
+        given = text.fingerprint, text.labels_E, logits_EC, thresholds, self.classes
         return LabelSets.of_logits(*given)
 
     def logits(self, values: ModelState, split: str) -> np.ndarray:

@@ -73,7 +73,7 @@ def vector(tuned: Params, base: Params) -> Params:
     Raises:
       UserError: the weights have other parameters or shapes than the base weights.
     """
-    from common.config import check
+    from common.errors import check
 
     one, other = ({name: x.shape for name, x in some.items()} for some in (tuned, base))
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
@@ -102,7 +102,7 @@ def measure(
       UserError: a run did not use --config.finetune=full_pretrained, its weights do not fit the pretrained weights, or
         two pairs have different tasks.
     """
-    from common.config import check
+    from common.errors import check
     from common.report.table import mean_std
 
     tables, known = [], None
@@ -144,7 +144,7 @@ def _pair(
 
     A row is (signs of the vectors, weights of the vectors, test accuracies of both tasks).
     """
-    from common.config import check
+    from common.errors import check
     from perception import loading
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import heap
-
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
@@ -95,6 +93,5 @@ def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
         start, end = end, end + part.nnz
         values[start:end], columns[start:end] = part.data, part.indices
         row_ends.extend(start + part.indptr[1:])
-        heap.release_free_memory()
     shape = len(texts), len(columns_M)
     return found, sparse.csr_matrix((values, columns, np.asarray(row_ends)), shape)

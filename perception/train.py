@@ -16,7 +16,7 @@ def main() -> None:
 
 def fetch_pretrained(config: ConfigDict) -> None:
     """Downloads the model --config.pretrained into the local Hugging Face cache, unless it is a directory."""
-    from common.config import check
+    from common.errors import check
     from perception import hub
 
     check(bool(config.pretrained), "--download needs --config.pretrained=NAME, a name on the hub")

@@ -46,8 +46,8 @@ DRAWS = 5
 def _parser() -> ArgumentParser:
     from common import config
     from common.report.verdict import MARGINS
+    from common.reproduce import add_fairness
     from common.storage.folders import open_folder
-    from common.train.reproduce import add_fairness
     from perception.ways import TRAINABLE
 
     parser = config.parser_for("perception.worth")
@@ -138,7 +138,7 @@ def _parser() -> ArgumentParser:
 
 def _check(options: Namespace, fields: list[str]) -> None:
     """Raises a UserError for options that contradict each other."""
-    from common.config import check
+    from common.errors import check
 
     own = [
         name
@@ -175,7 +175,7 @@ def _out(options: Namespace) -> Path:
 
 def _download(data: str, experiment: "ConfigDict") -> None:
     """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME."""
-    from common.config import check
+    from common.errors import check
     from perception.train import fetch_pretrained
 
     check(

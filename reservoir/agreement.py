@@ -15,9 +15,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from common.config import check, complete
+from common.config import complete
+from common.errors import check
 from common.report.panels import COLOURS, panels
-from common.storage.folders import shown
+from common.storage.addresses import shown
 from common.train.checkpoint import snapshots
 from common.train.prefetch import put
 from common.train.restore import load_run, read_config
@@ -82,7 +83,7 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     Raises:
       UserError: no step of the run skips reservoirs, or the run has no snapshots or no trained layer below a reservoir.
     """
-    config = read_config(workdir, "RUNS")
+    config = read_config(workdir, "RUNS", "reservoir")
     with complete(workdir):
         config.model = model.with_defaults(config.model)
         estimator = config.model.backskip.estimator

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.config import check
+from common.errors import check
 from common.metrics.bleu import TOKENIZERS, bleu_metric
 
 

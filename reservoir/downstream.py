@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, override_all
-from common.errors import UserError
+from common.config import check_choice, override_all
+from common.errors import UserError, check
 from common.experiments import Side
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers
@@ -18,7 +18,7 @@ from common.report.panels import COLOURS, panels
 from common.report.printed import printed
 from common.report.runs import Run
 from common.report.table import mean_std
-from common.storage.folders import shown
+from common.storage.addresses import shown
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.layers import layers_of

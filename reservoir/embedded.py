@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files
 
-from common.config import check
+from common.errors import check
 
 _SIZES = {"test": 500, "valid": 500, "train": 20_000}
 

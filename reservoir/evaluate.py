@@ -4,7 +4,7 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check
+    from common.errors import check
     from common.storage.folders import open_file
     from reservoir import loading
     from reservoir.bleu import corpus_bleu

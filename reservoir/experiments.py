@@ -8,12 +8,12 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import experiments
-from common.config import check, check_choice
-from common.errors import UserError
+from common.config import check_choice
+from common.errors import UserError, check
 from common.experiments import Experiment, Side
 from common.report.groups import Group
 from common.report.runs import Run
-from common.storage.folders import shown
+from common.storage.addresses import shown
 from reservoir import downstream
 from reservoir.layers import layers_of
 from reservoir.placement import placement

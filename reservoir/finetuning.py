@@ -7,8 +7,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_least, check_rate, complete
-from common.errors import UserError
+from common.config import check_choice, check_least, check_rate, complete
+from common.errors import UserError, check
 from common.model.classifier import Classifier
 from common.model.low_rank import Lora
 from common.storage.folders import open_folder

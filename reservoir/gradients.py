@@ -18,7 +18,7 @@ COLUMNS = ("group", "seed", "step", "cosine", "cosine of means", "relative size"
 
 def main() -> None:
     from common.config import check_folder, parser_for, positive_int_arg
-    from common.storage.folders import copy_of
+    from common.storage.addresses import copy_of
 
     parser = parser_for("reservoir.gradients")
     parser.add_argument(

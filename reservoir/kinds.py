@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, imported
+from common.config import check_choice, imported
+from common.errors import check
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -39,7 +40,7 @@ class Kind:
         of reservoirs, `layer` makes a trained layer of the same stack, and `causal` is true in decoders and language
         models.
       label: name in tables and figures.
-      options: name -> additional field of `config.model` for this kind.
+      options: name -> additional field of `config.model` for this kind. `build` reads it as `model.NAME`.
       check: function (model) that raises a UserError if the fields of `config.model` do not fit this kind.
       bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
       fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
@@ -127,8 +128,8 @@ RESERVOIRS = {
 }
 
 
-def find(name: str) -> Kind:
-    """Returns the kind with the given name, an entry of `RESERVOIRS` or "module:attribute".
+def find(name: str) -> Kind | None:
+    """Returns the kind with the given name, an entry of `RESERVOIRS` or "module:attribute". Returns None for "none".
 
     Raises:
       UserError: no such kind exists, or its module cannot be imported.
@@ -136,19 +137,24 @@ def find(name: str) -> Kind:
     option = "--config.model.reservoir"
     if ":" not in name:
         check_choice(option, name, ("none", *RESERVOIRS))
-        return RESERVOIRS[name]
+        return RESERVOIRS.get(name)
     kind = imported(option, name)
     check(
         isinstance(kind, Kind),
         f"{option}={name} is a {type(kind).__name__}; it must be a reservoir.kinds.Kind",
     )
+    for key, declared in kind.options.items():
+        check(
+            isinstance(declared, Option),
+            f"{option}={name}: the option {key} must be a reservoir.kinds.Option, got {declared!r}",
+        )
     return kind
 
 
 def fixed_length(config: ConfigDict) -> bool:
     """Returns whether the configured kind of reservoir has parameters for each position."""
-    name = config.model.reservoir
-    return name != "none" and find(name).fixed_length
+    kind = find(config.model.reservoir)
+    return kind is not None and kind.fixed_length
 
 
 def label(name: str) -> str:
@@ -169,18 +175,3 @@ def default_options() -> dict[str, Any]:
         for kind in RESERVOIRS.values()
         for name, option in kind.options.items()
     }
-
-
-def check_options(model: ConfigDict, kind: Kind) -> None:
-    """Adds missing options of `kind` to the configuration, with their defaults. Checks the minimum of each option.
-
-    Raises:
-      UserError: an option is below its minimum.
-    """
-    for name, option in kind.options.items():
-        if name not in model:
-            model[name] = option.default
-        check(
-            option.minimum is None or model[name] >= option.minimum,
-            f"--config.model.{name} must be at least {option.minimum}, got {model[name]}",
-        )

@@ -18,13 +18,18 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     if total is None:
         return None
     reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
-    mode = config.get("reservoirs", "keep")  # only fine-tuning runs have this field
+    # Only fine-tuning runs have these fields. LoRA freezes all layers.
+    mode, lora = config.get("reservoirs", "keep"), config.get("lora", {}).get("rank", 0)
     if reservoir == "none":
         plain = "LayerDrop" if model.get("layerdrop") else "transformer"
         if mode == "freeze_now":
             return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
+        if lora:
+            return Layers(f"{plain}, LoRA", total, total)
         return Layers(model.get("kind", plain), total, 0)
     kind = label(reservoir)
+    if lora:
+        return Layers(f"{kind}, LoRA", total, total)
     if model.get("reservoir_trained"):
         return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":

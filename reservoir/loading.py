@@ -9,11 +9,12 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, complete, float_arg, parser_for, positive_int_arg
+from common.config import complete, float_arg, parser_for, positive_int_arg
+from common.errors import check
 from common.sharding import make_mesh
 from common.storage.folders import open_folder
 from common.train.checkpoint import snapshots
-from common.train.restore import load_run, read_run
+from common.train.restore import load_run, read_config
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
 from reservoir import model
@@ -109,7 +110,7 @@ def load(options: argparse.Namespace) -> TrainedRun:
         not (options.average and options.average_best),
         "--average averages snapshots, --average_best the best checkpoints: give one of the two options",
     )
-    config = read_run(options.workdir, "translation")
+    config = read_config(options.workdir, paper="reservoir", task="translation")
     with complete(options.workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)

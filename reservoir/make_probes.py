@@ -8,9 +8,10 @@ EMBEDDED = "embedded:python"
 def main() -> None:
     import numpy as np
 
-    from common.config import check, check_choice, int_arg, parser_for, positive_int_arg
+    from common.config import check_choice, int_arg, parser_for, positive_int_arg
     from common.data.files import read_lines
     from common.data.text_sources import DOCUMENTS, cut, python_manual
+    from common.errors import check
     from common.storage.folders import open_file, open_folder, output
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences

@@ -7,8 +7,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import freezing
-from common.config import check, check_choice, check_rate
-from common.errors import UserError
+from common.config import check_choice, check_rate
+from common.errors import UserError, check
 from common.model import transformer
 from common.model.block import Block
 from common.model.embed import Embed
@@ -16,9 +16,9 @@ from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.stack import Stack
 from configs.reservoirs import fields
-from reservoir import skipping
+from reservoir import options, skipping
 from reservoir.encoder_decoder import EncoderDecoder
-from reservoir.kinds import RESERVOIRS, Kind, Layer, check_options, find
+from reservoir.kinds import RESERVOIRS, Kind, Layer, find
 from reservoir.placement import PLACEMENTS, placement
 
 
@@ -68,7 +68,7 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
     names = STACKS[stack]
     if model.reservoir == "none":
         return ()
-    return placement(model[names.layers], model[names.reservoirs], model[names.placement])
+    return placement(model[names.layers], model[names.reservoirs], model[names.placement], model)
 
 
 def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
@@ -151,7 +151,7 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of `config.model` that concern reservoirs. Adds missing options of reservoir kinds.
+    """Checks the fields of `config.model` that concern reservoirs. Adds missing options of kinds and placements.
 
     Raises:
       UserError: a field is out of range, the reservoirs do not fit into the layers, or a user's kind of reservoir is
@@ -177,16 +177,15 @@ def validate(model: ConfigDict) -> None:
         " but --config.model.reservoir_trained=true trains them",
     )
     check_rate("--config.model.layerdrop", model.layerdrop)
-    for kind in RESERVOIRS.values():
-        check_options(model, kind)
-    if model.reservoir != "none":
-        _validate_reservoirs(model, find(model.reservoir))
+    options.add(model)
+    options.check_minimum(model)
+    if kind := find(model.reservoir):
+        _validate_reservoirs(model, kind)
     skipping.validate(model)
 
 
 def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     name = model.reservoir
-    check_options(model, kind)
     there = [stack for stack, names in STACKS.items() if names.layers in model]
     stacks = [stack for stack in there if _checked_placement(model, stack)]
     check(
@@ -198,12 +197,15 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
         not kind.bidirectional_only or stacks == ["encoder"],
         f"--config.model.reservoir={name} reads later positions, so a decoder or language model cannot use it",
     )
-    kind.check(model)
-    if name not in RESERVOIRS:
-        from reservoir.own_kind import check_complete
+    if name in RESERVOIRS:
+        kind.check(model)
+        return
+    from reservoir.own_kind import check_complete, user_code
 
-        for stack in stacks:
-            check_complete(partial(reservoir_block, model, stack), model, stack)
+    with user_code(f"--config.model.reservoir={name}"):
+        kind.check(model)
+    for stack in stacks:
+        check_complete(partial(reservoir_block, model, stack), model, stack)
 
 
 def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:

@@ -1,17 +1,43 @@
 """Checks a user-defined kind of reservoir, a `Kind` from outside this project, before training."""
 
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from common import variables
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
+
+
+@contextmanager
+def user_code(option: str) -> Iterator[None]:
+    """Context manager that turns any exception of a user's kind into a UserError with the place in the user's code.
+
+    Args:
+      option: option that names the kind, for the error message.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+    except Exception as error:  # a user's layer may raise any exception
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename]
+        place = f"{own[-1].name} ({own[-1].filename}, line {own[-1].lineno})"
+        if Path(frames[-1].filename).parent == Path(config_dict.__file__).parent:
+            name = re.findall(r"\w+", str(error))[0]
+            raise UserError(
+                f"{option}: {place} reads model.{name}, but the kind declares no option {name}:"
+                f" Kind(..., options={{'{name}': Option(DEFAULT)}})"
+            ) from error
+        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
 
 
 def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -> None:
@@ -39,19 +65,13 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         return outputs
 
     option = f"--config.model.reservoir={model.reservoir}"
-    try:
+    with user_code(option):
         abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
         shapes = [
             {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
             for some in (abstract_model.trainable, abstract_model.frozen)
         ]
         outputs = jax.eval_shape(run, *shapes)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
-    except Exception as error:  # a user's layer may raise any exception
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
-        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
     for output, positions in zip(outputs, (length, 1), strict=False):
         expected = (rows, positions, model.width)
         check(

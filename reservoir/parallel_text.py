@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check
 from common.data.cache import fingerprint
 from common.data.files import read_lines, source_folder
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
-from common.errors import UserError
+from common.errors import UserError, check
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

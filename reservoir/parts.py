@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.config import check, check_choice, check_int, check_number
-from common.errors import UserError
+from common.config import check_choice, check_int, check_number
+from common.errors import UserError, check
 from common.flax_models import (
     KernelAxes,
     Path,

@@ -1,10 +1,16 @@
 """The placements of reservoirs in a stack (section 2.2 and appendix C).
 
 A new placement is an entry of `PLACEMENTS`, or a function in a module outside this project, selected by
---config.model.placement=my_package.placements:my_placement.
+--config.model.placement=my_package.placements:my_placement. Keyword-only parameters of the function are options: fields
+of `config.model` with the parameter's default.
 """
 
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from common.config import imported
+from common.errors import UserError, check
 
 
 def alternate(layers: int, reservoirs: int) -> tuple[int, ...]:
@@ -43,30 +49,73 @@ PLACEMENTS = {"alternate": alternate, "bottom": bottom, "middle": middle, "top":
 bottom layer. The functions raise a ValueError if there are too few layers."""
 
 
-def placement(layers: int, reservoirs: int, strategy: str = "alternate") -> tuple[int, ...]:
+def placement(
+    layers: int,
+    reservoirs: int,
+    strategy: str = "alternate",
+    fields: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
     """Returns the indices of the reservoirs in a stack, counted from 0 at the bottom.
 
     Args:
-      strategy: a key of `PLACEMENTS`; "module:function", with the signature of the functions in `PLACEMENTS`; or a
-        pattern such as "LLRLRLL", bottom first, where R is a reservoir. A pattern overrides `reservoirs`.
+      strategy: a key of `PLACEMENTS`; "module:function", with the signature of the functions in `PLACEMENTS` and
+        options; or a pattern such as "LLRLRLL", bottom first, where R is a reservoir. A pattern overrides `reservoirs`.
+      fields: `config.model`, which has the values of the options. None uses their defaults.
 
     Raises:
       ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
-        layer, the strategy is unknown, or the function "module:function" returns invalid indices.
+        layer, the strategy is unknown, or the function "module:function" fails or returns invalid indices.
       UserError: the module cannot be imported.
     """
-    if strategy not in PLACEMENTS and ":" not in strategy:
+    function = _function(strategy, "placement")
+    if function is None:
         return _pattern(layers, strategy)
     if reservoirs < 0:
         raise ValueError(f"the number of reservoirs must be at least 0, got {reservoirs}")
-    if strategy in PLACEMENTS:
-        return PLACEMENTS[strategy](layers, reservoirs)
-    indices = tuple(imported("placement", strategy)(layers, reservoirs))
-    if len(set(indices)) != reservoirs or not set(indices) <= set(range(layers)):
+    options = defaults(strategy, "placement")
+    options = {name: (fields or options)[name] for name in options}
+    try:
+        indices = tuple(function(layers, reservoirs, **options))
+        valid = len(set(indices)) == reservoirs and set(indices) <= set(range(layers))
+    except ValueError:
+        raise
+    except Exception as error:  # A user's function may raise any type of exception.
+        raise UserError(f"{strategy}: {type(error).__name__}: {error}") from error
+    if not valid:
         raise ValueError(
             f"{strategy} returned {indices}; it must return {reservoirs} different indices below {layers}"
         )
     return tuple(sorted(indices))
+
+
+def defaults(strategy: str, option: str) -> dict[str, Any]:
+    """Returns {name: default} of the options of a placement, the keyword-only parameters of its function.
+
+    Args:
+      option: the command-line option of the placement, for error messages.
+
+    Raises:
+      UserError: the function cannot be imported or called, or an option has no default.
+    """
+    function = _function(strategy, option)
+    if function is None:
+        return {}
+    check(callable(function), f"{option}={strategy} is not a function")
+    parameters = inspect.signature(function).parameters.values()
+    found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, default in found.items():
+        check(
+            default is not inspect.Parameter.empty,
+            f"{option}={strategy}: the parameter {name} is an option, so it needs a default",
+        )
+    return found
+
+
+def _function(strategy: str, option: str) -> Callable | None:
+    """Returns the function of a placement; None for a pattern of letters."""
+    if ":" in strategy:
+        return imported(option, strategy)
+    return PLACEMENTS.get(strategy)
 
 
 def _check_fit(layers: int, span: int, what: str) -> None:

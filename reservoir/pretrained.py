@@ -10,7 +10,7 @@ from common.config import complete
 from common.data.cache import fingerprint
 from common.data.tokenizer import Tokenizer
 from common.track.tracker import SUMMARY
-from common.train.restore import load_run, read_run
+from common.train.restore import load_run, read_config
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
 from reservoir import encoder, model
@@ -60,7 +60,7 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
     Raises:
       UserError: the folder has no run, the run has another task, or the run has no tokenizer.
     """
-    config = read_run(workdir, "masked_lm", option)
+    config = read_config(workdir, option, "reservoir", "masked_lm")
     with complete(workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)

@@ -6,7 +6,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check, check_choice, check_folder, parser_for, positive_int_arg
+    from common.config import check_choice, check_folder, parser_for, positive_int_arg
+    from common.errors import check
     from common.sharding import make_mesh
     from common.storage.folders import open_folder, output
     from reservoir.probing.classifier import GRIDS

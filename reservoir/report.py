@@ -13,12 +13,12 @@ EXAMPLES = {
 
 
 _MEASURES = {
-    "bleu": ("BLEU", ".2f", "target tokens"),
-    "perplexity": ("perplexity", ".3f", "masked tokens"),
-    "bits_per_byte": ("bits per byte", ".3f", "bytes"),
-    "accuracy": ("accuracy", ".2f", "examples"),
+    "bleu": ("BLEU", ".2f"),
+    "perplexity": ("perplexity", ".3f"),
+    "bits_per_byte": ("bits per byte", ".3f"),
+    "accuracy": ("accuracy", ".2f"),
 }
-"""Objective -> (name, number format, unit of the training speed)."""
+"""Objective -> (name, number format)."""
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
@@ -26,7 +26,8 @@ def print_summary(summary: dict, workdir: Path) -> None:
     counts, aucc = summary["params"], summary["aucc"]
     reached, test = summary["seconds_to"], dict(summary["test"])
     objective = summary["objective"]
-    measure, form, counted = _MEASURES.get(objective, (objective, ".4g", "examples"))
+    measure, form = _MEASURES.get(objective, (objective, ".4g"))
+    unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
     best = f"{summary['best_valid']:{form}} at step {summary['best_step']}"
     others = {} if objective == "bleu" else {n: v for n, v in test.items() if n != objective}
     rows = [
@@ -40,7 +41,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ),
         ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were never trained"),
         ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
-        ("speed", f"{summary['tokens_per_second']:,.0f} {counted}/s on {summary['device']}"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} {unit}/s on {summary['device']}"),
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")

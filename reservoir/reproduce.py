@@ -23,7 +23,7 @@ SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.reproduce import reproduce, reproduce_parser
+    from common.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("reservoir", TARGETS, SCALES)
     parser.add_argument(
@@ -67,9 +67,10 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from common.config import check, check_choice
-    from common.storage.folders import shown
-    from common.train.reproduce import CLAIMS, named_paths
+    from common.config import check_choice
+    from common.errors import check
+    from common.reproduce import CLAIMS, named_paths
+    from common.storage.addresses import shown
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.targets import MODELS, SETTINGS
 
@@ -108,7 +109,7 @@ def _depths(text: str) -> dict[int, int | None]:
     Raises:
       UserError: a number is malformed, or a depth occurs twice.
     """
-    from common.config import check
+    from common.errors import check
 
     depths: dict[int, int | None] = {}
     for part in filter(None, text.split(",")):

@@ -8,8 +8,8 @@ from types import ModuleType
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, complete, imported
-from common.errors import UserError
+from common.config import check_choice, complete, imported
+from common.errors import UserError, check
 from common.train import loop
 from common.train.task import Task
 from reservoir import model

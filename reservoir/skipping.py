@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_int, check_number
-from common.errors import UserError
+from common.config import check_choice, check_int, check_number
+from common.errors import UserError, check
 from common.model.dropout import Key
 from common.train.optimizer import warmup_steps
 
@@ -130,13 +130,14 @@ def validate_steps(config: ConfigDict) -> None:
     """Checks that a run with skipping steps is longer than its warm-up. Warns if the reward is 0 by construction.
 
     Raises:
-      UserError: the run has no step after the warm-up, so no step skips.
+      UserError: the run has at most one step after the warm-up. The first such step skips with probability 0.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     check(
-        settings.estimator in NEVER or warmup(config) < config.train.steps,
+        settings.estimator in NEVER or warmup(config) + 1 < config.train.steps,
         f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
-        f" ({name}.warmup_steps), but the run has {config.train.steps} (--config.train.steps)",
+        f" ({name}.warmup_steps) need at least 2 more steps, but the run has {config.train.steps}"
+        " (--config.train.steps)",
     )
     if (
         settings.estimator == "policy"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from common.config import check
+from common.errors import check
 from configs import bytelevel, masked, translation
 from reservoir.kinds import RESERVOIRS
 from reservoir.placement import PLACEMENTS

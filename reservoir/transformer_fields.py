@@ -2,7 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_rate
+from common.config import check_choice, check_rate
+from common.errors import check
 from common.model.stack import REMAT
 
 SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers", "max_length")

@@ -9,19 +9,11 @@ from common.runtime import program
 
 
 def _read(path: Path | None) -> list[str]:
-    from common.data.files import read_lines
+    from common.data.files import ADVICE, decoded_lines, read_lines
 
     if path is not None:
         return read_lines(path)
-    lines = []
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            lines.append(line.decode("utf-8").rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"standard input, line {number}: not UTF-8; convert the text to UTF-8"
-            ) from error
-    return lines
+    return list(decoded_lines(sys.stdin.buffer, "standard input", hint=ADVICE))
 
 
 def _write(path: Path | None, text: str, mode: str = "w") -> None:

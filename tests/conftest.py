@@ -28,8 +28,6 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
 
 import jax  # noqa: E402
 
-from common import heap  # noqa: E402
-
 # The number of CPU devices must be set before JAX creates its devices.
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -71,7 +69,6 @@ def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
         return
     jax.clear_caches()
     gc.collect()
-    heap.release_free_memory()
     _resident.append(psutil.Process().memory_info().rss)
 
 

@@ -482,9 +482,12 @@ def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):
     assert path.read_text() == "yesterday's"
 
 
-def test_line_that_is_not_utf8(fault, trained):
-    message = fault(translate, f"--workdir={trained}", stdin=b"eins\nM\xfcll\n")
-    assert message == "standard input, line 2: not UTF-8; convert the text to UTF-8"
+def test_line_that_is_not_utf8(fault, trained, tmp_path):
+    lines, path = b"eins\nM\xfcll\n", tmp_path / "text"
+    path.write_bytes(lines)
+    told = "line 2 is not UTF-8; convert the text to UTF-8"
+    assert fault(translate, f"--workdir={trained}", stdin=lines) == f"standard input {told}"
+    assert fault(translate, f"--workdir={trained}", f"--input={path}") == f"{path} {told}"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seed": 1, "model": {}}', "\xff"])

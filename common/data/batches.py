@@ -6,7 +6,7 @@ import grain
 import jax
 import numpy as np
 
-from common.config import check
+from common.errors import check
 
 Batch = dict[str, np.ndarray]
 """Name -> array (B, ...) with the rows of this process."""

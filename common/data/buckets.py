@@ -13,11 +13,10 @@ import grain
 import jax
 import numpy as np
 
-from common.config import check
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS, EOS, PAD
-from common.errors import UserError
+from common.errors import UserError, check
 
 
 class BucketedBatches(grain.MapDataset):

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import check
 from common.data.files import names_in, read_bytes
 from common.data.text_sources import OWN, python_manual, text_folder
-from common.errors import UserError
+from common.errors import UserError, check
 
 ENDINGS = ("", ".gz", ".zip")
 SPLITS = ("train", "valid", "test")

@@ -1,14 +1,9 @@
 """Fingerprints for cache keys, and atomic file writes."""
 
 import hashlib
-import uuid
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Iterable
 
 import numpy as np
-
-from common.errors import UserError
 
 
 def fingerprint(*parts: Iterable[str]) -> str:
@@ -30,24 +25,3 @@ def fingerprint_arrays(*arrays: np.ndarray) -> str:
         digest.update(f"{x.dtype} {x.shape};".encode())
         digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
     return digest.hexdigest()
-
-
-def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Calls `write` on a temporary file and renames the file to `path`, so that readers never see an incomplete file.
-
-    Several processes may write the same path. The last rename wins.
-
-    Raises:
-        UserError: the folder of `path` cannot be created or written, or the disk is full.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            write(file)
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.cache import fingerprint, write_atomic
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
 from common.data.special_ids import EOS, PAD
 from common.errors import UserError, file_error
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from common.config import check
-from common.errors import UserError
-from common.storage.folders import open_folder, shown
+from common.errors import UserError, check
+from common.storage.addresses import shown
+from common.storage.folders import open_folder
 
 MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -52,6 +52,10 @@ def names_in(folder: Path) -> str:
 def has_surrogate(text: str) -> bool:
     """Returns whether a text contains a lone surrogate, which is not valid text."""
     return _SURROGATE.search(text) is not None
+
+
+ADVICE = "; convert the text to UTF-8"
+"""End of the error message about a text in another encoding, for programs without an option for the encoding."""
 
 
 def check_is_text(name: str | Path, start: bytes) -> None:
@@ -172,6 +176,6 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty, is damaged, or is neither UTF-8 nor UTF-16.
     """
-    lines = list(lines_of(Path(path)))
+    lines = list(lines_of(Path(path), hint=ADVICE))
     check(bool(lines), f"{path} is empty")
     return lines

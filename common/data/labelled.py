@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.config import check
 from common.data.cache import fingerprint
 from common.data.files import has_surrogate
-from common.data.records import Record, open_records
-from common.errors import UserError
+from common.data.record import Record
+from common.data.records import open_records
+from common.errors import UserError, check
 from common.runtime.processes import is_main
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class LabelledText:
 
     Attributes:
         texts: one or two texts for each example.
-        labels_M: class index of each example, from 0, (examples,) int32. If an example may have several
+        labels_E: class index of each example, from 0, (examples,) int32. If an example may have several
             classes, (examples, classes) int32: 1 for a class of the example, else 0.
     """
 
     texts: Sequence[tuple[str, ...]]
-    labels_M: np.ndarray
+    labels_E: np.ndarray
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -46,7 +46,7 @@ class LabelledText:
     def fingerprint(self) -> str:
         """SHA-256 (64 hex digits) of texts and labels."""
         lines = (part for parts in self.texts for part in (str(len(parts)), *parts))
-        return fingerprint(lines, map(str, self.labels_M.tolist()))
+        return fingerprint(lines, map(str, self.labels_E.tolist()))
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from common.config import check, imported
+from common.config import imported
 from common.data.text_sources import OWN
-from common.errors import UserError
+from common.errors import UserError, check
 
 
 def own_examples(

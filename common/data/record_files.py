@@ -8,11 +8,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import check
 from common.data.files import lines_of, names_in, nonempty, read_lines, source_folder
-from common.data.records import Record, Records
-from common.errors import UserError, file_error
-from common.storage.folders import copy_of
+from common.data.record import Record, Records
+from common.errors import UserError, check, file_error
+from common.storage.addresses import copy_of
 
 NAMES = "labels.json"
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")

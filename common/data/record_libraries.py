@@ -3,10 +3,9 @@
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from common.config import check
-from common.data.records import Record, Records
+from common.data.record import Record, Records
 from common.data.tfds import in_blocks, open_tfds
-from common.errors import UserError
+from common.errors import UserError, check
 
 
 def open_tfds_records(

@@ -1,17 +1,10 @@
 """Reads examples with named fields from any source: files, TFDS, Hugging Face, Python's manual, or a function."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping
 
-from common.config import check
 from common.data.manual import MANUAL
-from common.errors import UserError
-
-Record = tuple[str, dict[str, Any]]
-"""Location of an example for error messages, such as "FILE line N", and the fields of the example."""
-
-Records = tuple[dict[str, Iterator[Record]], Sequence[str] | None]
-"""Split -> its examples, and the class names; None for a source without class names."""
+from common.data.record import Record, Records
+from common.errors import UserError, check
 
 
 def open_records(

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.data.cache import fingerprint, write_atomic
-from common.data.lossless import FILES, LosslessTokenizer
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
+from common.data.lossless_tokenizer import FILES, LosslessTokenizer
 from common.errors import UserError, file_error
 
 _TRAINER = {

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check
 from common.data.files import names_in, read_lines
 from common.data.text_sources import DOCUMENTS, OWN, cut, python_manual, text_folder
-from common.errors import UserError
+from common.errors import UserError, check
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

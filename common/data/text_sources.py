@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import check
 from common.data.files import source_folder
+from common.errors import check
 
 OWN = "import:"
 """Start of the source "import:MODULE:FUNCTION", a user's function."""

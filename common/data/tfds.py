@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 
 _BLOCK = 10_000
 """Maximum number of examples per read."""

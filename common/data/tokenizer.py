@@ -9,7 +9,8 @@ from zipfile import BadZipFile
 import numpy as np
 import sentencepiece
 
-from common.data.cache import fingerprint, write_atomic
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
 from common.errors import UserError
 

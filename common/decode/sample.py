@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.config import check
+from common.errors import check
 from common.model.decode_cache import settle, with_writable, writable
 
 LEAST = 1e-6

@@ -1,6 +1,6 @@
 """Predictions of a classifier that gives each example one class.
 
-Shape letters of this module: B resamples, M examples, N classes, S statistics.
+Shape letters of this module: B resamples, E examples, C classes, S statistics.
 """
 
 from dataclasses import dataclass
@@ -17,62 +17,62 @@ class Classes(Predictions):
     """Predictions of a classifier.
 
     Attributes:
-      labels_M, guesses_M: true and predicted classes, int32.
-      probabilities_MN: probabilities of the classes, float16.
-      nats_M: negative log-probability of the label, float32.
+      labels_E, guesses_E: true and predicted classes, int32.
+      probabilities_EC: probabilities of the classes, float16.
+      nats_E: negative log-probability of the label, float32.
       names: names of the classes.
     """
 
     kind: ClassVar[str] = "classes"
-    labels_M: np.ndarray
-    probabilities_MN: np.ndarray
-    guesses_M: np.ndarray
-    nats_M: np.ndarray
+    labels_E: np.ndarray
+    probabilities_EC: np.ndarray
+    guesses_E: np.ndarray
+    nats_E: np.ndarray
     names: tuple[str, ...]
 
     @classmethod
     def of_log_probabilities(
-        cls, examples: str, labels_M: np.ndarray, logs_MN: np.ndarray, names: tuple[str, ...]
+        cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Makes predictions from `logs_MN`, the log-probabilities of all classes.
+        """Makes predictions from `logs_EC`, the log-probabilities of all classes.
 
         Args:
           examples: fingerprint of the test examples and their labels.
-          labels_M: true class of each example.
-          names: names of the N classes.
+          labels_E: true class of each example.
+          names: names of the C classes.
         """
-        at_M = np.arange(len(labels_M))
+        at_E = np.arange(len(labels_E))
         return cls(
             examples,
-            labels_M.astype(np.int32),
-            np.exp(logs_MN).astype(np.float16),
-            logs_MN.argmax(-1).astype(np.int32),
-            -logs_MN[at_M, labels_M].astype(np.float32),
+            labels_E.astype(np.int32),
+            np.exp(logs_EC).astype(np.float16),
+            logs_EC.argmax(-1).astype(np.int32),
+            -logs_EC[at_E, labels_E].astype(np.float32),
             names,
         )
 
     def __len__(self) -> int:
-        return len(self.labels_M)
+        return len(self.labels_E)
 
     @property
     def statistics(self) -> sparse.csr_array:
-        """Statistics of each example, (M, 3N + 2).
+        """Statistics of each example, (E, 3C + 2).
 
-        The columns are three one-hot blocks of N columns, the loss in nats, and a 1 that counts examples. The blocks
+        The columns are three one-hot blocks of C columns, the loss in nats, and a 1 that counts examples. The blocks
         are the true class if the prediction is correct, the predicted class, and the true class.
         """
-        classes, count = len(self.names), len(self.labels_M)
-        ones_M, at_M = np.ones(count), np.arange(count)
-        hits_M = (self.guesses_M == self.labels_M).astype(float)
+        classes, count = len(self.names), len(self.labels_E)
+        ones_E, at_E = np.ones(count), np.arange(count)
+        hits_E = (self.guesses_E == self.labels_E).astype(float)
         entries = (
-            (hits_M, self.labels_M),
-            (ones_M, classes + self.guesses_M),
-            (ones_M, 2 * classes + self.labels_M),
-            (self.nats_M.astype(float), np.full(count, 3 * classes)),
-            (ones_M, np.full(count, 3 * classes + 1)),
+            (hits_E, self.labels_E),
+            (ones_E, classes + self.guesses_E),
+            (ones_E, 2 * classes + self.labels_E),
+            (self.nats_E.astype(float), np.full(count, 3 * classes)),
+            (ones_E, np.full(count, 3 * classes + 1)),
         )
         values, columns = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)))
+        return sparse.csr_array((values, (np.tile(at_E, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns accuracy and weighted F1 in percent, and the loss in nats. A class without hits has F1 0."""
@@ -86,13 +86,13 @@ class Classes(Predictions):
         }
 
     def describe(self, example: int) -> dict[str, str]:
-        guess = self.guesses_M[example]
-        chance = float(self.probabilities_MN[example, guess])
+        guess = self.guesses_E[example]
+        chance = float(self.probabilities_EC[example, guess])
         return {
-            "label": self.names[self.labels_M[example]],
+            "label": self.names[self.labels_E[example]],
             "prediction": f"{self.names[guess]} ({chance:.2f})",
         }
 
     @property
-    def costs_M(self) -> np.ndarray:
-        return self.nats_M
+    def costs_E(self) -> np.ndarray:
+        return self.nats_E

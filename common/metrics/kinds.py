@@ -1,6 +1,7 @@
 """Reads predictions of any kind, and lists for each metric whether larger or smaller values are better."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from common.errors import file_error
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.losses import Losses
-from common.metrics.predictions import Predictions
+from common.metrics.predictions import Predictions, stem
 from common.metrics.translations import Translations
 
 KINDS: dict[str, type[Predictions]] = {
@@ -35,12 +36,15 @@ def load(path: Path) -> Predictions:
     """Reads predictions that `Predictions.save` has written. Raises a UserError if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        record = json.loads(arrays.pop("record").tobytes().decode())
+            # Files from before 24 November 2026 have names with shape letters.
+            saved = {stem(name): archive[name] for name in archive.files}
+        record = json.loads(saved.pop("record").tobytes().decode())
         kind = KINDS[record.pop("kind")]
         plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
+        names = {stem(field.name): field.name for field in fields(kind)}
+        arrays = {names[name]: x for name, x in saved.items()}
         made = kind(**plain, **arrays)
-        lengths = {n: len(x) for n, x in arrays.items() if len(x) or n not in ("hits_M", "words_M")}
+        lengths = {n: len(x) for n, x in arrays.items() if len(x) or n not in ("hits_E", "words_E")}
         if wrong := [name for name, length in lengths.items() if length != len(made)]:
             raise ValueError(
                 f"{', '.join(wrong)} must have {len(made)} entries, one for each example"

@@ -1,6 +1,6 @@
 """Predictions of a classifier that gives each example any number of classes (multi-label classification).
 
-Shape letters of this module: B resamples, M examples, N classes, S statistics.
+Shape letters of this module: B resamples, E examples, C classes, S statistics.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ class LabelSets(Predictions):
     """Predicted sets of classes of the test examples.
 
     Attributes:
-      labels_MN, guesses_MN: 1 for true and for predicted classes, otherwise 0, uint8.
-      probabilities_MN: probabilities of the classes, float16.
-      nats_M: binary cross-entropy in nats, averaged over the N classes, float32.
+      labels_EC, guesses_EC: 1 for true and for predicted classes, otherwise 0, uint8.
+      probabilities_EC: probabilities of the classes, float16.
+      nats_E: binary cross-entropy in nats, averaged over the C classes, float32.
       thresholds: for each class, the smallest probability at which the class is predicted.
       names: names of the classes.
     """
 
     kind: ClassVar[str] = "label sets"
-    labels_MN: np.ndarray
-    guesses_MN: np.ndarray
-    probabilities_MN: np.ndarray
-    nats_M: np.ndarray
+    labels_EC: np.ndarray
+    guesses_EC: np.ndarray
+    probabilities_EC: np.ndarray
+    nats_E: np.ndarray
     thresholds: tuple[float, ...]
     names: tuple[str, ...]
 
@@ -35,40 +35,40 @@ class LabelSets(Predictions):
     def of_logits(
         cls,
         examples: str,
-        labels_MN: np.ndarray,
-        logits_MN: np.ndarray,
+        labels_EC: np.ndarray,
+        logits_EC: np.ndarray,
         thresholds: tuple[float, ...],
         names: tuple[str, ...],
     ) -> "LabelSets":
-        """Makes predictions from the logits of the classes (M, N)."""
+        """Makes predictions from the logits of the classes (E, C)."""
         from scipy.special import expit
 
-        logits_MN = logits_MN.astype(np.float64)
-        chances_MN = expit(logits_MN)
-        signs_MN = np.where(labels_MN == 1, 1.0, -1.0)
+        logits_EC = logits_EC.astype(np.float64)
+        chances_EC = expit(logits_EC)
+        signs_EC = np.where(labels_EC == 1, 1.0, -1.0)
         return cls(
             examples,
-            labels_MN.astype(np.uint8),
-            (chances_MN >= np.asarray(thresholds)).astype(np.uint8),
-            chances_MN.astype(np.float16),
-            np.logaddexp(0, -signs_MN * logits_MN).mean(-1).astype(np.float32),
+            labels_EC.astype(np.uint8),
+            (chances_EC >= np.asarray(thresholds)).astype(np.uint8),
+            chances_EC.astype(np.float16),
+            np.logaddexp(0, -signs_EC * logits_EC).mean(-1).astype(np.float32),
             thresholds,
             names,
         )
 
     def __len__(self) -> int:
-        return len(self.labels_MN)
+        return len(self.labels_EC)
 
     @property
     def statistics(self) -> np.ndarray:
-        """Statistics of each example, (M, 3N + 3).
+        """Statistics of each example, (E, 3C + 3).
 
-        The columns are three blocks of N columns (1 for correctly predicted, for predicted and for true classes), then
+        The columns are three blocks of C columns (1 for correctly predicted, for predicted and for true classes), then
         1 for an exact match, the loss in nats, and a 1 that counts examples.
         """
-        hits_MN = self.guesses_MN & self.labels_MN
-        exact_M = (self.guesses_MN == self.labels_MN).all(-1)
-        parts = hits_MN, self.guesses_MN, self.labels_MN, exact_M, self.nats_M, np.ones(len(self))
+        hits_EC = self.guesses_EC & self.labels_EC
+        exact_E = (self.guesses_EC == self.labels_EC).all(-1)
+        parts = hits_EC, self.guesses_EC, self.labels_EC, exact_E, self.nats_E, np.ones(len(self))
         return np.column_stack(parts).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,14 +90,14 @@ class LabelSets(Predictions):
 
     def describe(self, example: int) -> dict[str, str]:
         return {
-            "labels": self.named(self.labels_MN, example),
-            "prediction": self.named(self.guesses_MN, example),
+            "labels": self.named(self.labels_EC, example),
+            "prediction": self.named(self.guesses_EC, example),
         }
 
-    def named(self, sets_MN: np.ndarray, example: int) -> str:
+    def named(self, sets_EC: np.ndarray, example: int) -> str:
         """Returns the names of an example's classes as text."""
-        return ", ".join(self.names[n] for n in np.flatnonzero(sets_MN[example])) or "(none)"
+        return ", ".join(self.names[n] for n in np.flatnonzero(sets_EC[example])) or "(none)"
 
     @property
-    def costs_M(self) -> np.ndarray:
-        return self.nats_M
+    def costs_E(self) -> np.ndarray:
+        return self.nats_E

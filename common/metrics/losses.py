@@ -1,6 +1,6 @@
 """Losses of a language model on parts of a text.
 
-Shape letters of this module: B resamples, M parts of the text, S statistics.
+Shape letters of this module: B resamples, E parts of the text, S statistics.
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ class Losses(Predictions):
     """Losses of a language model on parts of a text: windows of bytes or tokens, or rows of masked tokens.
 
     Attributes:
-      nats_M: loss summed over each part, float64.
-      weights_M: number of predicted bytes, tokens or masked tokens in each part.
-      hits_M: number of correct predictions in each part; an empty array if correct predictions are not counted.
-      words_M: number of words in each part; an empty array if words are not counted.
-      unit: "byte" or "token", the unit of `weights_M`.
+      nats_E: loss summed over each part, float64.
+      weights_E: number of predicted bytes, tokens or masked tokens in each part.
+      hits_E: number of correct predictions in each part; an empty array if correct predictions are not counted.
+      words_E: number of words in each part; an empty array if words are not counted.
+      unit: "byte" or "token", the unit of `weights_E`.
     """
 
     kind: ClassVar[str] = "losses"
-    nats_M: np.ndarray
-    weights_M: np.ndarray
-    hits_M: np.ndarray
-    words_M: np.ndarray
+    nats_E: np.ndarray
+    weights_E: np.ndarray
+    hits_E: np.ndarray
+    words_E: np.ndarray
     unit: str
 
     def __len__(self) -> int:
-        return len(self.nats_M)
+        return len(self.nats_E)
 
     @property
     def pairing(self) -> tuple:
@@ -39,10 +39,10 @@ class Losses(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Statistics of each part, (M, 4): loss in nats, weight, number of correct predictions, number of words."""
-        zeros_M = np.zeros(len(self.nats_M))
-        hits_M, words_M = (x if len(x) else zeros_M for x in (self.hits_M, self.words_M))
-        return np.column_stack([self.nats_M, self.weights_M, hits_M, words_M]).astype(float)
+        """Statistics of each part, (E, 4): loss in nats, weight, number of correct predictions, number of words."""
+        zeros_E = np.zeros(len(self.nats_E))
+        hits_E, words_E = (x if len(x) else zeros_E for x in (self.hits_E, self.words_E))
+        return np.column_stack([self.nats_E, self.weights_E, hits_E, words_E]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns bits and nats per byte if `unit` is "byte", else perplexity and loss in nats per token.
@@ -55,16 +55,16 @@ class Losses(Predictions):
             found = {"bits_per_byte": loss_B / np.log(2), "nats_per_byte": loss_B}
         else:
             found = {"perplexity": perplexity(loss_B), "loss": loss_B}
-        if len(self.hits_M):
+        if len(self.hits_E):
             found["accuracy"] = 100 * hits_B / weights_B
-        if len(self.words_M):
+        if len(self.words_E):
             found["perplexity_per_word"] = perplexity(nats_B / np.maximum(words_B, 1))
         return found
 
     def describe(self, example: int) -> dict[str, str]:
-        share = self.nats_M[example] / max(self.weights_M[example], 1)
-        return {f"{self.unit}s": f"{self.weights_M[example]:.0f}", "nats each": f"{share:.3f}"}
+        share = self.nats_E[example] / max(self.weights_E[example], 1)
+        return {f"{self.unit}s": f"{self.weights_E[example]:.0f}", "nats each": f"{share:.3f}"}
 
     @property
-    def costs_M(self) -> np.ndarray:
-        return self.nats_M / np.maximum(self.weights_M, 1)
+    def costs_E(self) -> np.ndarray:
+        return self.nats_E / np.maximum(self.weights_E, 1)

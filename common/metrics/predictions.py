@@ -3,16 +3,16 @@
 Every metric is a function of statistics summed over examples: confusion counts, n-gram counts, nats. A bootstrap
 resample of the test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
 
-Each kind of predictions has a module in this folder. Saved files contain the array names with their suffixes, so the
-suffixes must not change.
+Each kind of predictions has a module in this folder.
 
-Shape letters of this module: B resamples, M examples, S statistics.
+Shape letters of this module: B resamples, E examples, S statistics.
 """
 
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,6 +24,11 @@ PREDICTIONS = "predictions.npz"
 """File name of the test predictions in a workdir."""
 
 _LARGEST_EXPONENT = 700.0  # exp(710) overflows float64.
+
+
+def stem(name: str) -> str:
+    """Returns the name of an array without its suffix of shape letters: its name in a saved file."""
+    return name.rstrip(ascii_uppercase).removesuffix("_")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Predictions(ABC):
     @property
     @abstractmethod
     def statistics(self) -> "np.ndarray | sparse.csr_array":
-        """Statistics of each example, (M, S). `measure` computes the metrics from their sum over examples."""
+        """Statistics of each example, (E, S). `measure` computes the metrics from their sum over examples."""
 
     @abstractmethod
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
@@ -62,12 +67,12 @@ class Predictions(ABC):
 
     @property
     @abstractmethod
-    def costs_M(self) -> np.ndarray:
+    def costs_E(self) -> np.ndarray:
         """Cost of each example in `cost_unit`. `common.report --examples` sorts examples by the difference in cost."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Returns M, the number of test examples."""
+        """Returns E, the number of test examples."""
 
     def metrics(self) -> dict[str, float]:
         """Returns {metric: value} over all examples."""
@@ -77,8 +82,8 @@ class Predictions(ABC):
     def save(self, path: Path) -> None:
         """Writes a compressed NumPy archive without pickles."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
-        plain = {name: x for name, x in values.items() if name not in arrays}
+        arrays = {stem(name): x for name, x in values.items() if isinstance(x, np.ndarray)}
+        plain = {name: x for name, x in values.items() if not isinstance(x, np.ndarray)}
         record = json.dumps({"kind": self.kind, **plain})
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:

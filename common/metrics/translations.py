@@ -1,6 +1,6 @@
 """Translations of sentences, scored by BLEU.
 
-Shape letters of this module: B resamples, M sentences, S statistics.
+Shape letters of this module: B resamples, E sentences, S statistics.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Translations(Predictions):
 
     Attributes:
       hypotheses, references: one translation and one reference for each sentence.
-      nats_M: loss of each reference under teacher forcing, summed over its tokens.
-      tokens_M: number of tokens in each reference.
+      nats_E: loss of each reference under teacher forcing, summed over its tokens.
+      tokens_E: number of tokens in each reference.
       lowercase, tokenize: options of `common.metrics.bleu.bleu_metric`.
     """
 
@@ -30,8 +30,8 @@ class Translations(Predictions):
     cost_unit: ClassVar[str] = "minus sentence BLEU"
     hypotheses: tuple[str, ...]
     references: tuple[str, ...]
-    nats_M: np.ndarray
-    tokens_M: np.ndarray
+    nats_E: np.ndarray
+    tokens_E: np.ndarray
     lowercase: bool
     tokenize: str
 
@@ -48,9 +48,9 @@ class Translations(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Statistics of each sentence, (M, 12): sacrebleu's 10 counts, loss in nats, number of tokens."""
-        counts_MS = sentence_statistics(self.metric(), self.hypotheses, self.references)
-        return np.column_stack([counts_MS, self.nats_M, self.tokens_M]).astype(float)
+        """Statistics of each sentence, (E, 12): sacrebleu's 10 counts, loss in nats, number of tokens."""
+        counts_ES = sentence_statistics(self.metric(), self.hypotheses, self.references)
+        return np.column_stack([counts_ES, self.nats_E, self.tokens_E]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns BLEU (0 to 100), the loss in nats per reference token, and the perplexity."""
@@ -66,7 +66,7 @@ class Translations(Predictions):
         return {"reference": self.references[example], "translation": self.hypotheses[example]}
 
     @property
-    def costs_M(self) -> np.ndarray:
+    def costs_E(self) -> np.ndarray:
         """Negative sentence BLEU of each translation."""
         scores = zip(self.hypotheses, self.references, strict=True)
         metric = self.metric()

@@ -1,4 +1,4 @@
-"""The spatial map of gMLP: trained matrices that mix positions (Liu et al., 2021).
+"""Spatial maps: trained matrices that mix positions (Liu et al., 2021).
 
 A map takes values (B, L, D) to (B, L, D), for any L up to its maximum length. Each head is a group of channels with one
 matrix (L, L).
@@ -13,7 +13,6 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.linear import dot
-from common.sharding import backend
 
 if TYPE_CHECKING:
     from common.model.decode_cache import DecodeCache
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 BLOCK = 256
 """Number of rows of a block in `causal_product`. Smaller blocks skip more of the upper triangle but save no time."""
 
-_SPLIT = 4
-
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def causal_product(matrix_LL: jax.Array, values_LD: jax.Array, block: int = BLOCK) -> jax.Array:
     """Returns tril(matrix) @ values, (L, D) in float32, and skips most of the upper triangle.
 
     Each block of rows is multiplied with the columns up to the block's last row only. With n blocks, the product and
-    each gradient cost (n + 1) / 2n of the dense product.
+    each gradient cost (n + 1) / 2n of the dense product. A whole training step of a byte language model (768
+    positions, batch 2, two CPU cores) takes about 10 % less time in bfloat16, and up to 4 % less in float32, than with
+    the dense product.
     """
     return _lower(matrix_LL, values_LD, block)
 
@@ -78,22 +77,6 @@ causal_product.defvjp(_forward, _backward)
 
 def dense_product(matrix_LL: jax.Array, values_LD: jax.Array) -> jax.Array:
     return dot(matrix_LL.astype(values_LD.dtype), values_LD, (1,), (0,))
-
-
-def _row_product(row_HS: jax.Array, values_BHSD: jax.Array) -> jax.Array:
-    """Multiplies one row of each head's matrix with the head's values; returns (B, H, D) in float32.
-
-    XLA's CPU backend runs a matrix-vector product on one core, but a batch of matrix-vector products on all cores.
-    Splitting the positions into a batch halves the time of sampling from a gated MLP on two cores (`benchmarks.gmlp`,
-    256 bytes).
-    """
-    *_, positions, channels = values_BHSD.shape
-    parts = _SPLIT if backend() == "cpu" and positions % _SPLIT == 0 else 1
-    row = row_HS.reshape(len(row_HS), parts, -1)
-    values = values_BHSD.reshape(*values_BHSD.shape[:2], parts, -1, channels)
-    row = jnp.broadcast_to(row, values.shape[:-1])
-    y = jnp.einsum("bhps,bhpsd->bhpd", row, values, preferred_element_type=jnp.float32)
-    return y.sum(2)
 
 
 def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
@@ -191,6 +174,9 @@ class Spatial(nnx.Module):
         y_BHD = 0
         for part_BHSD, positions_S in cache.parts(*self.window(index)):
             row_HS = jnp.where(positions_S <= index, self.weights_at(index, positions_S), 0)
-            y_BHD += _row_product(row_HS.astype(part_BHSD.dtype), part_BHSD)
+            row_HS = row_HS.astype(part_BHSD.dtype)
+            y_BHD += jnp.einsum(
+                "hs,bhsd->bhd", row_HS, part_BHSD, preferred_element_type=jnp.float32
+            )
         bias_H1 = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
         return (y_BHD + bias_H1).reshape(len(y_BHD), -1)

@@ -37,7 +37,7 @@ class Stack(nnx.Module):
     Args:
       final_norm: True for a LayerNorm, False for no norm, or a norm module.
       remat: name of the rematerialization policy, a key of REMAT.
-      skip_rate: probability of skipping a block in training, as in LayerDrop (Fan et al., 2020).
+      skip_rate: probability of skipping a block in training (Fan et al., 2020).
     """
 
     def __init__(

@@ -4,9 +4,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check, check_folder, parser_for, positive_int_arg
+from common.config import check_folder, parser_for, positive_int_arg
+from common.errors import check
 from common.runtime import program
-from common.storage.folders import copy_of
+from common.storage.addresses import copy_of
 
 if TYPE_CHECKING:
     from common.report.runs import Run

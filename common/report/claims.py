@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
-from common.config import check, check_choice, parser_for
+from common.config import check_choice, parser_for
+from common.errors import check
 from common.metrics.kinds import MODES
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std

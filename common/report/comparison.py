@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import check
+from common.errors import check
 from common.metrics.aucc import aucc, reaching, shared_horizon
 from common.metrics.curve import Axis, Point
 from common.report.axis import area_unit, shown_name, units

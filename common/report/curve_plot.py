@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check
+from common.errors import check
 from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
 from common.report.axis import area_unit, shown_name, units

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from common.config import check
+from common.errors import check
 from common.metrics.curve import Axis
 from common.report.axis import shown_name
 from common.report.comparison import Horizon, aucc_rows, comparable, horizon_of

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from common.config import check, flatten
+from common.config import flatten
+from common.errors import check
 from common.metrics.curve import Curve
 from common.report.runs import Run
 from common.report.table import Table

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.config import check
-from common.errors import UserError, file_error
+from common.errors import UserError, check, file_error
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.storage.folders import copy_of, open_folder, shown
+from common.storage.addresses import copy_of, shown
+from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 

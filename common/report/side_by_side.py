@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from common.config import check
+from common.errors import check
 from common.report import comparison, figures, groups, versus
 from common.report.groups import Group, Layers
 from common.report.table import publish

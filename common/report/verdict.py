@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from common.config import check
+from common.errors import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
 from common.metrics.kinds import MODES
@@ -358,8 +358,8 @@ def _same_tokens(predicted: Sequence[Predictions]) -> bool:
 
     Otherwise the vocabularies differ, and nats per token cannot be compared.
     """
-    counts = [one.tokens_M for one in predicted if isinstance(one, Translations)]
-    return all(np.array_equal(tokens_M, counts[0]) for tokens_M in counts)
+    counts = [one.tokens_E for one in predicted if isinstance(one, Translations)]
+    return all(np.array_equal(tokens_E, counts[0]) for tokens_E in counts)
 
 
 def shared_variance(a: Sample, b: Sample, examples: int) -> float:

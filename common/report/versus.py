@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from common.config import check, check_choice, flatten
-from common.errors import UserError
+from common.config import check_choice, flatten
+from common.errors import UserError, check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
 from common.report.groups import Group, Layers, groups, layers_of
@@ -215,7 +215,7 @@ def example_table(one: Run, other: Run, most: int) -> Table:
         mine.pairing == theirs.pairing,
         f"{one.place} and {other.place} were tested on different examples: compare runs with the same test set",
     )
-    difference_E = mine.costs_M - theirs.costs_M
+    difference_E = mine.costs_E - theirs.costs_E
     order = np.argsort(-np.abs(difference_E), kind="stable")[:most]
     described = [(mine.describe(number), theirs.describe(number)) for number in order]
     names = list(described[0][0])

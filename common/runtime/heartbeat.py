@@ -14,11 +14,9 @@ Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal
 with a traceback; LOST after the loss of another process.
 """
 
-import ctypes
 import os
 import re
 import selectors
-import signal
 import socket
 import sys
 import threading
@@ -158,19 +156,6 @@ def end(process: int, line: str) -> NoReturn:
         # process.
         time.sleep(2)
     os._exit(LOST)
-
-
-def hold_abort() -> None:
-    """Delays abort() by six seconds, so that the heartbeat thread can print its line and set the exit code.
-
-    JAX's runtime calls abort() as soon as process 0 has exited, in C++ threads, which cannot run a Python signal
-    handler. The handler of SIGABRT is therefore the C function sleep(); its argument is the signal's number, 6. No
-    setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay it, and
-    `jax.distributed.initialize` takes no callback.
-    """
-    library = ctypes.CDLL(None)
-    library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
-    library.signal(int(signal.SIGABRT), ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def hold(error: Exception) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.config import check
+from common.errors import check
 from common.runtime.program import COORDINATOR, PROCESSES, several
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.storage import folders
+from common.storage import addresses
 from common.storage.stores import Changed, Object, open_store
 
 LEASE = "lease.json"
@@ -51,10 +51,10 @@ class Mirror:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.store, name = open_store(folders.address(folder))
+        self.store, name = open_store(addresses.address(folder))
         self._prefix = f"{name}/"
         self._records = (
-            folders.ROOT / "records" / folder.absolute().relative_to(folders.ROOT.absolute())
+            addresses.ROOT / "records" / folder.absolute().relative_to(addresses.ROOT.absolute())
         )
 
     def object_name(self, path: str) -> str:
@@ -74,7 +74,7 @@ class Mirror:
                 continue
             if {"", ".", ".."} & set(path.split("/")):
                 raise UserError(
-                    f"{folders.address(self.folder)}: the object name {name!r} is not a valid file path; rename it"
+                    f"{addresses.address(self.folder)}: the object name {name!r} is not a valid file path; rename it"
                 )
             if PurePosixPath(path).name not in (LEASE, LOCK):
                 found[path] = known
@@ -204,7 +204,7 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
         except Changed:
             continue
     raise UserError(
-        f"{folders.address(mirror.folder)} changed during each of {_ATTEMPTS} downloads: try again later"
+        f"{addresses.address(mirror.folder)} changed during each of {_ATTEMPTS} downloads: try again later"
     )
 
 
@@ -249,8 +249,8 @@ def order(path: str) -> tuple[int, str, bool, str]:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Context manager that allows only one process of this working directory to download from a bucket at a time."""
-    scheme, bucket = folder.absolute().relative_to(folders.ROOT.absolute()).parts[:2]
-    lock = folders.ROOT / "locks" / f"{scheme}-{bucket}"
+    scheme, bucket = folder.absolute().relative_to(addresses.ROOT.absolute()).parts[:2]
+    lock = addresses.ROOT / "locks" / f"{scheme}-{bucket}"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -271,9 +271,9 @@ def identity() -> str:
 
     A lease stores the name as the last writer of a folder in a bucket.
     """
-    path, word = folders.ROOT / "id", uuid.uuid4().hex
+    path, word = addresses.ROOT / "id", uuid.uuid4().hex
     if not path.exists():
-        folders.ROOT.mkdir(parents=True, exist_ok=True)
+        addresses.ROOT.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(word)
         partial.write_text(word)
         with suppress(FileExistsError):

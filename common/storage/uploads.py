@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import UserError
-from common.storage import folders
+from common.storage import addresses
 from common.storage.lease import Lease
 from common.storage.mirror import Mirror, alone, order, update
 
@@ -33,7 +33,7 @@ class Uploads:
         Raises:
           UserError: another process is training in the folder, or the store refuses a request or does not respond.
         """
-        self._folder, self._address = folder, folders.address(folder)
+        self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)
         # The thread that renews the lease needs its own connection, so it gets its own Mirror.
         leased = Mirror(folder)

@@ -165,7 +165,7 @@ class Classification(Task):
         """
         ids_B = batch["ids"]
         lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)
-        labels_B = self.splits[split].labels_M[ids_B]
+        labels_B = self.splits[split].labels_E[ids_B]
         return {
             "tokens": batch["source"],
             "lengths": lengths_B,
@@ -203,7 +203,7 @@ class Classification(Task):
         """Returns the class probabilities and the predicted class of every example of a split."""
         text = self.splits[split]
         logs_EC = self._log_probabilities(values, self.every(split), len(text))["logs"]
-        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_EC, self.classes)
+        return Classes.of_log_probabilities(text.fingerprint, text.labels_E, logs_EC, self.classes)
 
     def fingerprints(self) -> dict[str, str]:
         splits = {f"the {split} split": text.fingerprint for split, text in self.splits.items()}

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from common import sharding, variables
-from common.config import check, imported
+from common.config import imported
 from common.data.windows import scored_once
+from common.errors import check
 from common.model.language_model import LanguageModel
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState

@@ -16,13 +16,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_choice, check_least
+from common.config import check_choice, check_least
 from common.data import lossless
 from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint, fingerprint_arrays
-from common.data.lossless import BYTES, LosslessTokenizer
+from common.data.lossless import BYTES
+from common.data.lossless_tokenizer import LosslessTokenizer
 from common.data.windows import Crops, scored_once
+from common.errors import check
 from common.metrics.losses import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
@@ -94,8 +96,8 @@ class WindowLosses:
             fingerprint([text.hex()]),
             losses["nats"].astype(np.float64),
             (ends_M - begins_n[starts_M]).astype(np.float32),
-            hits_M=np.zeros(0),
-            words_M=words_by_window(text_b, begins_n[starts_M]) if counted else np.zeros(0),
+            hits_E=np.zeros(0),
+            words_E=words_by_window(text_b, begins_n[starts_M]) if counted else np.zeros(0),
             unit="byte",
         )
 

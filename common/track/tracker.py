@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import check
-from common.errors import UserError
+from common.atomic import write_whole
+from common.errors import UserError, check
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -149,16 +149,6 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{path} is damaged: line {number} is not a JSON object with an integer step"
             ) from None
         yield line, values
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.track.tracker import write_whole
+from common.atomic import write_whole
 
 WANDB_ID = "wandb_id"
 

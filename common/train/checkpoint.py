@@ -1,6 +1,6 @@
 """Checkpoints of a run: the latest (to resume), the best (for evaluation or averaging), and permanent snapshots.
 
-A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "frozen" and, in the latest
+A checkpoint has a JSON part, `meta` (`common.train.run_state`), and arrays: "trainable", "frozen" and, in the latest
 checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a folder of their own
 (`save_frozen`). Only checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
 """
@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from common.config import check
-from common.errors import UserError
+from common.errors import UserError, check
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import abstract
-from common.storage.folders import address, open_folder
+from common.storage.addresses import address
+from common.storage.folders import open_folder
 from common.variables import AbstractModel, Params
 
 
@@ -68,6 +69,22 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
     return wait
 
 
+class _KeepBest(PreservationPolicy):
+    """Keeps the two newest best checkpoints, and the best checkpoint of each checkpoint to resume from.
+
+    A killed run resumes from a step before its newer best checkpoints, which it may not reach again.
+    """
+
+    def __init__(self, latest: ocp.CheckpointManager):
+        self._latest = latest
+
+    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        before = [[step for step in steps if step <= end] for end in self._latest.all_steps()]
+        kept = {*steps[-2:], *(some[-1] for some in before if some)}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of a workdir.
 
@@ -98,8 +115,7 @@ class Checkpoints:
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
-        # Keep two best checkpoints: a killed run may resume from a step before the newer best checkpoint was saved.
-        self._best = self._manager("best", 2)
+        self._best = self._manager("best", None, preservation_policy=_KeepBest(self._latest))
         self._frozen = self._manager("frozen", 1)
 
     @cached_property
@@ -253,7 +269,7 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps two best checkpoints: the best checkpoint of the run, and the previous best checkpoint.
+        The run keeps the best checkpoint of the run, and earlier best checkpoints (`_KeepBest`).
 
         Args:
           step: step of the checkpoint; None for the best checkpoint of the run.

@@ -2,7 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_least
+from common.config import check_choice, check_least
+from common.errors import check
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 from common.train.exchange import REDUCE_DTYPES

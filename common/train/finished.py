@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.cached import cached_json
+from common.cached import read_json_if
 from common.config import to_json
 from common.runtime.processes import is_main
-from common.storage.folders import copy_of
+from common.storage.addresses import copy_of
 from common.track.tracker import SUMMARY
 from common.train.run import Run
 from common.train.workdir import differences, has_checkpoints
@@ -24,7 +24,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
       weights.
     """
     path = workdir / SUMMARY
-    return cached_json(
+    return read_json_if(
         path,
         lambda summary: (
             summary["steps"] == config.train.steps
@@ -61,7 +61,7 @@ def summary_of_ended(run: Run) -> dict | None:
       results (with `eval.test`), or has another number of steps or other decoding options.
     """
     path = run.workdir / SUMMARY
-    stored = cached_json(
+    stored = read_json_if(
         path,
         lambda summary: (
             summary["steps"] == run.step

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from common.config import check
+from common.errors import check
 from common.freezing import draw_frozen, fingerprint
 from common.runtime.processes import check_agreement, warn
 from common.sharding import abstract, place, shardings

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from common.errors import UserError
 from common.runtime.processes import Votes, barrier
 from common.runtime.signals import Preempted, Signals
-from common.storage.folders import shown
+from common.storage.addresses import shown
 from common.train.fields import validate
 from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
 from common.train.prefetch import device_prefetch, put

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
+from common.config import check_choice
+from common.errors import check
 from common.model.layers import is_stacked
 
 WARMUP = 0.05

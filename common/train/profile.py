@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from common.config import check
+from common.errors import check
 from common.runtime.processes import is_main
 from common.train.hooks import Hook, StepMetrics
 from common.train.run import Run

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import check, from_json
-from common.storage.folders import shown
+from common.config import from_json
+from common.errors import check
+from common.storage.addresses import shown
 from common.train import frozen
 from common.train.checkpoint import Checkpoints, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
@@ -21,35 +22,34 @@ from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
 
 
-def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
+def read_config(
+    workdir: Path, option: str = "--workdir", paper: str = "", task: str = ""
+) -> ConfigDict:
     """Returns the configuration of the run in `workdir`.
 
     Args:
       option: command-line option of the folder, for error messages.
+      paper: folder of the paper whose run it must be; "" for any.
+      task: value that the configuration field `task` must have; "" for any.
 
     Raises:
-      UserError: the folder holds no run, or its configuration is damaged.
+      UserError: the folder holds no run, a run of another paper or task, or a damaged configuration.
     """
     path = workdir / CONFIG
     check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
-    return from_json(saved_config(path))
-
-
-def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """Returns the configuration of the run in `workdir`, which must be a run of `task`.
-
-    Args:
-      task: value of the configuration field `task`.
-      option: command-line option of the folder, for error messages.
-
-    Raises:
-      UserError: the folder holds no run, or a run of another task.
-    """
-    config = read_config(workdir, option)
-    actual = config.get("task", "")
-    kind = f"of the task {actual}" if actual else "of another program"
-    check(actual == task, f"{option}={shown(workdir)} is a run {kind}, not {task}")
+    config = from_json(saved_config(path))
+    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`, from before 22489c7 (21 November) also `task`.
+    found = config.get("paper", ""), config.get("task", "")
+    check(
+        paper in ("", found[0] or paper) and task in ("", found[1] or task),
+        f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}"
+        + (f"; {found[0]}/README.md lists its programs" if found[0] else ""),
+    )
     return config
+
+
+def _described(paper: str, task: str) -> str:
+    return (paper or "another program") + (f" with the task {task}" if task else "")
 
 
 def load_run(

@@ -1,6 +1,6 @@
 """Resumes a run from its newest intact checkpoint."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers
@@ -9,9 +9,12 @@ from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.conditions import Conditions
-from common.train.run import PLAIN, Run, RunState
+from common.train.run_state import PLAIN, RunState
 from common.train.state import Step, TrainState
 from common.variables import Params
+
+if TYPE_CHECKING:
+    from common.train.run import Run
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
 """{old name: current name} of the fields of `RunState` that 939e222 (22 November 2026) renamed."""
@@ -36,7 +39,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
 
 
-def still_ended(run: Run) -> str:
+def still_ended(run: "Run") -> str:
     """Returns the stop reason of a resumed run, or "" if the run continues.
 
     An ended run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted

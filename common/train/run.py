@@ -1,7 +1,7 @@
 """A run in memory: training state, run state, and the open files of the workdir."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +16,16 @@ from common.metrics.curve import Curve
 from common.model.layers import stack_layers, unstack_layers
 from common.report.table import text
 from common.runtime.processes import barrier, check_agreement, is_main
-from common.storage.folders import address, shown
+from common.storage.addresses import address, shown
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
-from common.train.conditions import Conditions
+from common.train.run_state import RunState
 from common.train.state import Step, TrainState
 from common.train.task import ModelState, Task
-from common.train.workdir import check_shared, commit, open_workdir
+from common.train.workdir import check_shared, open_workdir
 from common.variables import AbstractModel, Params
-
-PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
-"""Fields of `RunState` that checkpoints store and load without conversion."""
-
-
-@dataclass
-class RunState:
-    """The part of a checkpoint that is stored as JSON, beside the arrays.
-
-    Attributes:
-      curve: the validation curve.
-      data_state: data state from which to continue (see `Task.batches`); None at the start.
-      clock: seconds of start, training, compilation, evaluation and checkpoints.
-      tokens: number of tokens, or of the task's `unit`, that training has processed.
-      flops: FLOPs of all training steps up to now.
-      stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
-      evals_since_best: number of evaluations since the best evaluation, for early stopping.
-      last_evaluation: step and training seconds of the last evaluation; (-1, 0) before the first evaluation.
-      commits: commits of the code that trained the run.
-      conditions: use of the machine by other processes.
-    """
-
-    curve: Curve
-    data_state: dict | None = None
-    clock: Clock = field(default_factory=Clock)
-    tokens: float = 0.0
-    flops: float = 0.0
-    stop_reason: str = ""
-    evals_since_best: int = 0
-    last_evaluation: tuple[int, float] = (-1, 0.0)
-    commits: list[str] = field(default_factory=lambda: [commit()])
-    conditions: Conditions = field(default_factory=Conditions)
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in PLAIN} | {
-            "clock": self.clock.seconds(),
-            "curve": self.curve.to_json(),
-            "commits": self.commits,
-            "sessions": self.conditions.sessions,
-            "stopped": self.conditions.stopped,
-            "last_evaluation": self.last_evaluation,
-        }
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol, Self
 
-from common.config import check
+from common.errors import check
 from common.train.workdir import has_checkpoints
 
 

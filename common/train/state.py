@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import heap, sharding, variables
+from common import sharding, variables
 from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import exchange, flops
@@ -242,9 +242,7 @@ class Step:
 
     def _compile(self, key: tuple, *arguments: Any) -> None:
         lowered, count = self.lower(*arguments)
-        heap.release_free_memory()
         self.compiled[key] = lowered.compile(), count
-        heap.release_free_memory()
 
     def compile_ahead(
         self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int

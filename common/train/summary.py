@@ -77,6 +77,7 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
         "startup_seconds": run.startup_seconds,
         "tokens_per_second": state.tokens / seconds["train"] if seconds["train"] else 0.0,
         "tokens": state.tokens,
+        "unit": run.task.unit,
         "flops": state.flops,
         "params": variables.count(model),
         "seed": None if run.task.seedless else run.config.seed,

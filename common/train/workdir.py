@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.config import check, flatten, from_json, to_json
+from common.atomic import write_whole
+from common.config import flatten, from_json, to_json
 from common.data.cache import fingerprint
-from common.errors import UserError, file_error
-from common.storage.folders import lock_bucket, shown
-from common.track.tracker import write_whole
+from common.errors import UserError, check, file_error
+from common.storage.addresses import shown
+from common.storage.folders import lock_bucket
 
 ROOT = Path(__file__).parents[2]
 """Folder with the packages of this project."""

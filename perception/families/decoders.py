@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from common.config import check
+from common.errors import check
 from perception.backbones import Backbone, Stretch, mistral, phi, qwen2
 from perception.families.fields import (
     ACTIVATIONS,

@@ -6,7 +6,7 @@ A field that config.json lacks gets the default value of transformers 4.57.
 from dataclasses import replace
 from typing import Any
 
-from common.config import check
+from common.errors import check
 from perception.backbones import Backbone, Relative, bert
 from perception.families.fields import (
     ACTIVATIONS,

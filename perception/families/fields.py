@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import check, check_choice
+from common.config import check_choice
+from common.errors import check
 from perception.backbones import Backbone
 
 _NEEDED = object()

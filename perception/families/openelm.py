@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from common.config import check
+from common.errors import check
 from perception.backbones import Backbone, between, divisible, openelm
 from perception.families.fields import (
     ACTIVATIONS,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import check
-from common.data.cache import write_atomic
+from common.atomic import write_atomic
 from common.data.files import read_lines
+from common.errors import check
 
 TASKS = {
     "sentence_length": "SentLen",

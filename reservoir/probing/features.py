@@ -16,13 +16,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding
-from common.config import check, complete
+from common.config import complete
 from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS
 from common.data.tokenizer import Tokenizer
+from common.errors import check
 from common.train.prefetch import put
-from common.train.restore import load_run, read_config, read_run
+from common.train.restore import load_run, read_config
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
 from common.variables import AbstractModel
@@ -149,7 +150,7 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
     # Configurations from before 22489c7 (21 November 2026) have no field `task`: translation was the only task.
-    task = read_config(workdir).get("task", "translation")
+    task = read_config(workdir, paper="reservoir").get("task", "translation")
     check(
         task in openers,
         f"{workdir} is a run of the task {task}; probing needs {' or '.join(openers)}",
@@ -170,7 +171,7 @@ def _masked_lm(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
 
 
 def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
-    config = read_run(workdir, "translation")
+    config = read_config(workdir, paper="reservoir", task="translation")
     with complete(workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from common.config import check
+from common.errors import check
 
 Sentence = tuple[str, ...]
 Examples = dict[str, list[tuple[str, str]]]

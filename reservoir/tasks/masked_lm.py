@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_least
+from common.config import check_least
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
@@ -23,6 +23,7 @@ from common.data.examples import ExampleBatches, in_order
 from common.data.special_ids import PAD
 from common.data.text import load_text
 from common.data.tokenizer import Tokenizer, build_tokenizer
+from common.errors import check
 from common.metrics.losses import Losses
 from common.model.dropout import fold, row_keys
 from common.model.encoder import MaskedLanguageModel
@@ -81,7 +82,7 @@ class MaskedLm(Backskipping, Task):
       UserError: the configuration or the data is invalid.
     """
 
-    objective, mode = "perplexity", "min"
+    objective, mode, unit = "perplexity", "min", "masked tokens"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
@@ -175,7 +176,7 @@ class MaskedLm(Backskipping, Task):
             losses["nats"].astype(np.float64),
             losses["weights"],
             losses["hits"],
-            words_M=np.zeros(0),
+            words_E=np.zeros(0),
             unit="token",
         )
 

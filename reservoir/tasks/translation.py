@@ -12,13 +12,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_choice, check_least
+from common.config import check_choice, check_least
 from common.data.batches import iterate
 from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.decode.rows import Decoding, by_rows, gather_weights
+from common.errors import check
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.translations import Translations
 from common.model.loss import cross_entropy
@@ -233,7 +234,7 @@ class Translation(Backskipping, Task):
       UserError: the configuration or the data is invalid.
     """
 
-    objective, mode = "bleu", "max"
+    objective, mode, unit = "bleu", "max", "target tokens"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)

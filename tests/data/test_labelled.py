@@ -46,7 +46,7 @@ def test_json_lines_csv_and_gzip_give_the_same_examples(folder):
     assert classes == ("0", "1")
     for text in splits.values():
         assert text.texts == [("a good film",), ("größer",)]
-        assert text.labels_M.tolist() == [1, 0]
+        assert text.labels_E.tolist() == [1, 0]
 
 
 def test_fingerprint_depends_on_texts_boundaries_labels_and_order():
@@ -89,14 +89,14 @@ def test_class_names_from_labels_json(folder):
     (folder / "test.jsonl").write_text(lines([{"text": "x", "label": "pos"}]))
     splits, classes = load_labelled(data(f"files:{folder}"))
     assert classes == ("neg", "pos", "none")
-    assert splits["test"].labels_M.tolist() == [1] and splits["train"].labels_M.tolist() == [1, 0]
+    assert splits["test"].labels_E.tolist() == [1] and splits["train"].labels_E.tolist() == [1, 0]
 
 
 def test_class_names_are_sorted_words(folder):
     for path in folder.iterdir():
         path.write_text(lines([{"text": "x", "label": "spam"}, {"text": "y", "label": "ham"}]))
     splits, classes = load_labelled(data(f"files:{folder}"))
-    assert classes == ("ham", "spam") and splits["train"].labels_M.tolist() == [1, 0]
+    assert classes == ("ham", "spam") and splits["train"].labels_E.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_label_field_name(folder):
     for path in folder.iterdir():
         path.write_text(lines([{"text": "x", "stars": 0}, {"text": "y", "stars": 1}]))
     splits, _ = load_labelled(data(f"files:{folder}", label="stars"))
-    assert splits["train"].labels_M.tolist() == [0, 1]
+    assert splits["train"].labels_E.tolist() == [0, 1]
     with pytest.raises(UserError, match="no field mark; its fields: text, stars"):
         load_labelled(data(f"files:{folder}", label="mark"))
 
@@ -285,10 +285,10 @@ def test_python_manual_has_all_classes_and_distinct_paragraphs():
     texts = {name: set(split.texts) for name, split in splits.items()}
     assert not texts["train"] & texts["valid"] and not texts["train"] & texts["test"]
     for split in splits.values():
-        assert set(split.labels_M.tolist()) == set(range(len(TOPICS)))
+        assert set(split.labels_E.tolist()) == set(range(len(TOPICS)))
     pairs, classes = load_labelled(data("embedded:python_pairs", fields="premise hypothesis"))
     assert classes == SAME
-    assert pairs["train"].labels_M.mean() == 0.5
+    assert pairs["train"].labels_E.mean() == 0.5
 
 
 def test_tfds_data_sets(tmp_path):
@@ -319,7 +319,7 @@ def test_tfds_data_sets(tmp_path):
     splits, classes = load_labelled(settings)
     assert classes == ("negative", "positive")
     assert sorted(splits["train"].texts) == [(f"größer {i}",) for i in range(5)]
-    for (text,), label in zip(splits["train"].texts, splits["train"].labels_M, strict=True):
+    for (text,), label in zip(splits["train"].texts, splits["train"].labels_E, strict=True):
         assert int(text[-1]) % 2 == label
     settings.splits.test = "hidden"
     wrong = "the label -1 is not one of the 2 classes negative, positive or an index from 0 to 1"
@@ -356,7 +356,7 @@ def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
 def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, found) -> None:
     splits, names = load_labelled(written(tmp_path, labels, ending))
     assert list(names) == classes
-    assert splits["test"].labels_M.tolist() == found
+    assert splits["test"].labels_E.tolist() == found
 
 
 def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
@@ -364,7 +364,7 @@ def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
     data = written(tmp_path, [0, 1, 1])
     (tmp_path / "labels.json").write_text('["1", "2"]')
     splits, names = load_labelled(data)
-    assert names == ("1", "2") and splits["train"].labels_M.tolist() == [0, 1, 1]
+    assert names == ("1", "2") and splits["train"].labels_E.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(

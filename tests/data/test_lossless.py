@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from common.data import lossless, subwords
 from common.data.byte_text import load_bytes
+from common.data.lossless_tokenizer import LosslessTokenizer
 from common.errors import UserError
 
 HARD = [
@@ -48,7 +49,7 @@ def trained_json(path: Path, text: np.ndarray) -> Path:
 
 
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece", "tokenizer.json"])
-def tokenizer(request, tmp_path_factory, text) -> lossless.LosslessTokenizer:
+def tokenizer(request, tmp_path_factory, text) -> LosslessTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     kind = request.param
     if kind == "tokenizer.json":

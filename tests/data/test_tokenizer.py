@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from common.atomic import write_atomic
 from common.data import tokenizer as module
-from common.data.cache import fingerprint, write_atomic
+from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
 from common.data.tokenizer import Tokenizer, build_tokenizer
 from common.errors import UserError

@@ -107,8 +107,8 @@ def test_digit_predictions_reproduce_test_metrics(digits, mesh, tmp_path):
     task = Digits(digits, mesh)
     features, labels = task.features("test"), task.splits["test"][1]
     guesses = np.argmax(features @ np.asarray(task.solution()[0]), axis=1)
-    np.testing.assert_array_equal(kept.guesses_M, guesses)
-    np.testing.assert_array_equal(kept.labels_M, labels)
+    np.testing.assert_array_equal(kept.guesses_E, guesses)
+    np.testing.assert_array_equal(kept.labels_E, labels)
     assert summary["seed"] is None
     assert not Digits(digits_of(digits, "warm"), mesh).seedless
 
@@ -125,13 +125,13 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     values = ModelState(abstract_model, {"tables": task.solution()}, {}, mesh)
     found, test = task.predict(values, "test"), task.splits["test"]
-    assert found.weights_M.sum() == len(test) and set(found.weights_M[:-1]) == {64}
+    assert found.weights_E.sum() == len(test) and set(found.weights_E[:-1]) == {64}
     batch = test.gather(np.arange(64, 128))
     logs = jax.nn.log_softmax(
         abstract_model.build(values.trainable, {})(batch["contexts"], task.noise)
     )
     expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
-    assert found.nats_M[1] == pytest.approx(expected, rel=1e-4)
+    assert found.nats_E[1] == pytest.approx(expected, rel=1e-4)
     # Another context length changes the losses but not the test examples, so runs can be compared.
     words.model.context = 1
     other = NextToken(words, mesh)
@@ -140,7 +140,7 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
         ModelState(abstract_model, {"tables": other.solution()}, {}, mesh), "test"
     )
     assert shorter.examples == found.examples
-    assert shorter.nats_M[1] != found.nats_M[1]
+    assert shorter.nats_E[1] != found.nats_E[1]
 
 
 def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, tmp_path):

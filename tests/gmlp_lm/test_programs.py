@@ -30,6 +30,7 @@ from common.train.task import ModelState
 from configs import language
 from gmlp_lm import run
 from gmlp_lm.model import language_model
+from gmlp_lm.train import print_summary
 from tests.programs import call, finish, start
 
 
@@ -55,8 +56,10 @@ def trained(tmp_path_factory, mesh) -> tuple[Path, dict]:
     return workdir, run.fit(small(), workdir, mesh)
 
 
-def test_training_lowers_bits_per_byte(trained):
-    _, summary = trained
+def test_training_lowers_bits_per_byte(trained, capsys):
+    workdir, summary = trained
+    print_summary(summary, workdir)
+    assert f"{summary['tokens_per_second']:,.0f} bytes/s" in capsys.readouterr().out
     first, last = (summary["curve"]["points"][i]["value"] for i in (0, -1))
     assert last < first < 8
     test = summary["test"]
@@ -81,7 +84,7 @@ def test_predictions_hold_the_loss_of_every_test_window(trained):
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
     stride = small().eval.stride
-    assert set(kept.weights_M[:-1]) == {stride} and 0 < kept.weights_M[-1] <= stride
+    assert set(kept.weights_E[:-1]) == {stride} and 0 < kept.weights_E[-1] <= stride
 
 
 def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
@@ -245,22 +248,24 @@ def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
 
 
 @pytest.mark.medium
-def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path):
+def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path, capsys):
     """Bits per byte divide the summed loss by the scored bytes; word perplexity divides it by all words."""
     fields = {"data.tokenizer": "sentencepiece", "data.vocab_size": 500, "train.steps": 10}
     config = small(**fields, **{"data.cache_dir": f"{tmp_path}/cache", "eval.sample": 8})
     workdir = tmp_path / "run"
     summary = run.fit(config, workdir, mesh)
+    print_summary(summary, workdir)
+    assert f"{summary['tokens_per_second']:,.0f} tokens/s" in capsys.readouterr().out
     assert (workdir / "tokenizer.model").is_file()
     kept, test = load_predictions(workdir / PREDICTIONS), summary["test"]
     text = load_bytes(config.data)["test"].tobytes()
-    first = len(text) - int(kept.weights_M.sum(dtype=np.float64))
+    first = len(text) - int(kept.weights_E.sum(dtype=np.float64))
     assert 1 <= first <= 20  # the bytes of the first subword are not scored
-    bits = kept.nats_M.sum() / math.log(2)
+    bits = kept.nats_E.sum() / math.log(2)
     assert test["bits_per_byte"] == pytest.approx(bits / (len(text) - first), rel=1e-6)
-    per_word = math.exp(kept.nats_M.sum() / words(text))
+    per_word = math.exp(kept.nats_E.sum() / words(text))
     assert test["perplexity_per_word"] == pytest.approx(per_word, rel=1e-3)
-    assert kept.words_M.sum() == words(text)
+    assert kept.words_E.sum() == words(text)
     (tmp_path / "text").write_bytes(text)
     said = call("gmlp_lm.evaluate", f"--workdir={workdir}", f"--text={tmp_path}/text")
     assert f"{test['bits_per_byte']:.4f} bits per byte of {len(text) - first:,} bytes" in said
@@ -313,7 +318,7 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
         logits = after(text[max(place - 24, 0) : place].tolist())
         expected -= logits[text[place]] - np.log(np.exp(logits).sum())
     found = WindowLosses(config, tokenizer, mesh)(values, text, 1)
-    assert found.nats_M.sum() == pytest.approx(expected, rel=1e-5)
+    assert found.nats_E.sum() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

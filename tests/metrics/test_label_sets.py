@@ -15,21 +15,21 @@ THRESHOLDS = (0.5, 0.3, 0.6, 0.5)
 def predictions(seed: int = 0) -> LabelSets:
     """Returns predictions whose last class is neither a label nor predicted."""
     generator = np.random.default_rng(seed)
-    labels_MN = (generator.random((50, 4)) < [0.5, 0.3, 0.1, 0]).astype(np.uint8)
-    logits_MN = generator.normal(2.0 * labels_MN - 1, 1.5)
+    labels_EC = (generator.random((50, 4)) < [0.5, 0.3, 0.1, 0]).astype(np.uint8)
+    logits_MN = generator.normal(2.0 * labels_EC - 1, 1.5)
     logits_MN[:, 3] = -9
-    return LabelSets.of_logits("examples", labels_MN, logits_MN, THRESHOLDS, NAMES)
+    return LabelSets.of_logits("examples", labels_EC, logits_MN, THRESHOLDS, NAMES)
 
 
 def test_metrics_of_sets_match_scikit_learn() -> None:
     found = predictions()
-    truth, guessed = found.labels_MN, found.guesses_MN
+    truth, guessed = found.labels_EC, found.guesses_EC
     wanted = {
         f"{average}_f1": 100 * metrics.f1_score(truth, guessed, average=average, zero_division=0)
         for average in ("micro", "macro", "weighted")
     }
     wanted["accuracy"] = 100 * metrics.accuracy_score(truth, guessed)
-    chances = found.probabilities_MN.astype(float)
+    chances = found.probabilities_EC.astype(float)
     wanted["loss"] = np.mean(
         [metrics.log_loss(truth[:, n], chances[:, n], labels=[0, 1]) for n in range(4)]
     )
@@ -40,7 +40,7 @@ def test_metrics_of_sets_match_scikit_learn() -> None:
 def test_class_is_predicted_at_or_above_its_threshold() -> None:
     found = predictions()
     np.testing.assert_array_equal(
-        found.guesses_MN, found.probabilities_MN.astype(float) >= np.array(THRESHOLDS)
+        found.guesses_EC, found.probabilities_EC.astype(float) >= np.array(THRESHOLDS)
     )
 
 
@@ -62,13 +62,13 @@ def test_sets_can_be_resampled() -> None:
 
 def test_one_example_at_its_threshold() -> None:
     """Half is the probability of logit 0 and the threshold of class a."""
-    labels_MN, logits_MN = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
-    found = LabelSets.of_logits("the test", labels_MN, logits_MN, THRESHOLDS, NAMES)
+    labels_EC, logits_MN = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
+    found = LabelSets.of_logits("the test", labels_EC, logits_MN, THRESHOLDS, NAMES)
     assert found.metrics()["weighted_f1"] == 100 and found.examples == "the test"
-    assert (found.probabilities_MN.dtype, found.nats_M.dtype) == (np.float16, np.float32)
+    assert (found.probabilities_EC.dtype, found.nats_E.dtype) == (np.float16, np.float32)
 
 
 def test_classes_of_an_example_are_named() -> None:
-    labels_MN, logits_MN = np.array([[1, 1, 0, 0]]), np.full((1, 4), -9.0)
-    found = LabelSets.of_logits("the test", labels_MN, logits_MN, THRESHOLDS, NAMES)
+    labels_EC, logits_MN = np.array([[1, 1, 0, 0]]), np.full((1, 4), -9.0)
+    found = LabelSets.of_logits("the test", labels_EC, logits_MN, THRESHOLDS, NAMES)
     assert found.describe(0) == {"labels": "a, b", "prediction": "(none)"}

@@ -22,36 +22,36 @@ REFERENCES = ("the cat is on the mat .", "a dog barked", "one", "two men walk in
 def classes(count: int = 200, seed: int = 0) -> Classes:
     generator = np.random.default_rng(seed)
     logs_MN = np.log(generator.dirichlet((1.0, 1.0, 1.0, 0.2), count))
-    labels_M = generator.integers(0, 3, count)  # the fourth class is predicted, but never correct
-    return Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b", "c", "d"))
+    labels_E = generator.integers(0, 3, count)  # the fourth class is predicted, but never correct
+    return Classes.of_log_probabilities("examples", labels_E, logs_MN, ("a", "b", "c", "d"))
 
 
 def translations(lowercase: bool = False, tokenize: str = "13a") -> Translations:
-    nats_M, tokens_M = np.array([3.0, 2.0, 1.0, 4.0]), np.array([7.0, 3.0, 1.0, 6.0])
-    return Translations("texts", HYPOTHESES, REFERENCES, nats_M, tokens_M, lowercase, tokenize)
+    nats_E, tokens_E = np.array([3.0, 2.0, 1.0, 4.0]), np.array([7.0, 3.0, 1.0, 6.0])
+    return Translations("texts", HYPOTHESES, REFERENCES, nats_E, tokens_E, lowercase, tokenize)
 
 
 def losses() -> Losses:
-    nats_M, weights_M = np.array([8.0, 2.0, 0.5]), np.array([4.0, 4.0, 1.0])
-    return Losses("windows", nats_M, weights_M, np.zeros(0), np.array([1, 1, 0]), "byte")
+    nats_E, weights_E = np.array([8.0, 2.0, 0.5]), np.array([4.0, 4.0, 1.0])
+    return Losses("windows", nats_E, weights_E, np.zeros(0), np.array([1, 1, 0]), "byte")
 
 
 def test_classification_metrics_match_scikit_learn():
     made = classes()
     logs_MN = np.log(np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0, 0.2), 200))
-    guesses_M = logs_MN.argmax(1)
+    guesses_E = logs_MN.argmax(1)
     found = made.metrics()
-    assert found["accuracy"] == pytest.approx(100 * accuracy_score(made.labels_M, guesses_M))
-    right = f1_score(made.labels_M, guesses_M, average="weighted", zero_division=0)
+    assert found["accuracy"] == pytest.approx(100 * accuracy_score(made.labels_E, guesses_E))
+    right = f1_score(made.labels_E, guesses_E, average="weighted", zero_division=0)
     assert found["weighted_f1"] == pytest.approx(100 * right)
-    expected = log_loss(made.labels_M, np.exp(logs_MN), labels=range(4))
+    expected = log_loss(made.labels_E, np.exp(logs_MN), labels=range(4))
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_classes_use_small_dtypes():
     made = classes()
     assert made.examples == "examples" and len(made) == 200
-    types = [x.dtype for x in (made.labels_M, made.guesses_M, made.nats_M, made.probabilities_MN)]
+    types = [x.dtype for x in (made.labels_E, made.guesses_E, made.nats_E, made.probabilities_EC)]
     assert types == [np.int32, np.int32, np.float32, np.float16]
 
 
@@ -116,8 +116,24 @@ def test_save_and_load_round_trip(make, tmp_path):
     texts = [name for name in ("names", "hypotheses", "references") if hasattr(made, name)]
     assert all(getattr(found, name) == getattr(made, name) for name in texts)
     assert found.describe(1) == made.describe(1)
-    np.testing.assert_array_equal(found.costs_M, made.costs_M)
+    np.testing.assert_array_equal(found.costs_E, made.costs_E)
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
+
+
+def test_older_file_with_shape_letters_in_its_names_is_read(tmp_path):
+    path, made = tmp_path / "predictions.npz", classes()
+    made.save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    older = {
+        "labels": "labels_M",
+        "guesses": "guesses_M",
+        "nats": "nats_M",
+        "probabilities": "probabilities_MN",
+    }
+    assert set(older) | {"record"} == set(arrays)
+    np.savez(path, **{older.get(name, name): x for name, x in arrays.items()})
+    assert load(path).metrics() == made.metrics()
 
 
 def test_describe_returns_label_and_prediction():
@@ -132,14 +148,14 @@ def test_describe_returns_label_and_prediction():
 def test_translations_without_reference_raise_value_error():
     made = dataclasses.replace(translations(), references=REFERENCES[:3])
     with pytest.raises(ValueError, match="zip"):
-        _ = made.costs_M
+        _ = made.costs_E
 
 
 def test_costs_increase_with_the_error():
-    costs_M = translations().costs_M
-    assert costs_M.argmax() == 2, "the empty translation"
-    assert costs_M[0] == costs_M.min()
-    np.testing.assert_allclose(losses().costs_M, [2.0, 0.5, 0.5])
+    costs_E = translations().costs_E
+    assert costs_E.argmax() == 2, "the empty translation"
+    assert costs_E[0] == costs_E.min()
+    np.testing.assert_allclose(losses().costs_E, [2.0, 0.5, 0.5])
 
 
 def archive(**arrays: np.ndarray) -> bytes:
@@ -151,7 +167,7 @@ def archive(**arrays: np.ndarray) -> bytes:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (archive(nats_M=np.ones(3)), "is damaged: missing or unknown entry 'record'$"),
+        (archive(nats_E=np.ones(3)), "is damaged: missing or unknown entry 'record'$"),
         (
             archive(record=np.frombuffer(b'{"kind": "votes"}', np.uint8)),
             "is damaged: missing or unknown entry 'votes'$",
@@ -171,8 +187,8 @@ def test_damaged_file_raises_one_line_error(content, fault, tmp_path):
 
 def test_arrays_of_different_lengths_raise_user_error(tmp_path):
     path, made = tmp_path / "predictions.npz", classes(10)
-    dataclasses.replace(made, nats_M=made.nats_M[:5]).save(path)
-    with pytest.raises(UserError, match="is damaged: nats_M must have 10 entries"):
+    dataclasses.replace(made, nats_E=made.nats_E[:5]).save(path)
+    with pytest.raises(UserError, match="is damaged: nats_E must have 10 entries"):
         load(path)
     none = np.zeros(0)
     Losses("text", none, none, none, none, "byte").save(path)
@@ -182,15 +198,15 @@ def test_arrays_of_different_lengths_raise_user_error(tmp_path):
 
 def test_nan_raises_user_error(tmp_path):
     path, made = tmp_path / "predictions.npz", classes(10)
-    nats_M = made.nats_M.copy()
-    nats_M[3] = np.nan
-    dataclasses.replace(made, nats_M=nats_M).save(path)
-    with pytest.raises(UserError, match=r"is damaged: NaN in nats_M$"):
+    nats_E = made.nats_E.copy()
+    nats_E[3] = np.nan
+    dataclasses.replace(made, nats_E=nats_E).save(path)
+    with pytest.raises(UserError, match=r"is damaged: NaN in nats_E$"):
         load(path)
     whole = losses()
     lost = np.full(len(whole), np.nan)
-    dataclasses.replace(whole, nats_M=lost, weights_M=lost).save(path)
-    with pytest.raises(UserError, match=r"is damaged: NaN in nats_M, weights_M$"):
+    dataclasses.replace(whole, nats_E=lost, weights_E=lost).save(path)
+    with pytest.raises(UserError, match=r"is damaged: NaN in nats_E, weights_E$"):
         load(path)
 
 
@@ -204,16 +220,16 @@ def test_pickled_file_raises_user_error(tmp_path):
 
 def test_damaged_file_names_each_array_of_the_wrong_length(tmp_path):
     path, whole = tmp_path / "predictions.npz", losses()
-    short = dataclasses.replace(whole, weights_M=np.ones(2), words_M=np.ones(1))
+    short = dataclasses.replace(whole, weights_E=np.ones(2), words_E=np.ones(1))
     short.save(path)
-    with pytest.raises(UserError, match="is damaged: weights_M, words_M must have 3 entries"):
+    with pytest.raises(UserError, match="is damaged: weights_E, words_E must have 3 entries"):
         load(path)
-    dataclasses.replace(whole, weights_M=np.zeros(0)).save(path)
-    with pytest.raises(UserError, match="is damaged: weights_M must have 3 entries"):
+    dataclasses.replace(whole, weights_E=np.zeros(0)).save(path)
+    with pytest.raises(UserError, match="is damaged: weights_E must have 3 entries"):
         load(path)
 
 
 def test_counts_of_hits_and_words_are_optional(tmp_path):
     path, none = tmp_path / "predictions.npz", np.zeros(0)
-    dataclasses.replace(losses(), hits_M=none, words_M=none).save(path)
+    dataclasses.replace(losses(), hits_E=none, words_E=none).save(path)
     assert load(path).metrics().keys() == {"bits_per_byte", "nats_per_byte"}

@@ -84,7 +84,7 @@ def test_number_of_features_is_bounded(monkeypatch) -> None:
 def test_baseline_penalty_is_selected_on_validation() -> None:
     """Inverted validation labels select the strongest penalty, which lowers the test F1."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
-    turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_M)
+    turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_E)
     strict, free = (
         baseline.fit({**splits, "valid": v}, CLASSES) for v in (turned, splits["valid"])
     )
@@ -94,7 +94,7 @@ def test_baseline_penalty_is_selected_on_validation() -> None:
 def test_baseline_selects_on_test_without_validation_split() -> None:
     """In the authors' recipe the test examples replace the validation examples."""
     train, test = texts(60, 0), texts(50, 2)
-    turned = LabelledText(test.texts, 1 - test.labels_M)
+    turned = LabelledText(test.texts, 1 - test.labels_E)
     found = baseline.fit({"train": train, "test": turned}, CLASSES)
     assert f1_of(found) == found.chosen_f1
     again = baseline.fit({"train": train, "test": turned, "valid": turned}, CLASSES)
@@ -106,7 +106,7 @@ def test_baseline_selects_on_test_without_validation_split() -> None:
 def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
     """Covers exact and stochastic regression, with two and three classes. The reference is predict_proba."""
     train = texts(60, 0)
-    labels_E = np.arange(60) % 3 if len(names) == 3 else train.labels_M
+    labels_E = np.arange(60) % 3 if len(names) == 3 else train.labels_E
     lines = [text for (text,) in train.texts]
     features, rows = tf_idf.fit_features(lines)
     fitted = baseline.regression(rows, labels_E, 10.0, solve, np.ones(60))
@@ -135,9 +135,9 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
     monkeypatch.setattr(baseline, "SAMPLE", 100)
     seen, fitted = [], baseline.regression
 
-    def regression(rows, labels_M, penalty, solve, weights_E):
+    def regression(rows, labels_E, penalty, solve, weights_E):
         seen.append((rows.shape[0], solve))
-        return fitted(rows, labels_M, penalty, solve, weights_E)
+        return fitted(rows, labels_E, penalty, solve, weights_E)
 
     monkeypatch.setattr(baseline, "regression", regression)
     found = baseline.fit(splits, CLASSES)
@@ -145,14 +145,14 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
     assert "chosen with 100 of the 400 training texts" in found.notes[1]
     assert f1_of(found) == 100
     again = baseline.fit(splits, CLASSES)
-    np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
+    np.testing.assert_array_equal(again.predictions.nats_E, found.predictions.nats_E)
 
 
 def test_penalty_of_large_sorted_data_is_chosen_on_all_classes(monkeypatch) -> None:
     """The training texts are sorted by class. A sample of the first texts would have a single class."""
     train = texts(400, 0)
-    order = np.argsort(train.labels_M, kind="stable")
-    train = LabelledText([train.texts[i] for i in order], train.labels_M[order])
+    order = np.argsort(train.labels_E, kind="stable")
+    train = LabelledText([train.texts[i] for i in order], train.labels_E[order])
     monkeypatch.setattr(baseline, "SOLVED", 0)
     monkeypatch.setattr(baseline, "SAMPLE", 100)
     splits = {"train": train, "valid": texts(50, 1), "test": texts(50, 2)}
@@ -168,8 +168,8 @@ def test_single_class_training_data_raises_error() -> None:
 def test_unseen_class_gets_minimum_probability() -> None:
     train, test = texts(60, 0), LabelledText([("not good a",), ("b",)], np.int32([0, 2]))
     predictions = baseline.fit({"train": train, "test": test}, (*CLASSES, "third")).predictions
-    assert predictions.nats_M[1] == pytest.approx(-np.log(baseline.LEAST_CHANCE), rel=1e-3)
-    assert 2 not in predictions.guesses_M
+    assert predictions.nats_E[1] == pytest.approx(-np.log(baseline.LEAST_CHANCE), rel=1e-3)
+    assert 2 not in predictions.guesses_E
 
 
 def test_baseline_run_has_no_seed(tmp_path) -> None:

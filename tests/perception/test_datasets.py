@@ -151,4 +151,4 @@ def test_real_files_have_expected_number_of_examples(name):
     splits, classes = datasets.load(config(dataset=name, **{"data.source": f"files:{folder}"}))
     assert (len(splits["train"]), len(splits["test"])) == COMPLETE[name]
     assert len(classes) == DATASETS[name].classes
-    assert set(splits["train"].labels_M.tolist()) == set(range(len(classes)))
+    assert set(splits["train"].labels_E.tolist()) == set(range(len(classes)))

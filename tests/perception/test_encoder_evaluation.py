@@ -73,19 +73,19 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
 
 def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
     """Runs of different quality have equal differences if each format changes the same examples."""
-    labels_M = np.arange(400) % 2
+    labels_E = np.arange(400) % 2
     found = {"float32": (0, 40), "bfloat16": (0, 40), "4bit": (60, 100)}
 
     def quantize(run: Path, mesh: object, examples: object) -> list:
         seed = int(run.name)
         kinds = []
         for kind, wrong in found.items():
-            guesses_M = labels_M.copy()
+            guesses_E = labels_E.copy()
             # The first 40 or 100 examples are wrong, and `seed` more at the end.
-            guesses_M[: wrong[1]] ^= 1
-            guesses_M[len(labels_M) - 20 * seed :] ^= 1
-            logs_MN = np.log(np.where(guesses_M[:, None] == np.arange(2), 0.9, 0.1))
-            predicted = Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b"))
+            guesses_E[: wrong[1]] ^= 1
+            guesses_E[len(labels_E) - 20 * seed :] ^= 1
+            logs_MN = np.log(np.where(guesses_E[:, None] == np.arange(2), 0.9, 0.1))
+            predicted = Classes.of_log_probabilities("examples", labels_E, logs_MN, ("a", "b"))
             kinds.append((kind, (32.0, 1.0, 0.0), predicted))
         return kinds
 

@@ -352,7 +352,7 @@ def test_written_splits_are_read_by_training(tmp_path) -> None:
     read, classes = load_labelled(ConfigDict(data))
     assert classes == ("1", "3", "5")
     for split, some in found.splits.items():
-        assert [classes[k] for k in read[split].labels_M] == [e.label for e in some]
+        assert [classes[k] for k in read[split].labels_E] == [e.label for e in some]
         assert [text for (text,) in read[split].texts] == [e.text for e in some]
 
 

@@ -108,7 +108,7 @@ def test_thresholds_maximise_f1_of_each_class() -> None:
 
 def test_head_solves_a_regression_for_each_class() -> None:
     generator = np.random.default_rng(0)
-    labels_EC = split(60).labels_M
+    labels_EC = split(60).labels_E
     labels_EC[:, 2] = 0
     rows_EM = generator.normal(size=(60, 2)) + labels_EC[:, :2]
     rows_EM = (rows_EM - rows_EM.mean(0)) / rows_EM.std(0)
@@ -123,7 +123,7 @@ def test_head_solves_a_regression_for_each_class() -> None:
 
 
 def test_draw_has_examples_of_each_class() -> None:
-    found = draw(split(80), 4, 1).labels_M
+    found = draw(split(80), 4, 1).labels_E
     assert (found.sum(0) >= 4).all() and (~found.any(1)).sum() == 4 and len(found) <= 16
 
 
@@ -199,7 +199,7 @@ def test_baseline_predicts_sets(tmp_path) -> None:
     again = baseline.Model.load(tmp_path / "model.npz")
     assert again.thresholds == found.predictions.thresholds
     texts = [text for (text,) in splits()["test"].texts]
-    chances_EC = found.predictions.probabilities_MN.astype(float)
+    chances_EC = found.predictions.probabilities_EC.astype(float)
     np.testing.assert_allclose(again.probabilities(texts), chances_EC, atol=1e-3)
 
 
@@ -207,11 +207,11 @@ def test_thresholds_of_the_baseline_do_not_depend_on_the_test() -> None:
     """Changed test labels do not change thresholds or predictions. Changed validation labels change the thresholds."""
     given = splits()
     found = baseline.fit(given, NAMES).predictions
-    turned = LabelledText(given["test"].texts, 1 - given["test"].labels_M)
+    turned = LabelledText(given["test"].texts, 1 - given["test"].labels_E)
     other = baseline.fit({**given, "test": turned}, NAMES).predictions
     assert other.thresholds == found.thresholds
-    np.testing.assert_array_equal(other.guesses_MN, found.guesses_MN)
-    turned = LabelledText(given["valid"].texts, 1 - given["valid"].labels_M)
+    np.testing.assert_array_equal(other.guesses_EC, found.guesses_EC)
+    turned = LabelledText(given["valid"].texts, 1 - given["valid"].labels_E)
     assert (
         baseline.fit({**given, "valid": turned}, NAMES).predictions.thresholds != found.thresholds
     )
@@ -239,15 +239,15 @@ def test_thresholds_of_a_run_do_not_depend_on_the_test(make, mesh, trained) -> N
     kept = load_predictions(trained / "predictions.npz")
     found = loading.load(trained, mesh)
     _, task = run.prepare(found.config, mesh)
-    given, wanted = task.splits["test"], task.splits["valid"].labels_M
+    given, wanted = task.splits["test"], task.splits["valid"].labels_E
     tokens = found.tokenizer.encode([t for (t,) in task.splits["valid"].texts], 16)
     valid_EC = found.probabilities_of([[ids] for ids in tokens])
     assert kept.thresholds == pytest.approx(choose_thresholds(wanted, valid_EC), abs=1e-4)
-    task.splits["test"] = LabelledText(given.texts, 1 - given.labels_M)
+    task.splits["test"] = LabelledText(given.texts, 1 - given.labels_E)
     turned = task.predict(found.values, "test")
     assert turned.thresholds == pytest.approx(kept.thresholds)
-    np.testing.assert_array_equal(turned.guesses_MN, kept.guesses_MN)
-    np.testing.assert_array_equal(kept.labels_MN, given.labels_M)
+    np.testing.assert_array_equal(turned.guesses_EC, kept.guesses_EC)
+    np.testing.assert_array_equal(kept.labels_EC, given.labels_E)
 
 
 @pytest.mark.medium
@@ -324,12 +324,12 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
     with (tmp_path / "worth.csv").open() as file:
         row, head = csv.DictReader(file)
     found = runs["tf_idf"][0].predictions()
-    truth, chances = found.labels_MN, found.probabilities_MN.astype(float)
+    truth, chances = found.labels_EC, found.probabilities_EC.astype(float)
     wanted = {
-        "micro F1": f1_score(truth, found.guesses_MN, average="micro"),
-        "macro F1": f1_score(truth, found.guesses_MN, average="macro"),
+        "micro F1": f1_score(truth, found.guesses_EC, average="micro"),
+        "macro F1": f1_score(truth, found.guesses_EC, average="macro"),
         "average precision": average_precision_score(truth, chances, average="macro"),
-        "exact match": (truth == found.guesses_MN).all(1).mean(),
+        "exact match": (truth == found.guesses_EC).all(1).mean(),
     }
     for name, value in wanted.items():
         assert float(row[name]) == pytest.approx(100 * value, abs=0.006), name

@@ -47,7 +47,7 @@ def test_balanced_loss_weighs_each_example_by_its_class(tasks) -> None:
     assert "weights" not in bare and batch.keys() == bare.keys() | {"weights"}
     labels_B, classes = batch["labels"], len(balanced.classes)
     logits_BC = np.random.default_rng(0).normal(size=(len(labels_B), classes)).astype(np.float32)
-    labels_E = balanced.splits["train"].labels_M
+    labels_E = balanced.splits["train"].labels_E
     weight_C = len(labels_E) / (classes * np.bincount(labels_E))
     assert weight_C.std() > 0.01
 
@@ -129,9 +129,9 @@ def test_balance_finds_the_rare_class(tmp_path) -> None:
 
     def guesses(balance: bool) -> np.ndarray:
         config.data.balance = balance
-        return baseline.fit(splits, ("no", "yes"), balance).predictions.guesses_M
+        return baseline.fit(splits, ("no", "yes"), balance).predictions.guesses_E
 
-    truth = splits["test"].labels_M
+    truth = splits["test"].labels_E
     assert guesses(True)[truth == 1].mean() > 0.6 > 0.3 > guesses(False)[truth == 1].mean()
     for balance in (True, False):
         config.data.balance = balance

@@ -158,7 +158,7 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
     splits, _ = datasets.load(found.config)
     windows, firsts, _ = found.encode_pairs(splits["test"].texts)
     chances_EC = found.probabilities_of(windows, 8, firsts)
-    kept = np.load(trained / "predictions.npz")["probabilities_MN"]
+    kept = np.load(trained / "predictions.npz")["probabilities"]
     np.testing.assert_allclose(chances_EC, kept, atol=2e-3)
     assert abs(found.probabilities_of(windows, 8) - chances_EC).max() > 1e-5
     _, task = run.prepare(found.config, mesh)
@@ -174,9 +174,9 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
 @pytest.mark.medium
 def test_own_encoder_of_a_run_on_pairs_gives_its_test_result(trained, mesh) -> None:
     evaluation = EncoderEvaluation(trained, mesh)
-    kept = np.load(trained / "predictions.npz")["probabilities_MN"]
+    kept = np.load(trained / "predictions.npz")["probabilities"]
     found = evaluation(evaluation.encoder, "test")
-    np.testing.assert_allclose(found.probabilities_MN, kept, atol=2e-3)
+    np.testing.assert_allclose(found.probabilities_EC, kept, atol=2e-3)
 
 
 @pytest.mark.medium

@@ -24,13 +24,13 @@ CHROMIUM = next(
 def predictions(classes: int = 3, examples: int = 60, names: tuple[str, ...] = ()) -> Classes:
     """Returns random predictions; every fifth one is wrong."""
     generator = np.random.default_rng(0)
-    labels_M = np.arange(examples) % classes
-    guesses_M = np.where(np.arange(examples) % 5, labels_M, (labels_M + 1) % classes)
+    labels_E = np.arange(examples) % classes
+    guesses_E = np.where(np.arange(examples) % 5, labels_E, (labels_E + 1) % classes)
     chance_M = generator.uniform(0.5, 0.99, examples)
     chances_MN = np.repeat((1 - chance_M)[:, None] / (classes - 1), classes, 1)
-    chances_MN[np.arange(examples), guesses_M] = chance_M
+    chances_MN[np.arange(examples), guesses_E] = chance_M
     names = names or tuple(f"class {i}" for i in range(classes))
-    return Classes.of_log_probabilities("test", labels_M, np.log(chances_MN), names)
+    return Classes.of_log_probabilities("test", labels_E, np.log(chances_MN), names)
 
 
 def report(found: Classes, text: str = "some words") -> Report:
@@ -110,24 +110,24 @@ def test_errors_are_sorted_by_confidence(tmp_path) -> None:
     start = made.texts.index("Most confident errors")
     shown = [int(t.removeprefix("some words ")) for t in made.texts[start:] if t.startswith("some words ")
              and " line " not in t]  # fmt: skip
-    wrong = np.flatnonzero(found.labels_M != found.guesses_M)
-    confidence = found.probabilities_MN.max(1)[wrong]
+    wrong = np.flatnonzero(found.labels_E != found.guesses_E)
+    confidence = found.probabilities_EC.max(1)[wrong]
     assert shown == wrong[np.argsort(-confidence, kind="stable")][:20].tolist()
 
 
 def test_perfect_classifier_has_no_errors(tmp_path) -> None:
-    labels_M = np.arange(20) % 2
-    logs_MN = np.log(np.where(np.eye(2)[labels_M] == 1, 0.9, 0.1))
-    found = Classes.of_log_probabilities("test", labels_M, logs_MN, ("no", "yes"))
+    labels_E = np.arange(20) % 2
+    logs_MN = np.log(np.where(np.eye(2)[labels_E] == 1, 0.9, 0.1))
+    found = Classes.of_log_probabilities("test", labels_E, logs_MN, ("no", "yes"))
     made = page(tmp_path / "report.html", report(found))
     assert "No test example is classified wrongly." in made.texts
 
 
 def test_scores_of_classes(tmp_path) -> None:
     """For class a, 2 of 3 examples are found and 1 prediction is wrong. Class c is never predicted."""
-    labels_M, guesses_M = np.int32([0, 0, 0, 1, 2]), np.int32([0, 0, 1, 0, 1])
-    logs_MN = np.log(np.where(np.eye(3)[guesses_M] == 1, 0.8, 0.1))
-    found = Classes.of_log_probabilities("test", labels_M, logs_MN, ("a", "b", "c"))
+    labels_E, guesses_E = np.int32([0, 0, 0, 1, 2]), np.int32([0, 0, 1, 0, 1])
+    logs_MN = np.log(np.where(np.eye(3)[guesses_E] == 1, 0.8, 0.1))
+    found = Classes.of_log_probabilities("test", labels_E, logs_MN, ("a", "b", "c"))
     made = page(tmp_path / "report.html", report(found))
     start = made.texts.index("test examples")
     assert made.texts[start + 1 : start + 16] == [
@@ -160,9 +160,9 @@ def test_calibration_error_of_known_bins() -> None:
     """Ten examples at 0.95 with nine hits, ten at 0.65 with four hits: the error is (5 + 25) / 2 points."""
     chance_M = np.repeat([0.95, 0.65], 10)
     right_M = np.r_[np.arange(10) < 9, np.arange(10) < 4]
-    labels_M = np.where(right_M, 0, 1)
+    labels_E = np.where(right_M, 0, 1)
     logs_MN = np.log(np.stack([chance_M, 1 - chance_M], 1))
-    points, error = calibration(Classes.of_log_probabilities("test", labels_M, logs_MN, ("a", "b")))
+    points, error = calibration(Classes.of_log_probabilities("test", labels_E, logs_MN, ("a", "b")))
     np.testing.assert_allclose(points, [(65, 40), (95, 90)], atol=0.05)
     assert error == pytest.approx(15, abs=0.05)
 

@@ -29,9 +29,9 @@ def test_draw_takes_examples_of_each_class() -> None:
     """From a class with fewer examples, all are drawn. Texts keep their labels. Another seed draws other examples."""
     whole = split(50, 30, 3)
     found = draw(whole, 8, 1)
-    assert np.bincount(found.labels_M).tolist() == [8, 8, 3]
-    assert set(zip(found.texts, found.labels_M, strict=True)) <= set(
-        zip(whole.texts, whole.labels_M, strict=True)
+    assert np.bincount(found.labels_E).tolist() == [8, 8, 3]
+    assert set(zip(found.texts, found.labels_E, strict=True)) <= set(
+        zip(whole.texts, whole.labels_E, strict=True)
     )
     assert draw(whole, 8, 1).fingerprint == found.fingerprint != draw(whole, 8, 2).fingerprint
 
@@ -91,12 +91,12 @@ def test_interval_over_draws_covers_the_mean() -> None:
     """
     generator, inside, repeats = np.random.default_rng(0), 0, 60
     for _ in range(repeats):
-        labels_M = np.arange(400) % 2
+        labels_E = np.arange(400) % 2
         predicted = []
         for quality in generator.normal(0.8, 0.04, size=5):
-            guesses_M = np.where(generator.random(400) < quality, labels_M, 1 - labels_M)
-            logs_MN = np.log(np.where(np.eye(2)[guesses_M] == 1, 0.9, 0.1))
-            predicted.append(Classes.of_log_probabilities("x", labels_M, logs_MN, ("no", "yes")))
+            guesses_E = np.where(generator.random(400) < quality, labels_E, 1 - labels_E)
+            logs_MN = np.log(np.where(np.eye(2)[guesses_E] == 1, 0.9, 0.1))
+            predicted.append(Classes.of_log_probabilities("x", labels_E, logs_MN, ("no", "yes")))
         low, high = draws_interval(predicted)
         inside += low < 80 < high
     assert inside / repeats == pytest.approx(CONFIDENCE, abs=0.06)

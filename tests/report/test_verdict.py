@@ -454,10 +454,10 @@ def test_seedless_runs_have_only_example_noise():
 
 
 def test_resamples_are_deterministic_and_shared():
-    nats_M = np.arange(30.0)
+    nats_E = np.arange(30.0)
     one, other = (
         Losses("w", x, np.ones(30), np.zeros(0), np.zeros(0), "token")
-        for x in (nats_M, 30 - nats_M)
+        for x in (nats_E, 30 - nats_E)
     )
     first, second = resample([one, other], 250)
     assert first["loss"].shape == (250,)
@@ -484,18 +484,18 @@ def test_negative_margins_raise_user_errors():
 
 def test_resamples_include_every_example():
     for number in (0, 9):
-        nats_M = (np.arange(10) == number).astype(float)
-        one = Losses("w", nats_M, np.ones(10), np.zeros(0), np.zeros(0), "token")
+        nats_E = (np.arange(10) == number).astype(float)
+        one = Losses("w", nats_E, np.ones(10), np.zeros(0), np.zeros(0), "token")
         (found,) = resample([one])
         assert found["loss"].mean() == pytest.approx(0.1, rel=0.1)
 
 
 def test_bootstrap_deviation_is_the_standard_error_of_the_mean():
-    nats_M = np.random.default_rng(0).gamma(2.0, size=400)
-    one = Losses("w", nats_M, np.ones(400), np.zeros(0), np.zeros(0), "token")
+    nats_E = np.random.default_rng(0).gamma(2.0, size=400)
+    one = Losses("w", nats_E, np.ones(400), np.zeros(0), np.zeros(0), "token")
     (found,) = resample([one])
-    assert found["loss"].std() == pytest.approx(nats_M.std() / 20, rel=0.1)
-    assert found["loss"].mean() == pytest.approx(nats_M.mean(), rel=0.01)
+    assert found["loss"].std() == pytest.approx(nats_E.std() / 20, rel=0.1)
+    assert found["loss"].mean() == pytest.approx(nats_E.mean(), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -549,10 +549,10 @@ def test_run_in_both_groups_raises_user_error(tmp_path):
         check_runs([one], [two, again])
 
 
-def translated(tokens_M, seed: int) -> Run:
-    """Returns a run whose references have `tokens_M` tokens."""
-    texts, tokens_M = ("a b c d e", "f g h i j"), np.array(tokens_M, float)
-    return kept(Translations("test", texts, texts, tokens_M / 2, tokens_M, False, "13a"), seed=seed)
+def translated(tokens_E, seed: int) -> Run:
+    """Returns a run whose references have `tokens_E` tokens."""
+    texts, tokens_E = ("a b c d e", "f g h i j"), np.array(tokens_E, float)
+    return kept(Translations("test", texts, texts, tokens_E / 2, tokens_E, False, "13a"), seed=seed)
 
 
 def test_losses_per_token_need_equal_vocabularies():
@@ -569,8 +569,8 @@ def test_byte_losses_ignore_the_number_of_bytes_per_window():
     """Bits per byte do not depend on the vocabulary, unlike nats per token."""
     none = np.zeros(0)
     runs = [
-        kept(Losses("text", np.array([8.0, 2.0]), weights_M, none, none, "byte"), seed=seed)
-        for seed, weights_M in enumerate((np.array([4.0, 4.0]), np.array([5.0, 3.0])))
+        kept(Losses("text", np.array([8.0, 2.0]), weights_E, none, none, "byte"), seed=seed)
+        for seed, weights_E in enumerate((np.array([4.0, 4.0]), np.array([5.0, 3.0])))
     ]
     metrics = [one.metric for one in compare(runs[:1], runs[1:], axes=())]
     assert metrics == ["bits_per_byte", "nats_per_byte", "best valid bleu"]

@@ -179,7 +179,7 @@ def test_losses_per_token_need_equal_vocabularies(tmp_path, report):
     for seed in (1, 2, 3):
         made = translations(40, seed)
         keep(tmp_path / "a" / f"s{seed}", made, seed=seed)
-        other = replace(made, tokens_M=2 * made.tokens_M)
+        other = replace(made, tokens_E=2 * made.tokens_E)
         keep(tmp_path / "b" / f"s{seed}", other, seed=seed, reservoir="ffn")
     report("a", "b")
     found = verdicts(tmp_path)

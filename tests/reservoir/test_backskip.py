@@ -376,11 +376,12 @@ def test_invalid_fields_are_rejected(make_config):
 def test_runs_that_never_skip_are_rejected_and_zero_rewards_warn(make_config, capsys):
     config = make_config("ffn")
     config.model.backskip.update({"estimator": "policy", "reward": "signed"})
-    config.train.steps, config.optimizer.warmup_steps = 100, 99
+    config.train.steps, config.optimizer.warmup_steps = 100, 98
     validate_steps(config)
     assert "reward=signed, the paper's reward, is 0 up to rounding" in capsys.readouterr().err
-    config.model.norm, config.optimizer.warmup_steps = "post", 100
-    with pytest.raises(UserError, match="never skips: 100 steps of warm-up"):
+    config.model.norm, config.optimizer.warmup_steps = "post", 99
+    assert not skips(config, 99)  # one step after the warm-up
+    with pytest.raises(UserError, match="never skips: 99 steps of warm-up"):
         validate_steps(config)
     assert not capsys.readouterr().err
 

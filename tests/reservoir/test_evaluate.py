@@ -76,7 +76,7 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
         raise UserError("the model is not loaded in this test")
 
     monkeypatch.setattr(loading, "load_run", load_run)
-    monkeypatch.setattr(loading, "read_run", lambda *options: make_config("ffn"))
+    monkeypatch.setattr(loading, "read_config", lambda *names, **options: make_config("ffn"))
     monkeypatch.setattr(loading, "load_tokenizers", lambda workdir: ())
     for given in ("", "--average=1", "--average=2", "--average_best=3"):
         with pytest.raises(UserError, match="the model is not loaded"):

@@ -246,7 +246,10 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
 
     assert "--config.pretrained is empty" in told("")
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
-    assert "is a run of the task classification, not masked_lm" in told(kept[0])
+    assert (
+        "is a run of reservoir with the task classification, not of reservoir with the task masked_lm"
+        in told(kept[0])
+    )
     assert "has no frozen reservoirs to tune" in told(plain, reservoirs="tune")
     assert "--config.lora.rank must be at least 0" in told(reservoirs, **{"lora.rank": -1})
     tuned = {"lora.rank": 2, "reservoirs": "tune"}
@@ -279,5 +282,7 @@ def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, 
 def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
     for workdir, task in ((kept[0], "classification"), (reservoirs, "masked_lm")):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
-        with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):
+        with pytest.raises(
+            UserError, match=f"is a run of reservoir with the task {task}, not of reservoir"
+        ):
             evaluate.main()

@@ -17,7 +17,7 @@ from common.sharding import make_mesh
 from configs import masked
 from reservoir import run
 from reservoir.encoder import masked_lm
-from reservoir.kinds import RESERVOIRS
+from reservoir.kinds import RESERVOIRS, find, fixed_length
 from reservoir.model import translator, validate, with_defaults
 from reservoir.skipping import skips
 from tests.model import helpers
@@ -268,3 +268,10 @@ def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
         meta = tmp_path / name / "checkpoints" / "latest" / "6" / "meta" / "metadata"
         sums.append(json.loads(meta.read_text())["checksum"])
     assert sums[0] == sums[1]
+
+
+def test_no_kind_is_found_for_none(make_config):
+    assert find("none") is None
+    assert not fixed_length(make_config("none"))
+    with pytest.raises(UserError, match=r"choose one of none, transformer, .* did you mean ffn"):
+        find("fnn")

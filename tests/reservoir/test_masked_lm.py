@@ -186,7 +186,7 @@ def test_predictions_keep_the_loss_of_every_test_row(trained, task):
     workdir, summary = trained
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
-    assert len(kept) == len(task.splits["test"]) and (kept.hits_M <= kept.weights_M).all()
+    assert len(kept) == len(task.splits["test"]) and (kept.hits_E <= kept.weights_E).all()
 
 
 def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):

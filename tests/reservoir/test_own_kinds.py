@@ -1,5 +1,6 @@
 """Kinds of reservoir and placements from a module outside the project."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,14 +11,17 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import freezing
+from common import compare, experiments, freezing
+from common.config import override_all
 from common.errors import UserError
 from common.model import transformer
 from common.model.block import Sublayer
 from common.model.linear import Linear
+from configs import translation
 from reservoir.kinds import Kind
 from reservoir.layers import layers_of
 from reservoir.model import validate
+from reservoir.options import add
 from reservoir.parallel_text import load_parallel
 from tests.model import helpers
 from tests.programs import ROOT, call
@@ -25,11 +29,43 @@ from tests.programs import ROOT, call
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 OWN = "my_package.kinds:my_kind"
+SPREAD = "my_package.placements:spread"
 
 MODULE = """
+from configs import translation
+from reservoir.kinds import Kind
 from tests.reservoir.test_own_kinds import NoCache, NoInitializer, kind_of
 
+
+def reads_gain(model, layer, causal, *, rngs):
+    return NoCache(model.width * model.gain, rngs=rngs)
+
+
+def lacks_width(model, layer, causal, *, rngs):
+    return NoCache(rngs=rngs)
+
+
 no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
+undeclared, no_argument = Kind(reads_gain, "undeclared"), Kind(lacks_width, "no argument")
+no_option = Kind(reads_gain, "no option", options={"gain": 2})
+bad_check = Kind(reads_gain, "bad check", check=lambda model: model.width + "4")
+"""
+
+PLACEMENTS = """
+
+def ends(layers, reservoirs):
+    return 0, layers - 1
+
+
+def no_default(layers, reservoirs, *, gap):
+    return range(reservoirs)
+
+
+def fails(layers, reservoirs):
+    return [0][reservoirs]
+
+
+number = 3
 """
 
 
@@ -64,7 +100,7 @@ def kind_of(layer: type) -> Kind:
 def own_package(tmp_path, monkeypatch) -> Path:
     """Returns an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
     text = (ROOT / "reservoir/README.md").read_text()
-    kind, corpus, *_ = re.findall(
+    kind, placements, corpus, *_ = re.findall(
         r"```python\n(.*?)```", text, re.DOTALL
     )  # the rest trains a model
     package = tmp_path / "my_package"
@@ -74,9 +110,7 @@ def own_package(tmp_path, monkeypatch) -> Path:
     (package / "texts.py").write_text(corpus)
     (package / "incomplete.py").write_text(MODULE)
     (package / "broken.py").write_text("1 / 0\n")
-    (package / "placements.py").write_text(
-        "def ends(layers, reservoirs):\n    return 0, layers - 1\n"
-    )
+    (package / "placements.py").write_text(placements + PLACEMENTS)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
@@ -133,6 +167,18 @@ def test_options_of_a_users_kind(make_config, own_package):
         ),
         ("my_package.incomplete:number", {}, "is a int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
+        (
+            "my_package.incomplete:undeclared",
+            {},
+            "reads_gain .* reads model.gain, but the kind declares no option gain",
+        ),
+        (
+            "my_package.incomplete:no_argument",
+            {},
+            r"TypeError in lacks_width .*incomplete.py, line 1\d\): .* argument: 'width'",
+        ),
+        ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
+        ("my_package.incomplete:bad_check", {}, "TypeError in <lambda> .*unsupported operand"),
         ("my_package.broken:kind", {}, "ZeroDivisionError: division by zero"),
         ("nowhere.kinds:kind", {}, "No module named 'nowhere'"),
     ],
@@ -140,6 +186,98 @@ def test_options_of_a_users_kind(make_config, own_package):
 def test_incomplete_own_kinds_are_rejected(make_config, own_package, name, fields, message):
     with pytest.raises(UserError, match=rf"--config.model.reservoir={name}.*{message}"):
         validate(make_config(name, **{"reservoirs": 1, **fields}).model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ([f"model.reservoir={OWN}"], {"feature_scale": 1.0}),
+        (["model.feature_scale=2", f"model.reservoir={OWN}"], {"feature_scale": 2.0}),
+        ([f"model.placement={SPREAD}"], {"gap": 3}),
+        (["model.gap=2", f"model.decoder_placement={SPREAD}"], {"gap": 2}),
+        (["model.kernel=3", "model.reservoir=cnn"], {"kernel": 3}),
+    ],
+)
+def test_options_are_fields_of_the_command_line(own_package, fields, expected):
+    config = translation.tiny(translation.iwslt("ffn"))
+    override_all(config, [f"--config.{field}" for field in fields])
+    add(config.model)
+    found = {name: config.model[name] for name in expected}
+    assert found == expected
+    assert list(map(type, found.values())) == list(map(type, expected.values()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["model.feature_scale=2"], "unknown option --config.model.feature_scale"),
+        (["model.feature_scal=2", f"model.reservoir={OWN}"], "did you mean model.feature_scale?"),
+        (["model.feature_scale=x", f"model.reservoir={OWN}"], "feature_scale must be a number"),
+        (["model.gap=1.5", f"model.placement={SPREAD}"], "gap must be a whole number"),
+        (["model.gap=1", "model.placement=my_package.placements:number"], "is not a function"),
+        (["model.gap=1", "model.placement=my_package.placements:no_default"], "gap .* a default"),
+    ],
+)
+def test_wrong_options_are_rejected(own_package, fields, message):
+    config = translation.tiny(translation.iwslt("ffn"))
+    with pytest.raises(UserError, match=message):
+        override_all(config, [f"--config.{field}" for field in fields])
+
+
+def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
+    """A run is reused although `prepare` adds options to its configuration."""
+    cases = compare.parse_cases(
+        [
+            ["own", "model.feature_scale=2", f"model.reservoir={OWN}"],
+            ["b", f"model.reservoir={OWN}"],
+        ]
+    )
+    spec = "configs/iwslt_ffn_res.py:tiny"
+    suite = compare.Cases("", 1, [], own_package / "out", None, spec=spec, overrides=cases)
+    config = suite.configuration("own", 1)
+    assert config.model.feature_scale == 2.0
+    assert experiments._set(config, {"model.feature_scale": "3"}).model.feature_scale == 3.0
+
+    def fit(jobs, mesh, turns):
+        (job,) = jobs
+        (job.workdir / "checkpoints/best/1").mkdir(parents=True)
+        (job.workdir / "summary.json").write_text('{"test": {"bleu": 1.0}}')
+        return [{}]
+
+    def prepare(self, config):
+        add(config.model)
+        return config, None
+
+    monkeypatch.setattr(compare.Cases, "prepare", prepare)
+    monkeypatch.setattr(experiments.turns, "fit_in_turns", fit)
+    suite.train({"run": suite.configuration("b", 1)})
+    assert suite._kept("run", suite.configuration("b", 1))
+
+
+@pytest.mark.parametrize("option", ["feature_scale=2.0", "gap=2"])
+def test_commands_of_the_readme_train_with_options(own_package, option):
+    """The run records the option, so that it resumes, and its model translates."""
+    text = (ROOT / "reservoir/README.md").read_text()
+    (command,) = re.findall(rf"    python -m (reservoir.train .*--config.model.{option})\n", text)
+    sizes = ("width=16", "hidden=24", "heads=2", "decoder_layers=1")
+    program, *arguments = [*command.split(), *(f"--config.model.{size}" for size in sizes)]
+    arguments += [
+        "--config.eval.steps=1",
+        "--config.checkpoint.steps=1",
+        "--config.wandb.mode=disabled",
+    ]
+    run = f"--workdir={own_package / 'run'}"
+    for steps in (1, 2):
+        call(program, *arguments, f"--config.train.steps={steps}", run)
+    name, _, value = option.partition("=")
+    saved = json.loads((own_package / "run" / "config.json").read_text())
+    assert saved["model"][name] == float(value)
+    (own_package / "text").write_text("Mein Haus.\n")
+    output = own_package / "translation"
+    call("reservoir.translate", run, f"--input={own_package / 'text'}", f"--output={output}")
+    assert len(output.read_text().splitlines()) == 1
+    refused = call(program, *arguments, f"--config.model.{name}=1", run, code=2)
+    assert f"model.{name} (saved" in refused
 
 
 def test_own_kind_without_an_initializer_fails_at_start(own_package):
@@ -160,7 +298,11 @@ def test_own_placement(make_config, own_package):
     assert {name.split("/")[2] for name in frozen} == {"0", "2"}
     for fields, message in (
         ({"placement": own, "reservoirs": 1}, r"returned \(0, 2\); it must return 1 different"),
-        ({"decoder_placement": "nowhere:f"}, "decoder_placement: .*No module named 'nowhere'"),
+        ({"placement": "my_package.placements:fails"}, "placement: .*:fails: IndexError: list"),
+        (
+            {"decoder_placement": "nowhere:f"},
+            "decoder_placement=nowhere:f: .*No module named 'nowhere'",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config("ffn", **fields).model)

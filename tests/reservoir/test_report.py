@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from reservoir.layers import layers_of
 from reservoir.report import print_summary
 
 
@@ -24,7 +25,29 @@ def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, con
         "steps": 1,
         "train_seconds": 1.0,
         "tokens_per_second": 1.0,
+        "unit": "masked tokens",
         "device": "1 x cpu",
     }
     print_summary(summary, Path("runs/mlm"))
-    assert f"--config={config} --config.pretrained=runs/mlm\n" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"--config={config} --config.pretrained=runs/mlm\n" in output
+    assert "1 masked tokens/s" in output
+
+
+@pytest.mark.parametrize(
+    ("model", "tuning", "expected"),
+    [
+        ({"reservoir": "none"}, {"lora": {"rank": 8}}, "transformer, LoRA, 12 of 12"),
+        ({"reservoir": "ffn", "reservoirs": 4}, {"lora": {"rank": 8}}, "FFN, LoRA, 12 of 12"),
+        ({"reservoir": "ffn", "reservoirs": 4}, {"lora": {"rank": 0}}, "FFN, 4 of 12"),
+        ({"reservoir": "ffn", "reservoirs": 4}, {"reservoirs": "tune"}, "FFN, tuned, 12 layers"),
+        (
+            {"reservoir": "none"},
+            {"reservoirs": "keep", "lora": {"rank": 0}},
+            "transformer, 12 layers",
+        ),
+    ],
+)
+def test_layers_of_fine_tuning_runs(model, tuning, expected):
+    """With LoRA, all layers are frozen, and adapters are trained."""
+    assert str(layers_of({"model": {"encoder_layers": 12, **model}, **tuning})) == expected

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from common.storage import folders, uploads
+from common.storage import addresses, uploads
 from common.storage.stores import Store, open_store
 from tests.storage.stores import Proxy, google, s3
 
@@ -51,7 +51,7 @@ def bucket(_store: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "30")
 
     def machine(name: str) -> None:
-        monkeypatch.setattr(folders, "ROOT", tmp_path / name)
+        monkeypatch.setattr(addresses, "ROOT", tmp_path / name)
 
     machine("first")
     proxy.status = 0

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from common.errors import UserError
-from common.storage.folders import copy_of
+from common.storage.addresses import copy_of
 from common.storage.lease import Lease, LeaseLost
 from common.storage.mirror import Mirror
 

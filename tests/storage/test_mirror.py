@@ -11,7 +11,8 @@ import pytest
 
 from common.errors import UserError
 from common.storage import uploads
-from common.storage.folders import address, copy_of, open_folder, output, shown
+from common.storage.addresses import address, copy_of, shown
+from common.storage.folders import open_folder, output
 from common.storage.mirror import Mirror
 from common.storage.stores import Object, Store
 from common.storage.uploads import Uploads

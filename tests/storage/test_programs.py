@@ -9,8 +9,9 @@ import pytest
 from common.data.files import source_folder
 from common.errors import UserError
 from common.report.runs import load_group
-from common.storage.folders import copy_of, open_file, open_folder, open_path, output, shown
-from common.train.reproduce import named_paths
+from common.reproduce import named_paths
+from common.storage.addresses import copy_of, shown
+from common.storage.folders import open_file, open_folder, open_path, output
 from tests.programs import call
 from tests.report.helpers import summary
 from tests.storage.test_mirror import training, write

@@ -17,7 +17,8 @@ import pytest
 from jax.tree_util import tree_flatten_with_path as flatten
 
 from common.errors import UserError
-from common.storage.folders import copy_of, open_folder
+from common.storage.addresses import copy_of
+from common.storage.folders import open_folder
 from common.track.tracker import read_metrics
 from common.train.run import Run
 from tests.train import toy
@@ -57,10 +58,10 @@ def test_run_resumes_on_another_machine(bucket, whole, capsys):
 STUCK = """
 import sys, time
 from pathlib import Path
-from common.storage import folders, uploads
+from common.storage import addresses, folders, uploads
 from tests.train import toy
 
-uploads.INTERVAL, folders.ROOT = 0.1, Path(sys.argv[1])
+uploads.INTERVAL, addresses.ROOT = 0.1, Path(sys.argv[1])
 batches = toy.Toy.batches
 
 def stuck(self, start):

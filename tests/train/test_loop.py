@@ -261,6 +261,21 @@ def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Pa
     checkpoints.close()
 
 
+def test_best_checkpoint_of_the_latest_checkpoint_is_kept(tmp_path: Path) -> None:
+    """The process was killed after two best checkpoints, at steps 6 and 8, that the latest checkpoint does not know.
+
+    The resumed run has other evaluations, which are worse than the best evaluation before step 4.
+    """
+    improving = toy.Toy(scores=[4.0, 3.0, 2.0, 1.0])
+    toy.run(tmp_path, improving, train__steps=8, eval__steps=2, checkpoint__steps=4)
+    shutil.rmtree(latest(tmp_path))
+    summary = toy.run(
+        tmp_path, toy.Toy(scores=[5.0]), train__steps=7, eval__steps=7, checkpoint__steps=4
+    )
+    assert (summary["best_step"], summary["best_valid"]) == (4, 3.0)
+    assert summary["test"]
+
+
 def test_best_checkpoint_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     state = {"x": jax.numpy.arange(4.0)}

@@ -61,7 +61,7 @@ def predictions(workdir: Path) -> tuple:
     kept = load(workdir / PREDICTIONS)
     said = json.loads((workdir / "summary.json").read_text())["test"]
     assert kept.metrics() == pytest.approx(said, rel=1e-12)
-    return kept.hypotheses, kept.nats_M.tolist(), kept.examples
+    return kept.hypotheses, kept.nats_E.tolist(), kept.examples
 
 
 @pytest.fixture(scope="module")

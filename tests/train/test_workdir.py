@@ -4,7 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from common.train import restore, workdir
+from tests.programs import call
 
 
 def test_commit_outside_a_checkout_comes_from_the_environment(monkeypatch, tmp_path):
@@ -26,6 +29,56 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
     assert versions[0] == versions[1] != versions[2]
     shutil.move(tmp_path / "two/package/inner/module.py", tmp_path / "two/package/moved.py")
     assert workdir.code_version("package", root=tmp_path / "two") != versions[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "paper", "task", "message"),
+    [
+        (
+            ("gmlp_lm.sample", "--workdir={}"),
+            *("reservoir", "translation"),
+            "--workdir={0} is a run of reservoir with the task translation, not of gmlp_lm;"
+            " reservoir/README.md lists its programs",
+        ),
+        (
+            ("gmlp_lm.evaluate", "--workdir={}", "--text=README.md"),
+            *("perception", ""),
+            "--workdir={0} is a run of perception, not of gmlp_lm;"
+            " perception/README.md lists its programs",
+        ),
+        (
+            ("reservoir.translate", "--workdir={}", "--input=README.md"),
+            *("gmlp_lm", ""),
+            "--workdir={0} is a run of gmlp_lm, not of reservoir with the task translation;"
+            " gmlp_lm/README.md lists its programs",
+        ),
+        (
+            ("reservoir.evaluate", "--workdir={}"),
+            *("reservoir", "masked_lm"),
+            "--workdir={0} is a run of reservoir with the task masked_lm, not of reservoir with the task translation;"
+            " reservoir/README.md lists its programs",
+        ),
+        (
+            ("reservoir.finetune", "--config=configs/sst2.py:tiny", "--config.pretrained={}"),
+            *("explicit_opt", ""),
+            "--config.pretrained={0} is a run of explicit_opt, not of reservoir with the task masked_lm;"
+            " explicit_opt/README.md lists its programs",
+        ),
+        (
+            ("perception.classify", "--workdir={}"),
+            *("reservoir", "translation"),
+            "--workdir={0} is a run of reservoir with the task translation, not of perception;"
+            " reservoir/README.md lists its programs",
+        ),
+    ],
+)
+def test_run_of_another_paper_names_the_page_of_its_programs(
+    tmp_path: Path, program, paper, task, message
+):
+    groups = {name: {} for name in workdir.GROUPS} | {"paper": paper, "task": task}
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(groups))
+    output = call(*(text.format(tmp_path) for text in program), code=2)
+    assert output.splitlines()[-1] == f"error: {message.format(tmp_path)}"
 
 
 def test_configurations_of_old_runs_are_read(tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import config
-from common.config import check
+from common.errors import check
 from common.storage.folders import open_folder, open_path, output
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        config.check(bool(equals and value), f"{option}={text} must be NAME=PATH")
+        check(bool(equals and value), f"{option}={text} must be NAME=PATH")
         config.check_choice(option, name, names)
         values[name] = value
     return values
@@ -80,7 +80,7 @@ def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict
     paths = {}
     for name, value in named_values(option, texts, names).items():
         path = open_path(value)
-        config.check(path.exists(), f"{option}={name}={value}: {value} does not exist")
+        check(path.exists(), f"{option}={name}={value}: {value} does not exist")
         paths[name] = path
     return paths
 

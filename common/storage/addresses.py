@@ -1,0 +1,38 @@
+"""Addresses of folders in buckets, gs://BUCKET/PATH and s3://BUCKET/PATH, and the paths of their local copies."""
+
+from pathlib import Path
+
+from common.errors import UserError
+
+SCHEMES = ("gs", "s3")
+
+ROOT = Path(".cache/buckets")
+
+
+def copy_of(text: str) -> Path:
+    """Returns `text` as a path. For an address in a bucket, returns the path of the local copy, without downloading.
+
+    Raises:
+      UserError: the address has an unknown scheme, or lacks the bucket or the folder.
+    """
+    scheme, separator, place = text.partition("://")
+    if not separator:
+        return Path(text)
+    parts = place.rstrip("/").split("/")
+    if scheme not in SCHEMES:
+        raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
+    if len(parts) < 2 or {"", ".", ".."} & set(parts):
+        raise UserError(f"{text} must be {scheme}://BUCKET/FOLDER")
+    return ROOT.joinpath(scheme, *parts)
+
+
+def address(folder: Path) -> str:
+    """Returns the address of a folder in a bucket from the path of its local copy; "" for other folders."""
+    root, path = ROOT.absolute(), folder.absolute()
+    scheme, *parts = path.relative_to(root).parts if path.is_relative_to(root) else ("",)
+    return f"{scheme}://{'/'.join(parts)}" if scheme in SCHEMES and len(parts) > 1 else ""
+
+
+def shown(folder: Path) -> str:
+    """Returns the name of a folder for messages: the address in a bucket, or the local path."""
+    return address(folder) or str(folder)

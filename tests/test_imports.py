@@ -1,0 +1,95 @@
+"""Imports follow the order that ARCHITECTURE.md prints, without circles, and common/ names no paper.
+
+Imports inside functions count. Imports for type checking do not, because they are never executed.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAPERS = ("reservoir", "gmlp_lm", "explicit_opt", "perception")
+FOLDERS = (*PAPERS, "configs", "launch", "common")
+
+
+def names() -> dict[str, Path]:
+    """Returns {name of a module: its file}."""
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    dotted = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+
+
+MODULES = names()
+
+
+def executed(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields the import statements below `node`, except for those under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from executed(child)
+
+
+def imports(path: Path) -> set[str]:
+    """Returns the modules of this project that a module imports."""
+    found = set()
+    for statement in executed(ast.parse(path.read_text())):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        else:
+            assert not statement.level, f"{path}: relative import"
+            inner = {f"{statement.module}.{alias.name}" for alias in statement.names}
+            found |= (inner & MODULES.keys()) or {statement.module}
+    return found & MODULES.keys()
+
+
+GRAPH = {name: imports(path) - {name} for name, path in MODULES.items()}
+
+
+def room(module: str) -> str:
+    """Returns the first part of a module's name, or the second part for a module of common/."""
+    first, *rest = module.split(".")
+    return rest[0] if first == "common" and rest else first
+
+
+def levels() -> list[list[str]]:
+    """Returns the levels of ARCHITECTURE.md from top to bottom."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    (block,) = re.findall(r"(?:^    launch,.*\n)(?:^    common: .*\n)+", text, re.MULTILINE)
+    return [line.strip().removeprefix("common: ").split(", ") for line in block.splitlines()]
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    TopologicalSorter(GRAPH).prepare()  # raises a CycleError that names the circle
+
+
+def test_imports_run_from_a_level_to_the_levels_below():
+    level = {name: number for number, line in enumerate(levels()) for name in line}
+    assert level.keys() - {"common"} == {room(name) for name in MODULES} - {"common"}
+    wrong = [
+        f"{importer} imports {imported}"
+        for importer, all_imported in GRAPH.items()
+        for imported in all_imported
+        if (a := room(importer)) != (b := room(imported))
+        # A configuration reads the options of a paper's parts, and a paper reads its configurations.
+        and not (level[a] < level[b] or ("configs" in (a, b) and {a, b} & {*PAPERS}))
+    ]
+    assert not wrong
+
+
+def test_common_names_no_paper():
+    known = {
+        ("report/side_by_side.py", "reservoir"): "runs from before the field `paper`",
+        ("train/frozen.py", "reservoir"): "a field of old checkpoints",
+    }
+    words = (*PAPERS, "gmlp", "layerdrop", "backskip")
+    found = {
+        (str(path.relative_to(ROOT / "common")), word)
+        for path in (ROOT / "common").rglob("*.py")
+        for word in words
+        if word in path.read_text().lower()
+    }
+    assert found == known.keys()
