@@ -112,7 +112,7 @@ def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
         case, values = re.fullmatch(r"(.+?)(?:_seed\d+(.*))?", path.parent.name).groups()
         if panel.metric in summary["test"]:
             found[case][values].append(summary)
-    # A search may leave tests of several tuned values behind: take the value with the most seeds.
+    # If runs with several values of a tuned field have test results, take the value with the most seeds.
     summaries = {case: max(tuned.values(), key=len) for case, tuned in found.items()}
     return [
         Measured(

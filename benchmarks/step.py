@@ -146,8 +146,8 @@ def merge(old: Sequence[dict], new: Sequence[dict]) -> list[dict]:
 def verdict(row: dict) -> str:
     """Returns whether a row meets its targets: "met", "missed", "products only: met" or "products only: missed".
 
-    "products only" means that the products alone take longer than PyTorch's step. XLA's rates then rule out the target
-    against PyTorch, and only the target against the products counts.
+    "products only" means that the matrix products alone take longer than PyTorch's step. The target against PyTorch is
+    then out of reach, and only the target against the products counts.
     """
     products, torch = (float(row[f"ours / {name}"]) for name in ("products", "PyTorch"))
     met = products <= MOST["products"]

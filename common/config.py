@@ -245,9 +245,9 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" to `config` in order; first all fields that `config` has.
+    """Applies overrides "--config.a.b=VALUE" to `config`: first to fields that `config` has, then to all other fields.
 
-    These fields name the parts, such as a user's kind of layer, that declare the other fields as their options.
+    A field of `config` may name a part, such as a user's kind of layer, which adds further fields: its options.
 
     Raises:
       UserError: a field does not exist, or a value cannot be converted.

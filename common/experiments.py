@@ -366,7 +366,7 @@ def portable(config: dict) -> dict:
 def evaluations(workdir: Path, name: str) -> list[dict]:
     """Returns the logged metrics of every evaluation of a finished run, in the order of the steps.
 
-    A value that was not finite is NaN. The validation curve lacks the evaluations with such an objective.
+    A value that was not finite is NaN. The validation curve lacks evaluations whose objective was not finite.
 
     Args:
       name: a metric that every evaluation logs.

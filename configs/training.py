@@ -32,7 +32,7 @@ def base(paper: str) -> ConfigDict:
             "train": {
                 "steps": 100_000,
                 "max_seconds": 0.0,
-                # Number of microbatches in a batch. Devices exchange the sum of their gradients, once per step.
+                # Number of microbatches in a batch. Gradients are summed over microbatches and exchanged once per step.
                 "accumulate": 1,
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",
@@ -45,7 +45,7 @@ def base(paper: str) -> ConfigDict:
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
-                # Number of best checkpoints to keep. Above 1, the run also tests the mean of their parameters.
+                # Number of best checkpoints to keep. If above 1, the run also tests the mean of these checkpoints.
                 "keep_best": 1,
                 # Steps between permanent snapshots of the parameters; 0 keeps none.
                 "snapshots": 0,

@@ -39,8 +39,8 @@ def formula(suite: ExperimentSuite) -> None:
     Both definitions of a document (`DOCUMENTS`) are compared.
 
     The weights are computed from all training tokens. Training perplexity is measured on evenly spaced training
-    tokens, development perplexity on the whole development text. The table also has the paper's values and, for K = 1,
-    the lowest training perplexity that any weights can reach.
+    tokens, development perplexity on the whole development text. The table also has the paper's values and, for
+    contexts of one token (K = 1), the lowest training perplexity that any weights can reach.
     """
     rows = []
     for documents in DOCUMENTS:

@@ -283,7 +283,7 @@ class HeadStart:
         return kernel_MN, target_N - mean_M @ kernel_MN
 
     def _fit_scale(self, kernel_MN: np.ndarray, bias_N: np.ndarray) -> float:
-        # Few examples are enough for one number, and their logits must fit into memory. Their order is random.
+        # A part of the sample is enough for one number, and its logits must fit into memory. The sample is shuffled.
         most = max(LOGITS // len(bias_N), 100)
         features_SM, weights_S = self._sample.features_SM[:most], self._sample.weights_S[:most]
         shares_SN = _widened(self._sample.shares_SN[:most], len(bias_N))
@@ -314,7 +314,7 @@ class _Sample(NamedTuple):
 def _checked_features(features: Any) -> Any:
     """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
     if sparse.issparse(features):
-        check(features.dtype.kind != "c", "features must be real numbers, got complex ones")
+        check(features.dtype.kind != "c", "features must be real numbers, got complex numbers")
         features_EM = sparse.csr_array(features, dtype=np.float64)
         values = features_EM.data
     else:
@@ -356,7 +356,7 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
         return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
     check(
         labels.shape[1] > 1 or outputs == 1,
-        f"labels of shape {labels.shape} are probabilities of one output: give numbers of classes the shape"
+        f"labels of shape {labels.shape} would be probabilities of a single output; class indices must have the shape"
         f" ({examples},)",
     )
     check(

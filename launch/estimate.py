@@ -61,7 +61,7 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest part: the lower bound of the time of a step."""
+        """Seconds of the slowest part: a lower bound of the time of a step, unless it is the estimate "memory"."""
         return max(self.parts.values())
 
     @property
@@ -78,7 +78,7 @@ def time_bound(
     received: float,
     between: float | None = None,
 ) -> Bound:
-    """Returns the lower bound of the time of a step, from the FLOPs and bytes of one chip.
+    """Returns the seconds that each part of a chip needs for a step, from the FLOPs and bytes of one chip.
 
     Args:
       peak: peak FLOP/s of the chip.
@@ -105,7 +105,7 @@ class Estimate:
         Pallas kernels, corrected for loop iterations.
       kernels: bytes of the operands and results of Pallas kernels, without repeated iterations of loops.
       dtype: dtype of activations.
-      bound: lower bound of the time of a step; None if the speed of the devices is unknown.
+      bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
     """
 
     config: ConfigDict

@@ -485,7 +485,7 @@ def _fused(program: Program, computation: Computation, instruction: Instruction)
 
 
 def _part(name: str, user: Instruction) -> float | None:
-    """Returns the bytes that an instruction reads of its operand `name`; None for the whole operand."""
+    """Returns the bytes that an instruction reads of its operand `name`; None if it reads the whole operand."""
     if user.operation in _PARTS and user.operands[0] == name:
         return array_bytes(user.type)
     if user.operation == "dynamic-update-slice" and user.operands[0] == name:

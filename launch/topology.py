@@ -43,11 +43,11 @@ class Chip:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-# Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}; `links` is half of their value, which counts both
-# directions of a link. Links of v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s. Memory: the
-# capacity that libtpu reports if a program does not fit, close to the nominal 32, 16, 95 and 32 GB. Network: the same
-# pages, which give 200 Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e host, 50 Gbit/s for
-# each of the 4 chips of a v5p host, and no value for v4.
+# Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}; `links` is half of the value there, which
+# counts both directions of a link. Links of v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s.
+# Memory: the capacity that libtpu reports if a program does not fit, close to the nominal 32, 16, 95 and 32 GB.
+# Network: the same pages, which give 200 Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e
+# host, 50 Gbit/s for each of the 4 chips of a v5p host, and no value for v4.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),

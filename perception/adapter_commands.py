@@ -262,7 +262,7 @@ def _base_of_adapter(
 
 
 def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
-    """Prints a warning and the quantization errors if the run used weights quantized to `kind` and `base` is not."""
+    """Prints a warning with the quantization errors if the run used weights quantized to `kind`, unlike `base`."""
     if kind == "none" or (base.quantization and base.quantization.kind == kind):
         return
     errors = [

@@ -131,7 +131,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
     """Plans as many training methods as fit into `seconds`, in order of preference.
 
     All runs train the same number of steps. If not even the first method fits with SEEDS seeds, it is planned with one
-    seed, which is too few for a verdict. If that does not fit either, the plan has no method.
+    seed, which is too few for a verdict. If even one seed does not fit, the plan has no method.
 
     Args:
       costs: training method -> its cost, in order of preference.
@@ -162,7 +162,7 @@ def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
 
 
 def _lacking(costs: Mapping[str, Cost], names: Sequence[str], seeds: int) -> dict[str, str]:
-    """Returns {training method: reason why it is left out}, the time of its runs with LEAST_STEPS steps."""
+    """Returns {training method: reason why it is left out}. The reason is the time of its runs of LEAST_STEPS steps."""
     return {
         name: f"{runs(seeds)} runs of {LEAST_STEPS} steps would take about"
         f" {format_seconds(costs[name].fixed(seeds) + runs(seeds) * LEAST_STEPS * costs[name].step)}"

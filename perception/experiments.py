@@ -61,7 +61,7 @@ class Case:
 
     @property
     def finetune(self) -> str:
-        """The value of `config.finetune` for the mode."""
+        """The value of `config.finetune` in this cell's runs."""
         return "full" if self.mode == TOKENIZER else self.mode
 
     @property

@@ -176,7 +176,7 @@ def _text_fault(column: str, value: Any) -> str:
 
 
 def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
-    """Returns sentences on class names that differ only in case, and on names that may stand for missing labels."""
+    """Returns warnings about class names that differ only in case or that may stand for missing labels."""
     folded = defaultdict(list)
     for name in classes:
         folded[name.casefold()].append(name)

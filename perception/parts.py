@@ -161,7 +161,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns {path: layer} for all linear layers without an adapter, with a `QuantizedLayer` in place of its layer."""
+    """Returns {path: layer} for all linear layers without an adapter. A quantized layer is its `QuantizedLayer`."""
     layers: dict[tuple[str, ...], nnx.Module] = {}
 
     def collect(path: Path, part: Any, parent: Any) -> Any:

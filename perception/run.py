@@ -58,8 +58,8 @@ def prepare(
 
     Args:
       read_data: False builds a task without data, for `launch.plan`. In this case, --config.pretrained is optional, and
-        the model has two classes unless `config.dataset` is set. The vocabulary size is `data.vocab_size` if full
-        training would train a tokenizer, otherwise the size of the backbone's vocabulary.
+        the model has two classes unless `config.dataset` is set. The vocabulary size is `data.vocab_size` if a run with
+        data would train a tokenizer, otherwise the size of the backbone's vocabulary.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.

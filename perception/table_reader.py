@@ -111,7 +111,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
         if path.is_file() and format_of(path) and not path.name.startswith(".")
     )
     check(
-        bool(files), f"--data={folder}: no table ({', '.join(FORMATS)}) among: {names_in(folder)}"
+        bool(files),
+        f"--data={folder}: no table ({', '.join(FORMATS)}) in this folder; its files: {names_in(folder)}",
     )
     formats = sorted({format_of(path) for path in files})
     check(
@@ -215,7 +216,7 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         found = next((one for one in names.split("|") if one in there), None)
         if found:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
-    check("train" in splits, f"--data=hf:{name} has no split train; there are: {', '.join(there)}")
+    check("train" in splits, f"--data=hf:{name} has no split train; its splits: {', '.join(there)}")
     if revision and not download:
         _check_revision(name, revision, there["train"])
     return splits

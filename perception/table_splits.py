@@ -115,7 +115,8 @@ def without_leaks(
         kept[split] = [e for e in found[split] if group[e.place] not in seen]
         check(
             bool(kept[split]),
-            f"no example of the split {split} is left: all are equal or nearly equal to examples of another split",
+            f"no example of the split {split} is left, because all are equal or nearly equal to examples of another"
+            " split: add examples",
         )
         removed = len(found[split]) - len(kept[split])
         if removed:

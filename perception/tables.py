@@ -50,7 +50,7 @@ def table1(suite: ExperimentSuite) -> None:
     row has a mean only if all its cells have values.
 
     Raises:
-      UserError: a cell failed. The other cells have been trained and written.
+      UserError: a cell failed. Without `turns` and `sweep`, all other cells have been trained and written.
     """
     suite.check()
     paper, rows, missing, failed = printed.table1(), [], {}, []

@@ -123,7 +123,7 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
         found = next((name for name in names if name in row), None)
         check(
             found is not None,
-            f"{place}: no column {' or '.join(names)}; there are: {', '.join(map(str, row))}; name the column with"
+            f"{place}: no column {' or '.join(names)}; its columns: {', '.join(map(str, row))}; name the column with"
             " --text=NAME",
         )
         part = "" if row[found] is None else row[found]

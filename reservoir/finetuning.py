@@ -86,7 +86,10 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
 
 
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config` with the model fields `model`. Model fields in `config` take precedence."""
+    """Returns a copy of `config` with the fields of `model` added to `config.model`.
+
+    Fields that `config.model` already has keep their values.
+    """
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":

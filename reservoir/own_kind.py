@@ -34,7 +34,7 @@ def user_code(option: str) -> Iterator[None]:
         if Path(frames[-1].filename).parent == Path(config_dict.__file__).parent:
             name = re.findall(r"\w+", str(error))[0]
             raise UserError(
-                f"{option}: {place} reads model.{name}, but the kind declares no option {name}:"
+                f"{option}: {place} reads model.{name}, but the kind declares no option {name}; declare it:"
                 f" Kind(..., options={{'{name}': Option(DEFAULT)}})"
             ) from error
         raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error

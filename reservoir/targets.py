@@ -186,7 +186,7 @@ NEEDS = {
             "BiGRU Reservoir",
             "BiGRU Reservoir up-projected",
             "CNN Reservoir",
-            "gMLP Reservoir",  # ours
+            "gMLP Reservoir",  # not in the paper
         ),
     ),
     "fig4": Needs(("iwslt_deep",), PLAIN_T_FFN),

@@ -75,7 +75,7 @@ def train(way):
         },
     )
     trainer.train()
-    # Otherwise the Trainer groups test examples by length too, and returns predictions in that order.
+    # With group_by_length, the Trainer would also sort test examples by length, and return predictions in that order.
     trainer.args.group_by_length = False
     logits = torch.tensor(trainer.predict(encode(splits["test"])).predictions)
     return trainer.state.best_metric, logits.log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Fingerprints for cache keys, and atomic file writes."""
+"""Fingerprints of texts and arrays, for cache keys."""
 
 import hashlib
 from collections.abc import Iterable

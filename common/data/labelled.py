@@ -1,7 +1,4 @@
-"""Loads labelled texts and pairs of texts for classification.
-
-Shape letter of this module: M examples.
-"""
+"""Loads labelled texts and pairs of texts for classification."""
 
 import math
 from collections.abc import Sequence

@@ -133,10 +133,10 @@ class Generator:
         given_BL = np.full((rows, self.window + chunk), -1, np.int32)
         for row, context in zip(given_BL, itertools.cycle(contexts), strict=False):
             row[: len(context)] = context
-        # Prefill reads the first `begin` tokens of every prompt: the whole chunks that the shortest prompt fills, so
-        # that prompts of similar lengths share a compilation, or the length of a prompt that is shorter than a chunk.
-        # Decoding then reads the rest of the prompts token by token, while the rows of shorter prompts already draw
-        # tokens.
+        # Prefill reads the first `begin` tokens of every prompt. `begin` is a multiple of the chunk size, so that
+        # prompts of similar lengths share a compilation; if the shortest prompt fits into a chunk, `begin` is its
+        # length. Decoding then reads the rest of the prompts token by token, while the rows of shorter prompts already
+        # draw tokens.
         shortest = min(lengths)
         begin = shortest - shortest % chunk if shortest > chunk else shortest
         cache_length = min(-(-longest // chunk) * chunk, self.window)

@@ -72,7 +72,7 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 class _KeepBest(PreservationPolicy):
     """Keeps the two newest best checkpoints, and the best checkpoint of each checkpoint to resume from.
 
-    A killed run resumes from a step before its newer best checkpoints, which it may not reach again.
+    A killed run resumes from an earlier checkpoint, so it still needs the best checkpoint at that step.
     """
 
     def __init__(self, latest: ocp.CheckpointManager):
@@ -128,7 +128,7 @@ class Checkpoints:
 
     def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
         # Threads of several managers, also of other runs (`turns`), wait at the same time: without a prefix, their
-        # barriers would have the same name. The path of the workdir may differ between hosts, its name may not.
+        # barriers would have the same name. The name of the workdir is equal on all hosts, unlike its path.
         prefix = f"{self._directory.parent.name}/{name}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder

@@ -29,13 +29,18 @@ class Conditions:
     """
 
     def __init__(self, sessions: Sequence[str] = (), stopped: bool = False) -> None:
-        """Makes the conditions of a run from `sessions` and `stopped` up to now."""
+        """Restores the conditions of a run from its values of `sessions` and `stopped`."""
         self.sessions = [*sessions]
         self._stopped, self._signals = stopped, Signals()
         self._begin()
 
     def begin(self, session: str, signals: Signals) -> None:
-        """Appends `session` to `sessions` at a start or resume of the run, in the context `signals`."""
+        """Begins to measure the use of the machine. Called at every start and resume of the run.
+
+        Args:
+          session: id to append to `sessions`.
+          signals: the entered context manager that detects whether this process is suspended.
+        """
         self.sessions = [*self.sessions, session]
         self._stopped, self._signals = self.stopped, signals
         self._begin()

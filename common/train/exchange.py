@@ -58,7 +58,7 @@ def local_sums(
         in_specs=(P(BATCH), *split, *whole),
         out_specs=P(BATCH),
         axis_names=axes,
-        check_vma=False,  # True would all-reduce a gradient at every use of its array.
+        check_vma=False,  # check_vma=True would all-reduce a gradient at every use of its array.
     )(batch, *arguments)
 
 
@@ -151,7 +151,9 @@ def gathering(
 
 
 def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
-    """Returns a hook `on_get_value` of `nnx.Variable`, which replaces a stand-in of `gathering` by the whole parameter.
+    """Returns a hook `on_get_value` of `nnx.Variable`, which gives the whole parameter instead of the value.
+
+    The value is a stand-in from `gathering`: zeros of the parameter's shape.
 
     Args:
       shard: this device's shard of the parameter.

@@ -87,7 +87,7 @@ def _equation(equation: Any, causal: bool) -> float:
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
-    if name == "shard_map":  # its jaxpr is for one shard: multiply by the number of shards
+    if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
         times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
     return times * sum(_count(jaxpr, causal) for jaxpr in inner)

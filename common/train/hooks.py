@@ -105,7 +105,8 @@ class Evaluate(Hook):
     """Evaluates on the validation split, saves the best checkpoint, and stops early (`eval.patience`).
 
     After a signal, the process may have only seconds to save a checkpoint. The hook then skips or interrupts the
-    evaluation. The resumed run evaluates before its first step, or after it if the evaluation depends on the clock.
+    evaluation. The resumed run evaluates before its first step or, if the evaluation depends on the clock, after its
+    first step.
     """
 
     def __init__(self, signals: Signals):

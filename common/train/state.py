@@ -198,7 +198,7 @@ class Step:
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
         gradient_norm = optax.global_norm(grads) / weight_or_1
-        # XLA multiplies wherever it reads the gradients. It would write the result of a division to memory.
+        # Multiply instead of dividing: XLA fuses a product into reads of gradients, but stores a quotient in memory.
         grads = jax.tree.map(lambda g: g * (1 / weight_or_1), grads)
         with jax.named_scope("optimizer"):
             updates, opt_state = self.optimizer.update(grads, opt_state, trainable)

@@ -38,7 +38,7 @@ OPENELM = Names(
 
 
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
-    """Returns one scale per layer. The field is one number, two numbers (first and last layer), or one per layer."""
+    """Returns one scale per layer from the field `name`: one number, two (first and last layer), or one per layer."""
     value = fields.get(name, default)
     if is_number(value):
         return [value] * layers

@@ -192,7 +192,7 @@ BAD = {
     # Folders
     "no table": folder(
         {"notes.txt": "hello"},
-        "no table (.csv, .tsv, .jsonl, .parquet) among: notes.txt",
+        "no table (.csv, .tsv, .jsonl, .parquet) in this folder; its files: notes.txt",
     ),
     "mixed formats": folder(
         {"a.csv": FEW, "b.jsonl": as_lines(MANY)}, "mixes .csv and .jsonl files"
@@ -225,7 +225,7 @@ BAD = {
     "new: not UTF-8": new(b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8: name the encoding"),
     "new: missing column": new(
         "body\none\n",
-        "no column text or sentence; there are: body; name the column with --text=NAME",
+        "no column text or sentence; its columns: body; name the column with --text=NAME",
     ),
     "new: label exists": new(
         "text,label\none,a\n",
