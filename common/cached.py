@@ -19,7 +19,7 @@ def cached_json(
 
     Args:
       path: the JSON file of the result.
-      key: JSON value of all that the result depends on. A stored result with another key is replaced.
+      key: JSON value that identifies all inputs of `fn`. A stored result with another key is replaced.
       fn: computes the result, a JSON value. Called on all processes, or on none.
       keep: result -> whether to store it.
     """

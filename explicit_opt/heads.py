@@ -4,7 +4,7 @@
 
     kernel, bias = head_start(features, labels)  # logits = features @ kernel + bias
 
-Shape letters of this module: E examples, M features, N outputs.
+Shape letters of this module: E examples, M features, N outputs, S sampled examples.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -208,7 +208,7 @@ class HeadStart:
     def _keep(self, more: "_Sample") -> None:
         """Adds examples to the sample, then keeps the `SAMPLE` examples of lowest priority.
 
-        Priorities are random. So the sample is uniform, whatever the batches and the order of merges.
+        Priorities are random, so the sample is uniform, whatever the batches and the order of merges.
         """
         if self._sample is not None:
             both = (self._sample, more)
@@ -240,7 +240,7 @@ class HeadStart:
         """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first."""
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
-        # A constant feature, once shifted, has co-occurrences of 0. Rounding may make them negative.
+        # A constant feature, once shifted, has co-occurrences of 0, which rounding may make negative.
         counts_NM = np.maximum(counts_NM, 0.0)
         priming = max(counts_NM.sum() / self._mass_N.sum(), 1.0)
         counts_NM = np.maximum(counts_NM + self.smoothing, FLOOR)

@@ -36,7 +36,7 @@ SIZES = {
     "imdb": Size(25_000, 311.9, True),
     "c-bait": Size(22_400, 11.0, True),
     "rotten": Size(8_530, 25.4, True),
-    # The authors' program reads only the premises. Their mean number of tokens was measured on 18,000 pairs.
+    # The authors' program reads only the premises. The mean was measured on the premises of 18,000 pairs.
     "snli": Size(549_367, 14.6, True),
     "sst2": Size(67_349, 11.3, True),
     "w-tox": Size(127_656, 95, False),

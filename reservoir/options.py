@@ -11,7 +11,7 @@ from reservoir.kinds import RESERVOIRS, Option, find
 
 
 def add(model: ConfigDict) -> None:
-    """Adds missing options to `config.model`, with their defaults, if it has a field for the kind of reservoir.
+    """Adds missing options with their defaults to `config.model`, if `config.model` has the field `reservoir`.
 
     Raises:
       UserError: the kind or a placement is unknown, incomplete or cannot be imported.

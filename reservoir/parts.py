@@ -53,8 +53,9 @@ def freeze(
 ) -> Model:
     """Turns every `nnx.Param` of a module into a `Frozen` variable, in place, and returns the module.
 
-    `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore a `Frozen` variable, because it is not an `nnx.Param`. So
-    it has no gradient, no optimizer state, no weight decay and no share in the gradient norm. optax needs no mask.
+    `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore a `Frozen` variable, because it is not an `nnx.Param`. A
+    `Frozen` variable has no gradient, no optimizer state, no weight decay and no share in the gradient norm. optax
+    needs no mask.
 
     Kernels of linear layers and convolutions are drawn anew. All other parameters keep their values: biases,
     embeddings, scales of norms, and every `nnx.Param` outside a layer. A layer with a method `frozen_init()` (see

@@ -37,8 +37,8 @@ def controls(suite: ExperimentSuite) -> None:
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
-    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. It is empty
-    unless the runs were trained in turns (--turns) and include the plain model at this depth.
+    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. The
+    column is empty unless the runs were trained in turns (--turns) and include the plain model at this depth.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}

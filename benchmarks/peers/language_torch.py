@@ -1,7 +1,7 @@
 """Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
 All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
-vocabulary of 256 bytes. Their numbers of parameters differ.
+vocabulary of 256 bytes. The numbers of parameters differ.
 """
 
 from collections.abc import Callable

@@ -66,7 +66,7 @@ def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
     """Returns the tokenized lines. The first call for a text stores its token ids in `cache_dir`. All calls memory-map
-    them.
+    the ids.
 
     Raises:
         UserError: a cached file is damaged, or the cache cannot be written.

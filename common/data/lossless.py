@@ -61,7 +61,7 @@ def vocabulary_size(data: ConfigDict) -> int:
 def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDict) -> np.ndarray:
     """Returns the token ids of a text (an array of bytes). If tokens are bytes, returns the text itself.
 
-    Otherwise the first call tokenizes the text and stores the ids in `data.cache_dir`. All calls memory-map them.
+    For other tokens, the first call stores the ids of the text in `data.cache_dir`. All calls memory-map the ids.
 
     Raises:
       UserError: the cached file is damaged, or the cache cannot be written.

@@ -1,6 +1,6 @@
 """Fused softmax attention on TPUs: JAX's splash attention, a Pallas kernel.
 
-The kernel keeps the logits and the weights of a block of queries on the chip. Its backward pass computes them again.
+The kernel keeps the logits and the weights of a block of queries on the chip. The backward pass computes both again.
 """
 
 from functools import partial

@@ -3,8 +3,8 @@
 The heartbeat threads of all other processes have a connection to the heartbeat thread of process 0. A process counts
 as lost if its connection closes (the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS
 (default 60; the process is suspended or its machine is unreachable). A deadlock of the main thread alone is not
-detected. Process 0 informs all other processes. Their heartbeat threads print one line and exit their processes, even
-if the main thread waits in a collective operation:
+detected. Process 0 informs all other processes. Each heartbeat thread prints one line and exits its process, even if
+the main thread waits in a collective operation:
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 

@@ -1,8 +1,8 @@
 """Reads and writes objects of Google Cloud Storage (google-cloud-storage) and S3 (boto3).
 
 The two libraries read credentials and endpoints from the environment: GOOGLE_APPLICATION_CREDENTIALS, AWS_PROFILE,
-STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. Their retries are turned off. Instead, `Store` retries and prints a warning,
-with the same timeout for both stores.
+STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. The retries of both libraries are turned off. Instead,
+`Store` retries and prints a warning, with the same timeout for both stores.
 """
 
 import random

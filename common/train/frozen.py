@@ -1,6 +1,6 @@
 """Frozen values of a run: initialised or loaded at the start, written once, and read at every resume.
 
-Pretrained weights (`Task.outside`) are not written. They are read from their own files at every start and resume.
+Pretrained weights (`Task.outside`) are not written, but read from their own files at every start and resume.
 """
 
 import json

@@ -23,7 +23,7 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run.
 
-    Deletes best checkpoints that the curve lacks: the run was killed after it saved them, before its next checkpoint.
+    Deletes best checkpoints that the curve lacks: a killed run has saved such checkpoints after its newest checkpoint.
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.

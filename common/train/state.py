@@ -60,7 +60,7 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
 
     places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
     sizes = variables.count(abstract_model)
-    # Operation by operation, `make` also allocates the frozen values. A compiled function leaves them out.
+    # Without compilation, `make` also allocates the frozen values. A compiled function does not allocate frozen values.
     if mesh.size == 1 and len(places) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
         return jax.device_put(make(seed), places)
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.

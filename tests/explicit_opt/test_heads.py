@@ -207,7 +207,7 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (np.ones((0, 2)), [], {}, "no examples"),
         (np.ones((3, 0)), [0, 1, 0], {}, "at least one feature"),
         (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
-        (ROWS, [[0], [1], [0]], {}, "give numbers of classes the shape"),
+        (ROWS, [[0], [1], [0]], {}, "class indices must have the shape"),
         (ROWS, [0, 1, 0], {"outputs": 2.5}, "outputs must be a whole number"),
         (ROWS, [0, 1, 0], {"outputs": True}, "outputs must be a whole number"),
         (ROWS, [0, 1, 0], {"scale": "auto"}, "a scale other than 'fit' must be a finite"),
