@@ -5,8 +5,8 @@
 Measures lines of code, seconds and F1. Both programs train with the same methods on the same splits, with the same
 steps, batches, ranks, learning rates and seeds. Round n adds seed n. The first round also trains the methods without a
 seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other. Their
-order changes from round to round. Reports wall-clock seconds and CPU seconds of all threads, which depend less on other
-programs.
+order changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads. Other programs influence
+CPU seconds less.
 
 `common.report` computes the verdicts on test weighted F1, which need three rounds. The programs differ in two points.
 Our classifiers read the mean over tokens and the state of the last token; the script's fine-tuned classifiers read

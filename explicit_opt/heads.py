@@ -228,7 +228,10 @@ class HeadStart:
           ValueError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
             smoothing 0) or constant within each class ("lda").
         """
-        check(self._mass_N.sum() > 0, "no examples have a positive weight: at least one is needed")
+        check(
+            self._mass_N.sum() > 0,
+            "no examples have a positive weight: give at least one example a positive weight",
+        )
         kernel_MN, bias_N = getattr(self, f"_{self.method}")()
         scale = self.scale
         if scale == "fit":

@@ -176,7 +176,7 @@ def has_compiler() -> bool:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError for several slices.
+    """Raises a UserError for several slices. Called if the CPU compiler is used.
 
     Only the TPU compiler separates traffic between slices from other traffic.
     """

@@ -357,8 +357,8 @@ def outside(
 ) -> Callable[[AbstractModel], PretrainedWeights]:
     """Returns the implementation of `Task.outside`.
 
-    The returned function reads all frozen parameters that are not initialised from the seed from the pretrained model's
-    files.
+    The returned function reads the frozen parameters from the pretrained model's files, except the frozen parameters
+    that are initialised from the seed.
     """
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:

@@ -40,7 +40,7 @@ class Subword:
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # The library raises plain Exceptions.
+        except Exception as error:  # tokenizers raises plain Exceptions.
             raise ValueError(str(error)) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -92,7 +92,10 @@ def without_copies(
     removed = len(examples) - len(kept) - unclear
     if removed:
         notes.append(f"Removed {counted(removed, 'row')}{of} with the same text as another row.")
-    check(bool(kept), f"no row{of} is left: every text occurs equally often with different labels")
+    check(
+        bool(kept),
+        f"no row{of} is left: every text occurs equally often with different labels; correct the labels",
+    )
     return kept
 
 

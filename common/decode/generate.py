@@ -97,7 +97,7 @@ class Generator:
         Raises:
           UserError: there are no prompts, or a prompt is empty.
         """
-        check(len(prompts) > 0, "there are no prompts: give at least one")
+        check(len(prompts) > 0, "there are no prompts: give at least one prompt")
         check(all(map(len, prompts)), "the prompt is empty: it needs at least one token")
         return self._texts(state, prompts, length, seed, chunk)
 

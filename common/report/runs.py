@@ -204,7 +204,7 @@ def _files(path: Path) -> list[Path]:
     files = sorted(path.glob(f"*/{SUMMARY}"))
     check(
         bool(files),
-        f"{shown(path)} has no {SUMMARY}: it is not the folder of a finished run, or of several",
+        f"{shown(path)} has no {SUMMARY}: give the folder of a finished run, or a folder of finished runs",
     )
     begun = {file.parent for file in path.glob(f"*/{METRICS}")}
     if unfinished := sorted(folder.name for folder in begun - {file.parent for file in files}):

@@ -174,7 +174,7 @@ class Lock:
         except BlockingIOError as error:
             self._file.close()
             raise UserError(
-                f"another process is training in {shown(workdir)}: wait for this process, or choose another --workdir"
+                f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
             ) from error
         try:
             self._bucket = lock_bucket(workdir)

@@ -93,7 +93,8 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     for line, label, _ in (*examples["valid"], *examples["test"]):
         check(
             label in numbers,
-            f"{path} line {line}: the label {label!r} is not in the partition tr: add a line with it, or correct it",
+            f"{path} line {line}: the label {label!r} is not in the partition tr: add a line with this label to tr, or"
+            " correct the label",
         )
     return ProbingTask(
         name,

@@ -79,7 +79,7 @@ def test_missing_and_unfinished_runs(tmp_path):
         load_local(tmp_path / "nowhere")
     write(tmp_path / "begun" / "config.json", {})
     with pytest.raises(
-        UserError, match=r"begun has no summary\.json: it is not the folder of a finished run"
+        UserError, match=r"begun has no summary\.json: give the folder of a finished run"
     ):
         load_local(tmp_path / "begun")
 
