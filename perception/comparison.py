@@ -383,8 +383,8 @@ def describe(plan: Plan, seconds: float) -> list[str]:
     if trained:
         said.append(
             f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
-            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each is the best on validation among"
-            f" {', '.join(budget.LEARNING_RATES)}."
+            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on validation"
+            f" among {', '.join(budget.LEARNING_RATES)}."
         )
     said += [f"Left out: {WAYS[way].name}: {why}." for way, why in plan.left_out.items()]
     return said
