@@ -59,7 +59,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
         check(
             re.fullmatch(r"\w[\w.-]*", name) is not None,
             f"--case {name}: the name becomes a folder name; begin with a letter, a digit or '_', and use only"
-            " these, '-' and '.'",
+            " letters, digits, '_', '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name")
         fields: dict[str, str] = {}

@@ -167,7 +167,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         start = time.monotonic() - begun - summary["train_seconds"] - evaluation
         tests = len(splits["test"])
         # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
-        # matters with few validation examples (--shots), where the start of the evaluation takes most of its time.
+        # matters with few validation examples (--shots), because the start then takes most of an evaluation.
         batch = self.configuration(way, 1).data.batch
         test = min(evaluation * tests / len(splits[_selecting(splits)]), step * tests / batch)
         return Cost(start, step, evaluation, test)

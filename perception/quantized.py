@@ -103,8 +103,9 @@ class QuantizedKernel(nnx.Module):
         return dequantize(self.codes[...], self.scales[...], self.inputs)[key]
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns x W like `matmul`. The backward pass dequantizes the kernel again, so the forward pass does not save
-        it.
+        """Returns x W like `matmul`.
+
+        The backward pass dequantizes the kernel again, so the forward pass does not save the dequantized kernel.
         """
 
         @jax.checkpoint

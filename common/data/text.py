@@ -56,7 +56,7 @@ def _find(folder: Path, patterns: str, split: str) -> list[Path]:
             plain, packed = (set(folder.glob(name)) for name in (pattern, f"{pattern}.gz"))
         except (ValueError, NotImplementedError) as error:
             raise UserError(f"{option}={pattern} is not a valid file pattern: {error}") from error
-        # Read a file that exists plain and gzipped only once.
+        # If a file exists both plain and gzipped, read the plain file only.
         once = (p for p in plain | packed if p.suffix != ".gz" or p.with_suffix("") not in plain)
         matches = sorted(path for path in once if path.is_file())
         if not matches:

@@ -64,7 +64,8 @@ def several() -> bool:
 def leave(code: int) -> NoReturn:
     """Exits with `code` after an error.
 
-    Several processes skip the exit handlers: these wait for all processes, which could deadlock after an error.
+    In a run of several processes, skips the exit handlers, which wait for all processes: after an error, this wait may
+    never end.
     """
     if several():
         from common.runtime import heartbeat
