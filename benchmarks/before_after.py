@@ -22,14 +22,14 @@ class Change(NamedTuple):
 
     Attributes:
       measure: what is measured, with its unit.
-      before, after: values.
+      before, after: values; `before` is None if only one program was measured.
       code: the older and the newer commit, or two modes of one commit.
       most: upper bound of `after`; None without a target.
       command: command that measures.
     """
 
     measure: str
-    before: float
+    before: float | None
     after: float
     code: str
     most: float | None
@@ -51,7 +51,8 @@ def _read(path: Path) -> list[dict[str, str]]:
 def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step, by mesh, with one and with four microbatches.
 
-    The target with four microbatches is 2 % above the newer commit's traffic with one microbatch.
+    The target with four microbatches is 2 % above the newer commit's traffic with one microbatch. A case without an
+    older commit compares four microbatches with one, if both were measured.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}
@@ -60,14 +61,20 @@ def exchanges(results: Path) -> Iterator[Change]:
         commits[row["code"], row["microbatches"]] = sum(float(row[name]) for name in traffic)
     for case, found in received.items():
         codes = list(dict.fromkeys(code for code, _ in found))
-        if len(codes) < 2:
-            continue
         old, new = codes[0], codes[-1]
+        command = "launch.scaling --exchange"
+        if old == new and (new, "4") not in found:
+            continue
+        if old == new:
+            name = f"gradients received, {case}, microbatches: 1 and 4 (MiB)"
+            most = 1.02 * found[new, "1"]
+            yield Change(name, found[new, "1"], found[new, "4"], new, most, command)
+            continue
         for number in ("1", "4"):
             name = f"gradients received, {case}, microbatches: {number} (MiB)"
             most = 1.02 * found[new, "1"] if number != "1" else None
             values = found[old, number], found[new, number]
-            yield Change(name, *values, f"{old}, {new}", most, "launch.scaling --exchange")
+            yield Change(name, *values, f"{old}, {new}", most, command)
 
 
 def decoding(results: Path) -> Iterator[Change]:
@@ -96,28 +103,53 @@ def attention(results: Path) -> Iterator[Change]:
 
 
 def compilation(results: Path) -> Iterator[Change]:
-    """Yields CPU seconds of compilation of a translation model with 32 encoder layers."""
+    """Yields CPU seconds of compilation of a translation model with 32 encoder layers.
+
+    The target before step 1 is a third of the older commit's.
+    """
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]
     command = "benchmarks.compilation --layers 32"
     for column, name, most in (
         ("lower and compile CPU s", "each bucket", 8.0),
-        ("before step 1 CPU s", "before step 1", None),
+        ("before step 1 CPU s", "before step 1", old["before step 1 CPU s"] / 3),
     ):
         name = f"compilation, 32 layers, {name} (CPU s)"
         codes = f"{old['commit']}, {new['commit']}"
         yield Change(name, old[column], new[column], codes, most, command)
 
 
+def placement(results: Path) -> Iterator[Change]:
+    """Yields the estimated milliseconds of a step on 8 to 256 v5e chips.
+
+    The older programs left the exchange of gradients and the order of devices to the compiler.
+    """
+    old = "f090e73"
+    tables = [_read(results / f"launch/weak_scaling{of}.csv") for of in (f"_{old}", "")]
+    for before, after in zip(*tables, strict=True):
+        name = f"estimated step, {after['run']}, {after['chips']} chips (ms)"
+        values = (float(row["ms of a step, estimated"]) for row in (before, after))
+        yield Change(name, *values, f"{old}, d733b7c", None, "launch.scaling")
+
+
+def steps(results: Path) -> Iterator[Change]:
+    """Yields the time of each recipe's step on CPUs over the time of PyTorch, and of the step's own matrix products."""
+    for row in _read(results / "benchmarks/step.csv"):
+        for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
+            name = f"{row['recipe']} in {row['dtype']} on two CPU cores, {column}"
+            yield Change(name, None, float(row[column]), row["commit"], most, "benchmarks.step")
+
+
 def write(results: Path = RESULTS) -> str:
     """Writes results/launch/before_after.md. Returns the table for the terminal."""
-    rows = [c.cells() for of in (exchanges, decoding, attention, compilation) for c in of(results)]
+    measures = exchanges, decoding, attention, compilation, placement, steps
+    rows = [change.cells() for measure in measures for change in measure(results)]
     page = f"""# Before and after
 
 Written by `python -m benchmarks.before_after` from the tables beside this page and from
-[compilation.json](../benchmarks/compilation.json). Bytes are properties of compiled programs.
-[step.md](../benchmarks/step.md) has the time of a step against PyTorch and against its own matrix products. The
-[estimates for 8 to 256 chips](weak_scaling.md) have no older rows.
+[compilation.json](../benchmarks/compilation.json). Bytes and estimated milliseconds are properties of compiled
+programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has their ranges and the machine. They have no
+value before, because no older program was measured on this machine.
 
 {markdown(COLUMNS, rows)}"""
     (results / "launch/before_after.md").write_text(page)
