@@ -18,7 +18,6 @@ from common.config import check_least
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
-from common.data.files import source_folder
 from common.errors import UserError, check
 from common.metrics.classes import Classes
 from common.model.linear import Linear
@@ -26,7 +25,6 @@ from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.variables import Params
-from explicit_opt.idx import read_idx
 from explicit_opt.solution import explicit_solution, fit_scale
 from explicit_opt.start import INITIALIZERS, exponent, seedless, validate_start, zeros
 
@@ -76,19 +74,9 @@ def load_images(source: str) -> tuple[Images, Images]:
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
         raise UserError(f"--config.data.source={source} is unknown: use {EMBEDDED} or files:DIR")
-    directory = source_folder(path)
-    return _load_idx(directory, "train"), _load_idx(directory, "t10k")
+    from explicit_opt.idx import read_mnist
 
-
-def _load_idx(directory: Path, part: str) -> Images:
-    pixels = read_idx(directory, f"{part}-images-idx3-ubyte")
-    labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
-    check(
-        pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
-        " be (images, height, width) and (images,), with at least one image",
-    )
-    return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
+    return read_mnist(path)
 
 
 def features_of(pixels_EM: np.ndarray, levels: int) -> np.ndarray:

@@ -4,10 +4,35 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data.files import read_bytes
-from common.errors import UserError
+from common.data.files import read_bytes, source_folder
+from common.errors import UserError, check
 
 _UNSIGNED_BYTE = 8
+
+
+Images = tuple[np.ndarray, np.ndarray]
+"""Pixels (E, M) uint8 and labels (E,)."""
+
+
+def read_mnist(place: str) -> tuple[Images, Images]:
+    """Returns the training and the test images in DIR (`place`) of --config.data.source=files:DIR.
+
+    Raises:
+      UserError: a file is missing or damaged, or numbers of labels and images differ.
+    """
+    directory = source_folder(place)
+    return _read_part(directory, "train"), _read_part(directory, "t10k")
+
+
+def _read_part(directory: Path, part: str) -> Images:
+    pixels = read_idx(directory, f"{part}-images-idx3-ubyte")
+    labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
+    check(
+        pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
+        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
+        " be (images, height, width) and (images,), with at least one image",
+    )
+    return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 
 
 def read_idx(directory: Path, name: str) -> np.ndarray:

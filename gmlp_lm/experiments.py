@@ -19,10 +19,8 @@ from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
-from common.tasks.language_modelling import LanguageModelling
 from configs import language
 from gmlp_lm import figures, run
-from gmlp_lm.model import language_model
 
 KINDS = {"gpt": "GPT", "gmlp": "gMLP", "gmlp_attn": "gMLP + attention"}
 
@@ -208,8 +206,7 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
     def evaluate() -> dict[str, float]:
         config, _, values = run.load(workdir, suite.mesh)
         config.eval.update({"tokens": 0, "sample": 0})
-        task = LanguageModelling(config, language_model, suite.mesh)
-        return task.evaluate(values, "valid")
+        return run.Task(config, suite.mesh).evaluate(values, "valid")
 
     return cached_json(workdir / WHOLE, key, evaluate)
 

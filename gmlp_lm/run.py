@@ -13,6 +13,7 @@ from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
+from common.variables import Params
 from gmlp_lm import model
 from gmlp_lm.model import language_model
 
@@ -29,9 +30,27 @@ def validate(config: ConfigDict) -> None:
         loop.validate(config)
 
 
-def prepare(
-    config: ConfigDict, mesh: Mesh, read_data: bool = True
-) -> tuple[ConfigDict, LanguageModelling]:
+class Task(LanguageModelling):
+    """Language modelling with the models of this paper."""
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
+        super().__init__(config, language_model, mesh, read_data=read_data)
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.
+
+        Raises:
+          UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
+            tied to the embedding.
+        """
+        if not self.config.get("head_start"):
+            return trainable
+        from gmlp_lm.head_start import output_layer
+
+        return trainable | output_layer(self, trainable, frozen)
+
+
+def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
     """Returns the configuration for the training loop, and the task.
 
     Args:
@@ -41,7 +60,7 @@ def prepare(
       UserError: the configuration or the data is invalid.
     """
     validate(config)
-    return config, LanguageModelling(config, language_model, mesh, read_data=read_data)
+    return config, Task(config, mesh, read_data=read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common.data.files import has_surrogate
+from common.data.record import has_surrogate
 from common.data.record_files import NAMES
 from common.errors import check
 from perception.table_columns import check_header, find_columns

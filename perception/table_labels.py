@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.data.files import has_surrogate
+from common.data.record import has_surrogate
 from common.errors import UserError, check
 from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of

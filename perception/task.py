@@ -100,12 +100,11 @@ class TextClassification(Classification):
         """Name of the split that selects the best step: "valid", or "test" as in the authors' program."""
         return self.config.eval.select
 
-    def _tokenize(self, text: LabelledText) -> "SegmentedCorpus":
-        rows, firsts, cut = self.tokenizer.encode_parts(text.texts, self._longest)
-        self._cut += cut
-        corpus = SegmentedCorpus.from_lists(rows, *self.marks)
+    def tokenize(self, text: LabelledText, longest: int) -> tuple[SegmentedCorpus, int]:
+        rows, firsts, cut = self.tokenizer.encode_parts(text.texts, longest)
+        corpus = SegmentedCorpus.from_lists(rows, None, self.tokenizer.pad)
         corpus.firsts_E = np.asarray(firsts, np.int32)
-        return corpus
+        return corpus, cut
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
         """Returns the batch of `Classification._labelled`. If the model has segments, adds the lengths of the first
@@ -116,10 +115,6 @@ class TextClassification(Classification):
             return found
         firsts_B = self._corpora[split].firsts_E[batch["ids"]]
         return {**found, "firsts": np.where(batch["ids"] >= 0, firsts_B, 0).astype(np.int32)}
-
-    @property
-    def marks(self) -> tuple[int | None, int]:
-        return None, self.tokenizer.pad
 
     @cached_property
     def weights(self) -> np.ndarray | None:

@@ -15,7 +15,8 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from common.data.files import decoded_lines, has_surrogate, lines_of, opened
+from common.data.files import decoded_lines, lines_of, opened
+from common.data.record import has_surrogate
 from common.data.record_files import parse_json_lines
 from common.errors import UserError, check
 from perception.table_files import (

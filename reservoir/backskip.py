@@ -42,8 +42,9 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.model.block import Block, Context
-from common.model.dropout import Key, fold, row_normal
+from common.model.dropout import Key, fold
 from common.model.linear import Linear
+from reservoir.row_random import row_normal
 
 NOISE = 2**16 + 1
 """Number folded into a block's random key to get the key of the noise. Smaller numbers give the keys of the block's

@@ -7,10 +7,9 @@ from ml_collections import ConfigDict
 
 from common.freezing import freeze, give, thaw
 from common.model import initializers, transformer
-from common.model.classifier import Classifier
 from common.model.dropout import Key, dropout, fold
 from common.model.embed import Embed
-from common.model.encoder import Encoder, MaskedLanguageModel
+from common.model.encoder import Encoder
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
 from common.model.low_rank import Lora, adapt, linear_layers
@@ -23,6 +22,46 @@ INIT_STD = 0.02
 FINE_TUNING_MODES = ("keep", "tune", "freeze_now")
 """Values of `config.reservoirs` in fine-tuning. "keep": reservoirs stay frozen. "tune": reservoirs are trained.
 "freeze_now", the paper's control: fine-tuning freezes layers that pretraining trained."""
+
+
+class MaskedLanguageModel(nnx.Module):
+    """An encoder and a head for masked language modelling.
+
+    Args:
+      head: function (encoder's output at the masked positions (B, masked, D), token embedding `Embed`) -> logits
+        (B, masked, V).
+    """
+
+    def __init__(self, encoder: Encoder, head: nnx.Module):
+        self.encoder, self.head = encoder, head
+
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        lengths_B: jax.Array,
+        masked_positions: jax.Array,
+        key: Key = None,
+    ) -> jax.Array:
+        """Returns logits (B, masked, V) at the positions `masked_positions`, (B, masked)."""
+        x_BLD = self.encoder(tokens_BL, lengths_B, key)
+        x_masked = jnp.take_along_axis(x_BLD, masked_positions[..., None], axis=1)
+        return self.head(x_masked, self.encoder.embed)
+
+
+class Classifier(nnx.Module):
+    """An encoder and a classification head, which reads the encoder's output at the first token.
+
+    Args:
+      head: function (encoder's output at the first token (B, D), dropout key) -> logits (B, C).
+    """
+
+    def __init__(self, encoder: Encoder, head: nnx.Module):
+        self.encoder, self.head = encoder, head
+
+    def __call__(self, tokens_BL: jax.Array, lengths_B: jax.Array, key: Key = None) -> jax.Array:
+        """Returns logits (B, C) in float32."""
+        x_BLD = self.encoder(tokens_BL, lengths_B, fold(key, 0))
+        return self.head(x_BLD[:, 0], fold(key, 1))
 
 
 class MaskedHead(nnx.Module):

@@ -1,5 +1,6 @@
 """Fine-tunes a masked language model as a classifier (section 4.3)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,25 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import check_choice, check_least, check_rate, complete
+from common.data.corpus import TokenizedCorpus
+from common.data.labelled import LabelledText
+from common.data.special_ids import BOS, EOS
 from common.errors import UserError, check
-from common.model.classifier import Classifier
 from common.model.low_rank import Lora
 from common.storage.folders import open_folder
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train import loop
 from common.train.checkpoint import check_snapshot
+from common.train.saved_tokenizer import save_tokenizer
 from common.variables import Params
 from reservoir import encoder
 from reservoir.placement import placement
 from reservoir.pretrained import Pretrained, open_run
-from reservoir.tasks.masked_lm import vocabulary
+from reservoir.tasks.masked_lm import TOKENIZER, vocabulary
+
+PAIR_TOKENS = 4
+"""Number of special tokens of a pair of texts: `<s> a </s></s> b </s>`."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -107,7 +114,7 @@ def make_lora(config: ConfigDict) -> Lora | None:
 def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
     """Returns a function (number of classes, rngs=) -> `Classifier`."""
 
-    def build(classes: int, *, rngs: nnx.Rngs) -> Classifier:
+    def build(classes: int, *, rngs: nnx.Rngs) -> encoder.Classifier:
         return encoder.classifier(
             config.model,
             vocabulary(pretrained.tokenizer),
@@ -121,12 +128,38 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
     return build
 
 
+def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
+    """Joins one or two texts into `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
+
+    Truncates the sequence to `longest` tokens, including the last `</s>`. Truncates the longer text of a pair first.
+
+    Returns:
+      The token ids, and whether a text was truncated.
+    """
+    if len(parts) == 1:
+        room = longest - 2
+        return [BOS, *parts[0][:room]], len(parts[0]) > room
+    (a, b), room = map(len, parts), longest - PAIR_TOKENS
+    first = min(a, max(room - b, -(-room // 2)))
+    second = min(b, room - first)
+    return [BOS, *parts[0][:first], EOS, EOS, *parts[1][:second]], a + b > room
+
+
 class FineTuning(Classification):
-    """Classification whose encoder starts from a pretraining run."""
+    """Classification of texts in RoBERTa's format. The encoder starts from a pretraining run."""
 
     def __init__(self, config: ConfigDict, pretrained: Pretrained, *arguments: Any, **options: Any):
         super().__init__(config, pretrained.tokenizer, *arguments, **options)
         self._pretrained = pretrained
+
+    def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
+        parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
+        examples, cut = zip(*(sequence(x, longest) for x in zip(*parts, strict=True)), strict=True)
+        return TokenizedCorpus.from_lists(examples), sum(cut)
+
+    def save(self, workdir: Path) -> None:
+        """Writes the tokenizer to the workdir."""
+        save_tokenizer(self.tokenizer, workdir / TOKENIZER)
 
     def fingerprints(self) -> dict[str, str]:
         return super().fingerprints() | {"the pretraining run": self._pretrained.fingerprint}

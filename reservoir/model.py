@@ -1,7 +1,7 @@
 """Stacks with reservoirs, and the translator and language model built from them."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -12,14 +12,17 @@ from common.errors import UserError, check
 from common.model import transformer
 from common.model.block import Block
 from common.model.embed import Embed
-from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.stack import Stack
 from configs.reservoirs import fields
 from reservoir import options, skipping
+from reservoir.attention_blocks import causal_block, decoder_block, encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.kinds import RESERVOIRS, Kind, Layer, find
 from reservoir.placement import PLACEMENTS, placement
+
+if TYPE_CHECKING:
+    from common.model.language_model import LanguageModel
 
 
 class StackFields(NamedTuple):
@@ -32,11 +35,11 @@ class StackFields(NamedTuple):
 
 
 STACKS = {
-    "encoder": StackFields("encoder_layers", "reservoirs", "placement", transformer.encoder_block),
+    "encoder": StackFields("encoder_layers", "reservoirs", "placement", encoder_block),
     "decoder": StackFields(
-        "decoder_layers", "decoder_reservoirs", "decoder_placement", transformer.decoder_block
+        "decoder_layers", "decoder_reservoirs", "decoder_placement", decoder_block
     ),
-    "language model": StackFields("layers", "reservoirs", "placement", transformer.causal_block),
+    "language model": StackFields("layers", "reservoirs", "placement", causal_block),
 }
 """Name of a stack -> names of its fields in `config.model`. All stacks except the encoder are causal."""
 
@@ -123,17 +126,30 @@ def translator(
 ) -> EncoderDecoder:
     """Returns the encoder-decoder of section 3.1, with separate embedding tables for source and target."""
     decoder_blocks = blocks(model, "decoder", rngs=rngs)
+    source, target = (
+        Embed(
+            vocabulary,
+            model.width,
+            rngs=rngs,
+            positions=model.positions,
+            maximum=model.max_length,
+            dropout_rate=model.dropout,
+        )
+        for vocabulary in (source_vocabulary, target_vocabulary)
+    )
     return EncoderDecoder(
-        transformer.embed(model, source_vocabulary, rngs=rngs),
-        transformer.embed(model, target_vocabulary, rngs=rngs),
+        source,
+        target,
         encoder_stack(model, rngs=rngs),
         transformer.stack(model, decoder_blocks, rngs=rngs),
         dtype=transformer.compute_dtype(model.dtype),
     )
 
 
-def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
+def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> "LanguageModel":
     """Returns the language model of section 3.2. Input and output embeddings are tied unless `model.tied` is False."""
+    from common.model.language_model import LanguageModel
+
     embed = Embed(
         vocabulary,
         model.width,

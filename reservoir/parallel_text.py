@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.data.cache import fingerprint
-from common.data.files import read_lines, source_folder
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
 from common.errors import UserError, check
 
@@ -54,7 +53,7 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         case "embedded":
             text = _load_embedded(place, name, languages)
         case "files":
-            text = _load_files(source_folder(place), name, languages)
+            text = _load_files(place, name, languages)
         case "tfds":
             text = _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
@@ -94,7 +93,10 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
     return ParallelText(*EMBEDDED[name](split))
 
 
-def _load_files(folder: Path, split: str, languages: tuple[str, str]) -> ParallelText:
+def _load_files(place: str, split: str, languages: tuple[str, str]) -> ParallelText:
+    from common.data.files import source_folder
+
+    folder = source_folder(place)
     return read_parallel(*(_find(folder, split, language) for language in languages))
 
 
@@ -104,6 +106,8 @@ def read_parallel(*paths: Path) -> ParallelText:
     Raises:
         UserError: a file is missing, damaged, empty or not UTF-8, or the files have different numbers of lines.
     """
+    from common.data.files import read_lines
+
     source, target = (read_lines(path) for path in paths)
     check(
         len(source) == len(target),

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.data.files import names_in, read_bytes
 from common.data.text_sources import OWN, python_manual, text_folder
 from common.errors import UserError, check
 
@@ -39,6 +38,8 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     folder = text_folder(data.source)
     if folder is None:
         return {split: _manual(split) for split in SPLITS}
+    from common.data.files import read_bytes
+
     if data.file:
         path = _find(folder, data.file, "--config.data.file")
         return _cut(path, read_bytes(path)[: data.get("limit") or None], data.shares)
@@ -58,6 +59,8 @@ def _find(folder: Path, name: str, option: str) -> Path:
     paths = [folder / f"{stem}{ending}" for stem in name.split("|") for ending in ENDINGS]
     if path := next(filter(Path.is_file, paths), None):
         return path
+    from common.data.files import names_in
+
     raise UserError(
         f"no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {folder} ({option});"
         f" its files: {names_in(folder)}"

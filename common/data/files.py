@@ -3,7 +3,6 @@
 import codecs
 import gzip
 import os
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,8 +20,6 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order mark at the start of a file -> encoding."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CHUNK = 2**20
 """Maximum number of bytes that are decoded at once."""
@@ -47,11 +44,6 @@ def names_in(folder: Path) -> str:
     """Returns the names of at most ten files of a folder, for an error message."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     return ", ".join(names[:10]) or "none"
-
-
-def has_surrogate(text: str) -> bool:
-    """Returns whether a text contains a lone surrogate, which is not valid text."""
-    return _SURROGATE.search(text) is not None
 
 
 ADVICE = "; convert the text to UTF-8"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.data.cache import fingerprint
-from common.data.files import has_surrogate
-from common.data.record import Record
+from common.data.record import Record, has_surrogate
 from common.data.records import open_records
 from common.errors import UserError, check
 from common.runtime.processes import is_main

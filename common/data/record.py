@@ -1,5 +1,6 @@
-"""Types of examples with named fields."""
+"""Types of examples with named fields, and a check of their texts."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,3 +9,10 @@ Record = tuple[str, dict[str, Any]]
 
 Records = tuple[dict[str, Iterator[Record]], Sequence[str] | None]
 """Split -> its examples, and the class names; None for a source without class names."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def has_surrogate(text: str) -> bool:
+    """Returns whether a text contains a lone surrogate, which is not valid text."""
+    return _SURROGATE.search(text) is not None

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.data.files import source_folder
 from common.errors import check
 
 OWN = "import:"
@@ -22,6 +21,8 @@ def text_folder(source: str) -> Path | None:
         f"{option} must be embedded:python, files:DIR or import:MODULE:FUNCTION",
     )
     if kind == "files":
+        from common.data.files import source_folder
+
         return source_folder(place)
     check(place == "python", f"{option} is unknown: use embedded:python, the Python manual")
     return None

@@ -1,4 +1,4 @@
-"""Multi-head self-attention and cross-attention."""
+"""Multi-head self-attention."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -127,28 +127,3 @@ class Attention(Sublayer):
         key_BGKL, value_BGLK = cache_layout(*new)
         own_BL = jnp.zeros(x_BLD.shape[:2], jnp.int32)
         return keys.filled(key_BGKL), values.filled(value_BGLK), writers.filled(own_BL)
-
-
-class CrossAttention(Attention):
-    """Attention over the encoder's output `context.encoded_BSD`. `cache` computes keys and values once for decoding."""
-
-    def __call__(self, x_BTD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        heads = self._split(self.query(x_BTD)), *self._project(context.encoded_BSD)
-        options = {"dropout_rate": self.dropout_rate, "key": key}
-        return self._merge(attend(*heads, key_lengths_B=context.encoded_lengths_B, **options))
-
-    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
-        return cache_layout(*self._project(context.encoded_BSD))
-
-    def step(
-        self, x_X1D: jax.Array, cache: Any, index: jax.Array, context: Context
-    ) -> tuple[jax.Array, Any]:
-        # All hypotheses of a sentence attend to the same keys, so the cache has one row per sentence.
-        x_BTD = x_X1D.reshape(cache[0].shape[0], -1, x_X1D.shape[-1])
-        mask_BS = jnp.arange(cache[0].shape[-1]) < context.encoded_lengths_B[:, None]
-        query_BTHK = self._split(self.query(x_BTD))
-        y_BTHK = attend_cached(query_BTHK, [cache[0]], [cache[1]], [mask_BS[:, None, None]])
-        return self._merge(y_BTHK).reshape(x_X1D.shape), cache
-
-    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        return cache  # `cache` is already complete: it depends on the encoder's output only.

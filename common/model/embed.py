@@ -6,9 +6,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model import initializers, position
+from common.model import initializers
 from common.model.dropout import Key, dropout
 from common.model.linear import matmul
+
+
+def _positions(kind: str, maximum: int, width: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    if kind == "none":
+        return None
+    from common.model import position
+
+    return {
+        "sinusoidal": lambda: position.Sinusoidal(width),
+        "learned": lambda: position.Learned(maximum, width, rngs=rngs),
+    }[kind]()
 
 
 class Embed(nnx.Module):
@@ -41,11 +52,7 @@ class Embed(nnx.Module):
         self.table = nnx.Param(table, axes=("vocab", "embed"))
         self.scale = math.sqrt(width) if scale else 1.0
         self.dropout_rate = dropout_rate
-        self.positions = {
-            "sinusoidal": lambda: position.Sinusoidal(width),
-            "learned": lambda: position.Learned(maximum, width, rngs=rngs),
-            "none": lambda: None,
-        }[positions]()
+        self.positions = _positions(positions, maximum, width, rngs)
         self.types = (
             nnx.Param(draw(rngs.params(), (types, width)), axes=(None, "embed")) if types else None
         )

@@ -1,4 +1,4 @@
-"""A transformer encoder, and masked language modelling (RoBERTa; Liu et al., 2019)."""
+"""A transformer encoder."""
 
 import jax
 import jax.numpy as jnp
@@ -64,27 +64,3 @@ class Encoder(nnx.Module):
     def hidden(self, tokens_BL: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
         """Returns the hidden states, each (B, L, D): the embeddings, and every layer's output before the final norm."""
         return self.stack.hidden(self._enter(tokens_BL, None), self._context(lengths_B))
-
-
-class MaskedLanguageModel(nnx.Module):
-    """An encoder and a head for masked language modelling.
-
-    Args:
-      head: function (encoder's output at the masked positions (B, masked, D), token embedding `Embed`) -> logits
-        (B, masked, V).
-    """
-
-    def __init__(self, encoder: Encoder, head: nnx.Module):
-        self.encoder, self.head = encoder, head
-
-    def __call__(
-        self,
-        tokens_BL: jax.Array,
-        lengths_B: jax.Array,
-        masked_positions: jax.Array,
-        key: Key = None,
-    ) -> jax.Array:
-        """Returns logits (B, masked, V) at the positions `masked_positions`, (B, masked)."""
-        x_BLD = self.encoder(tokens_BL, lengths_B, key)
-        x_masked = jnp.take_along_axis(x_BLD, masked_positions[..., None], axis=1)
-        return self.head(x_masked, self.encoder.embed)

@@ -1,7 +1,6 @@
 """Classification of texts and pairs of texts."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +15,16 @@ from common.data.batches import check_rows, iterate
 from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
-from common.data.special_ids import BOS, EOS, PAD
 from common.metrics.classes import Classes
-from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
-from common.train.saved_tokenizer import SavedTokenizer, save_tokenizer
+from common.train.saved_tokenizer import SavedTokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.variables import Params
 
-Build = Callable[..., Classifier]
+Build = Callable[..., nnx.Module]
 """Function (number of classes, *, rngs) -> model."""
-
-TOKENIZER = "tokenizer.npz"
-PAIR_TOKENS = 4
-"""Number of special tokens of a pair of texts: `<s> a </s></s> b </s>`."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -40,35 +33,16 @@ def validate(config: ConfigDict) -> None:
     check_buckets("--config.data.buckets", config.data.buckets)
 
 
-def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
-    """Joins one or two texts into `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
-
-    Truncates the sequence to `longest` tokens, including the last `</s>`. Truncates the longer text of a pair first.
-
-    Returns:
-      The token ids, and whether a text was truncated.
-    """
-    if len(parts) == 1:
-        room = longest - 2
-        return [BOS, *parts[0][:room]], len(parts[0]) > room
-    (a, b), room = map(len, parts), longest - PAIR_TOKENS
-    first = min(a, max(room - b, -(-room // 2)))
-    second = min(b, room - first)
-    return [BOS, *parts[0][:first], EOS, EOS, *parts[1][:second]], a + b > room
-
-
-def _log_probabilities(model: Classifier, batch: Batch) -> dict[str, jax.Array]:
+def _log_probabilities(model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
     logits_BC = model(batch["tokens"], batch["lengths"])
     return {"logs": jax.nn.log_softmax(logits_BC.astype(jnp.float32))}
 
 
 class Classification(Task):
-    """Classification of texts in RoBERTa's format.
-
-    A subclass for another tokenizer overrides `rows`, `marks` and `save`.
+    """Classification of texts. Subclasses implement `tokenize` and `save`.
 
     Args:
-      tokenizer: tokenizer of the texts, saved with the run. None is allowed if `classes` is given.
+      tokenizer: tokenizer of the texts. None is allowed if `classes` is given.
       build: function (number of classes, *, rngs) -> model.
       longest: maximum number of tokens L of the model's input. Longer texts are truncated.
       start: function (trainable, frozen) -> initial parameters, see `Task.start`.
@@ -106,11 +80,11 @@ class Classification(Task):
         config, longest = self.config, self._longest
         self.splits, self.classes = labelled or load_labelled(config.data)
         self._class_count = len(self.classes)
-        self._cut = 0
-        self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
-        if self._cut and is_main():
-            total = sum(len(text) for text in self.splits.values())
-            print(f"{self._cut:,} of {total:,} examples are truncated to {longest} tokens")
+        tokenized = {split: self.tokenize(text, longest) for split, text in self.splits.items()}
+        self._corpora = {split: corpus for split, (corpus, _) in tokenized.items()}
+        cut, total = sum(cut for _, cut in tokenized.values()), sum(map(len, self.splits.values()))
+        if cut and is_main():
+            print(f"{cut:,} of {total:,} examples are truncated to {longest} tokens")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
         self.training_batches = BucketedBatches(
@@ -122,11 +96,11 @@ class Classification(Task):
             seed=config.seed,
         )
 
-    def build(self, rngs: nnx.Rngs) -> Classifier:
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return self._build(self._class_count, rngs=rngs)
 
     def loss(
-        self, model: Classifier, batch: Batch, key: jax.Array | None
+        self, model: nnx.Module, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         logits_BC = model(batch["tokens"], batch["lengths"], key)
         loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
@@ -139,24 +113,12 @@ class Classification(Task):
         arrays = {"tokens": integers(rows, self._longest), **each}
         return BatchSpec(arrays, rows * self._longest)
 
-    def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
+    def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
         """Returns the token ids of every example, and the number of truncated examples.
 
-        An example has at most `longest` tokens, including the closing token (`marks`) that batches append.
+        An example has at most `longest` tokens, including the end token that batches append.
         """
-        parts = [self.tokenizer.encode(side) for side in zip(*texts, strict=True)]
-        examples = [sequence(example, longest) for example in zip(*parts, strict=True)]
-        return [tokens for tokens, _ in examples], sum(cut for _, cut in examples)
-
-    @property
-    def marks(self) -> tuple[int | None, int]:
-        """Ids (closing token, padding token). Batches append the closing token to each row, unless its id is None."""
-        return EOS, PAD
-
-    def _tokenize(self, text: LabelledText) -> TokenizedCorpus:
-        tokens, cut = self.rows(text.texts, self._longest)
-        self._cut += cut
-        return TokenizedCorpus.from_lists(tokens, *self.marks)
+        raise NotImplementedError
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
         """Returns a batch with `tokens` (B, L) and `lengths`, `ids` and `labels`, each (B,).
@@ -208,7 +170,3 @@ class Classification(Task):
     def fingerprints(self) -> dict[str, str]:
         splits = {f"the {split} split": text.fingerprint for split, text in self.splits.items()}
         return splits | {"the tokenizer": self.tokenizer.fingerprint}
-
-    def save(self, workdir: Path) -> None:
-        """Writes the tokenizer to the workdir."""
-        save_tokenizer(self.tokenizer, workdir / TOKENIZER)

@@ -25,15 +25,15 @@ from common.data.text import load_text
 from common.data.tokenizer import Tokenizer, build_tokenizer
 from common.errors import check
 from common.metrics.losses import Losses
-from common.model.dropout import fold, row_keys
-from common.model.encoder import MaskedLanguageModel
+from common.model.dropout import fold
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from reservoir.encoder import masked_lm
+from reservoir.encoder import MaskedLanguageModel, masked_lm
 from reservoir.masking import mask
 from reservoir.packing import PackedRows
+from reservoir.row_random import row_keys
 from reservoir.skipping import Backskipping
 from reservoir.transformer_fields import check_transformer
 

@@ -12,6 +12,7 @@ from common.data.examples import in_order
 from common.errors import UserError
 from common.model import transformer
 from common.model.block import Context
+from common.model.embed import Embed
 from common.model.linear import Linear
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh
@@ -21,6 +22,7 @@ from configs import explicit
 from explicit_opt.digits import Digits
 from explicit_opt.output import Sums, warm_start
 from explicit_opt.solution import explicit_solution
+from reservoir.attention_blocks import encoder_block
 
 CLASSES, LENGTH, EXAMPLES = 5, 6, 240
 
@@ -31,8 +33,8 @@ class Classifier(nnx.Module):
     def __init__(self, bias: bool, *, rngs: nnx.Rngs):
         model = load("configs/wmt_transformer.py:tiny").model
         model.dropout, model.dtype = 0.0, "float32"
-        self.embed = transformer.embed(model, 30, rngs=rngs)
-        blocks = [transformer.encoder_block(model, rngs=rngs) for _ in range(2)]
+        self.embed = Embed(30, model.width, rngs=rngs)
+        blocks = [encoder_block(model, rngs=rngs) for _ in range(2)]
         self.encoder = transformer.stack(model, blocks, rngs=rngs)
         axes = ("embed", "vocab")
         options = {} if bias else {"bias_init": None}

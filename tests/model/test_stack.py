@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.model import transformer
 from common.model.block import Context
 from common.model.stack import REMAT, Stack
+from reservoir.attention_blocks import encoder_block
 
 MODEL = ConfigDict(
     {"width": 8, "hidden": 32, "heads": 2, "norm": "pre", "activation": "relu", "dropout": 0.0}
@@ -16,7 +16,7 @@ MODEL = ConfigDict(
 
 def stack(remat: str = "none") -> Stack:
     rngs = nnx.Rngs(0)
-    blocks = [transformer.encoder_block(MODEL, rngs=rngs) for _ in range(2)]
+    blocks = [encoder_block(MODEL, rngs=rngs) for _ in range(2)]
     return Stack(blocks, MODEL.width, rngs=rngs, remat=remat)
 
 

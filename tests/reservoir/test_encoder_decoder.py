@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 from common.model.block import Context
 from common.model.loss import cross_entropy
-from common.model.transformer import compute_dtype, encoder_block
+from common.model.transformer import compute_dtype
 from common.train import flops
 from common.variables import AbstractModel
+from reservoir.attention_blocks import encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
 from tests.model import helpers
 

@@ -12,13 +12,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from common import sharding, variables
-from common.model.dropout import dropout, row_bits, row_keys, row_normal
+from common.model.dropout import dropout, row_bits
 from common.model.linear import Linear, matmul
 from common.train.exchange import local_sums
 from common.train.prefetch import put
 from common.train.state import Step
 from launch import topology
 from launch.hlo import read_collectives
+from reservoir.row_random import row_keys, row_normal
 from tests.train import toy
 
 ROWS, LENGTH, WORDS, WIDTH = 32, 4, 48, 16

@@ -25,6 +25,7 @@ from configs import language, translation
 from gmlp_lm import model as gmlp_lm
 from perception import model as perception
 from perception.backbones import BACKBONES
+from reservoir.attention_blocks import decoder_block, encoder_block
 from reservoir.kinds import RESERVOIRS
 
 ROWS, LENGTH, WIDTH = 1, 256, 512
@@ -39,17 +40,17 @@ def recipe():
 
 
 def plain(rngs) -> Block:
-    return transformer.encoder_block(recipe(), rngs=rngs)
+    return encoder_block(recipe(), rngs=rngs)
 
 
 def decoder(rngs) -> Block:
     """Returns a decoder block: self-attention, cross-attention and feed-forward."""
-    return transformer.decoder_block(recipe(), rngs=rngs)
+    return decoder_block(recipe(), rngs=rngs)
 
 
 def reservoir(kind: str) -> Callable[..., Block]:
     def make(rngs) -> Block:
-        made = RESERVOIRS[kind].build(recipe(), transformer.encoder_block, False, rngs=rngs)
+        made = RESERVOIRS[kind].build(recipe(), encoder_block, False, rngs=rngs)
         freezing.freeze(made)
         return made
 

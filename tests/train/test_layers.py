@@ -22,6 +22,7 @@ from common.track.tracker import read_metrics
 from common.train.checkpoint import Checkpoints
 from common.train.prefetch import put
 from common.train.state import Step
+from reservoir.attention_blocks import encoder_block
 from tests.train import toy
 
 MODEL = ConfigDict(
@@ -72,7 +73,7 @@ class Wrapped(nnx.Module):
         blocks = []
         for letter in task.layers:
             if letter == "L":
-                block = transformer.encoder_block(task.model, rngs=rngs)
+                block = encoder_block(task.model, rngs=rngs)
             else:
                 feed_forward = transformer.feed_forward(task.model, rngs=rngs)
                 block = transformer.make_block(task.model, [feed_forward], rngs=rngs)

@@ -3,7 +3,7 @@
 import pytest
 
 from common.data.special_ids import BOS, EOS
-from common.tasks.classification import sequence
+from reservoir.finetuning import sequence
 
 
 def test_text_has_begin_and_end_tokens():
