@@ -86,7 +86,6 @@ def language_solution(
     concatenate: bool,
     exponent: float | None = None,
     sign: int = -1,
-    floor: float = FLOOR,
 ) -> jax.Array:
     """Computes eq. (3) for inputs that are W noisy embeddings, concatenated or (`concatenate=False`) summed.
 
@@ -97,10 +96,10 @@ def language_solution(
       float32 tables with the sharding of the counts: (W, V, V) for concatenations, (1, V, V) for sums.
     """
     lags = counts_WVV.shape[0]
-    totals_V = np.maximum(lags * np.asarray(targets_V, np.float64), floor)
+    totals_V = np.maximum(lags * np.asarray(targets_V, np.float64), FLOOR)
     prior_V = (sign * prior_exponent(lags, exponent) * np.log(totals_V)).astype(np.float32)
     with jax.enable_x64(True):
-        return _tables(counts_WVV, noise, prior_V, floor, concatenate)
+        return _tables(counts_WVV, noise, prior_V, concatenate)
 
 
 @partial(jax.jit, static_argnames=("vocabulary", "mesh"))
@@ -135,7 +134,7 @@ def _count_pairs(contexts_WL, targets_L, vocabulary, mesh):
 
 
 @partial(jax.jit, static_argnames="concatenate")
-def _tables(counts_WVV, noise, prior_V, floor, concatenate):
+def _tables(counts_WVV, noise, prior_V, concatenate):
     if not concatenate:
         counts_WVV = counts_WVV.sum(0, keepdims=True, dtype=counts_WVV.dtype)
     spill_V = noise.spill_V.astype(jnp.float64)
@@ -144,7 +143,7 @@ def _tables(counts_WVV, noise, prior_V, floor, concatenate):
         spilled_V = (spill_V @ counts_VV.astype(jnp.float64)).astype(jnp.float32)
         found_VV = noise.keep_V[:, None] * counts_VV.astype(jnp.float32)
         found_VV += noise.uniform_V[:, None] * spilled_V
-        return jnp.log(jnp.maximum(found_VV, jnp.float32(floor))) + prior_V
+        return jnp.log(jnp.maximum(found_VV, FLOOR)) + prior_V
 
     # `lax.map` computes one lag at a time, so only one lag's table is in float64.
     return jax.lax.map(of_lag, counts_WVV)

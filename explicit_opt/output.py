@@ -3,7 +3,7 @@
 Shape letters of this module: B examples of a batch, with all leading axes flattened; M input features; N outputs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -17,15 +17,7 @@ from common.model.linear import Linear
 from common.train.prefetch import put
 from common.train.task import Batch, ModelState, Task
 from common.variables import Params
-from explicit_opt.solution import FLOOR, from_cooccurrences
-
-Examples = Callable[[Batch], tuple[jax.Array, jax.Array]]
-"""Function from a batch to (targets, weights). Both have the leading axes of the layer's inputs."""
-
-
-def targets_and_weights(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns targets and weights of a batch of `NextToken` or `Digits`."""
-    return batch["targets"], batch["weights"]
+from explicit_opt.solution import from_cooccurrences
 
 
 @dataclass
@@ -63,7 +55,6 @@ class Sums:
         *,
         exponent: float | None = None,
         sign: int = -1,
-        floor: float = FLOOR,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns kernel (M, N) and bias (N,). `explicit_solution` documents the arguments.
 
@@ -80,7 +71,7 @@ class Sums:
             # K must be at least 1. Rounding may make the norm of a softmax slightly less than 1.
             priming = max(1.0, self.norm / total - self.low_M.sum())
         kernel_MN = from_cooccurrences(
-            np.maximum(moved_MN, 0), priming, exponent=exponent, sign=sign, floor=floor
+            np.maximum(moved_MN, 0), priming, exponent=exponent, sign=sign
         )
         return kernel_MN, -jnp.asarray(self.low_M, jnp.float32) @ kernel_MN
 
@@ -102,16 +93,14 @@ def warm_start(
     values: ModelState,
     layer: str,
     batches: Iterable[Batch],
-    *,
-    examples: Examples = targets_and_weights,
     **options: float,
 ) -> Params:
     """Returns the trainable parameters with the explicit solution in one layer. Reads `batches` once.
 
     Args:
       layer: path of the `Linear` that computes the logits, such as "layers/1".
-      batches: a finite number of training batches, with the rows of this process.
-      examples: returns targets and weights of a batch.
+      batches: a finite number of training batches, with the rows of this process. Their arrays `targets` and `weights`
+        have the leading axes of the layer's inputs.
       options: keyword arguments of `Sums.solution`.
 
     Raises:
@@ -130,10 +119,9 @@ def warm_start(
         task.loss(model, batch, None)
         width, outputs = kernel.shape
         h_BM = recorder.input.reshape(-1, width).astype(jnp.float32)
-        targets, weights = examples(batch)
-        weights_B = weights.reshape(-1).astype(jnp.float32)
+        weights_B = batch["weights"].reshape(-1).astype(jnp.float32)
         h_BM = jnp.where(weights_B[:, None] > 0, h_BM, 0.0)
-        hits_NB = (targets.reshape(-1) == jnp.arange(outputs)[:, None]) * weights_B
+        hits_NB = (batch["targets"].reshape(-1) == jnp.arange(outputs)[:, None]) * weights_B
         return hits_NB @ h_BM, hits_NB.sum(1), h_BM.min(0), (h_BM.sum(1) * weights_B).sum()
 
     add_up = jax.jit(add_up, out_shardings=sharding.replicated(values.mesh))

@@ -30,7 +30,6 @@ def explicit_solution(
     outputs: int | None = None,
     exponent: float | None = None,
     sign: int = -1,
-    floor: float = FLOOR,
 ) -> jax.Array:
     """Returns U = log F + sign * exponent * log f, the weights of eq. (3) and (5), (M, N) float32.
 
@@ -43,7 +42,6 @@ def explicit_solution(
       outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
       sign: -1 as in eq. (3). +1 follows the sentence before eq. (3), which contradicts eq. (14).
-      floor: lower bound of the co-occurrences.
 
     Raises:
       UserError: a feature is negative or not finite, there are no examples, K < 1, a target is not an integer or out of
@@ -60,7 +58,7 @@ def explicit_solution(
             raise UserError(
                 "the priming number cannot be computed from co-occurrences: pass priming=K"
             )
-        return from_cooccurrences(features, priming, exponent=exponent, sign=sign, floor=floor)
+        return from_cooccurrences(features, priming, exponent=exponent, sign=sign)
     targets = np.asarray(targets)
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
@@ -78,7 +76,7 @@ def explicit_solution(
     if priming is None:
         # Each feature of an example is added to one entry of F, so F sums to the examples' L1 norms.
         priming = total / len(features)
-    return from_cooccurrences(counts, priming, exponent=exponent, sign=sign, floor=floor)
+    return from_cooccurrences(counts, priming, exponent=exponent, sign=sign)
 
 
 def from_cooccurrences(
@@ -87,14 +85,13 @@ def from_cooccurrences(
     *,
     exponent: float | None = None,
     sign: int = -1,
-    floor: float = FLOOR,
 ) -> jax.Array:
     """Returns the explicit solution for co-occurrences F, (..., M, N). Leading axes of F count as input features."""
-    return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent), floor)
+    return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent))
 
 
 def separate_intercept(
-    cooccurrences_MN: jax.typing.ArrayLike, priming: float, floor: float = FLOOR
+    cooccurrences_MN: jax.typing.ArrayLike, priming: float
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 5).
 
@@ -102,8 +99,8 @@ def separate_intercept(
     (3) grows with the norm, whereas the bias is constant.
     """
     _check_priming(priming)
-    totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), floor)
-    return _weights(cooccurrences_MN, 0.0, floor), -(priming - 1) * jnp.log(totals_N)
+    totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), FLOOR)
+    return _weights(cooccurrences_MN, 0.0), -(priming - 1) * jnp.log(totals_N)
 
 
 def prior_exponent(priming: float, exponent: float | None = None) -> float:
@@ -177,10 +174,10 @@ def _norm(features_EM):
 
 
 @jax.jit
-def _weights(cooccurrences_MN, share, floor):
+def _weights(cooccurrences_MN, share):
     counts = jnp.asarray(cooccurrences_MN, jnp.float32)
     totals_N = jnp.sum(counts, axis=tuple(range(counts.ndim - 1)))
-    return jnp.log(jnp.maximum(counts, floor)) + share * jnp.log(jnp.maximum(totals_N, floor))
+    return jnp.log(jnp.maximum(counts, FLOOR)) + share * jnp.log(jnp.maximum(totals_N, FLOOR))
 
 
 @jax.jit(static_argnums=2)

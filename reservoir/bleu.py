@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import check
-from common.metrics.bleu import TOKENIZERS, bleu_metric
+from common.metrics.translations import TOKENIZERS, bleu_metric
 
 
 class Bleu(NamedTuple):

@@ -5,7 +5,6 @@ process i of n gets the rows i B / n to (i + 1) B / n - 1, so a run can resume w
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -112,56 +111,32 @@ class BucketedBatches(grain.MapDataset):
         return generator.permutation(self.batches_per_epoch), shuffled
 
 
-@dataclass(frozen=True)
-class EvaluationBatches(Sequence[Batch]):
-    """Evaluation batches, assembled when they are read. See `evaluation_batches`.
-
-    Attributes:
-        batches: for each batch, the example ids of this process (-1 for empty rows) and the length of its bucket.
-    """
-
-    source: TokenizedCorpus
-    target: TokenizedCorpus | None
-    batches: list[tuple[np.ndarray, int]]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        return _assemble(self.source, self.target, *self.batches[index])
-
-
 def evaluation_batches(
     source: TokenizedCorpus,
     target: TokenizedCorpus | None,
     *,
     buckets: Sequence[int],
-    tokens_per_batch: int = 0,
-    rows: int = 0,
+    tokens_per_batch: int,
     multiple: int = 1,
-) -> EvaluationBatches:
-    """Returns batches that contain every example exactly once, in a fixed order.
+) -> Iterator[Batch]:
+    """Yields batches that contain every example exactly once, in a fixed order.
 
-    Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket. For
-    `source`, `buckets`, `tokens_per_batch` and `multiple` see `BucketedBatches`.
+    Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket. For the
+    other arguments see `BucketedBatches`.
 
     Args:
         target: translations of the source sentences; None for batches that have only `source` and `ids`.
-        rows: maximum number of rows of a global batch; 0 for as many rows as `tokens_per_batch` allows. A batch has at
-            least `multiple` rows.
     """
     _check(source, target, buckets, multiple)
     lengths = list(buckets)
     while len(_fill_buckets(source, target, lengths)[1]):
         lengths.append(2 * lengths[-1])
     members, _ = _fill_buckets(source, target, lengths)
-    batches = []
     for length, examples in zip(lengths, members, strict=True):
-        size = rows_of(length, rows * length or tokens_per_batch, multiple)
+        size = rows_of(length, tokens_per_batch, multiple)
         for start in range(0, len(examples), size):
-            ids = examples[start : start + size]
-            batches.append((local_rows(ids, size), length))
-    return EvaluationBatches(source, target, batches)
+            ids = local_rows(examples[start : start + size], size)
+            yield _assemble(source, target, ids, length)
 
 
 def _check(

@@ -47,11 +47,10 @@ def outline(
     if horizon is None:
         return line
     kept = [(x, y) for x, y in line if x <= horizon]
-    (x0, y0) = kept[-1]
-    if x0 == horizon:
-        return kept
-    (x1, y1) = line[len(kept)] if len(kept) < len(line) else (horizon, y0)
-    return [*kept, (horizon, y0 + (y1 - y0) * (horizon - x0) / (x1 - x0))]
+    if kept[-1][0] < horizon:
+        # `np.interp` extends a shorter line with its last value.
+        kept.append((horizon, float(np.interp(horizon, *np.transpose(line)))))
+    return kept
 
 
 def aucc(
@@ -78,7 +77,6 @@ def mean_outline(
     if len(lines) == 1:
         return lines[0]
     xs = sorted({x for line in lines for x, _ in line})
-    # `np.interp` extends a shorter line with its last value.
     return [(x, float(np.mean([np.interp(x, *np.transpose(line)) for line in lines]))) for x in xs]
 
 

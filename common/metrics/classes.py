@@ -92,7 +92,3 @@ class Classes(Predictions):
             "label": self.names[self.labels_E[example]],
             "prediction": f"{self.names[guess]} ({chance:.2f})",
         }
-
-    @property
-    def costs_E(self) -> np.ndarray:
-        return self.nats_E

@@ -97,7 +97,3 @@ class LabelSets(Predictions):
     def named(self, sets_EC: np.ndarray, example: int) -> str:
         """Returns the names of an example's classes as text."""
         return ", ".join(self.names[n] for n in np.flatnonzero(sets_EC[example])) or "(none)"
-
-    @property
-    def costs_E(self) -> np.ndarray:
-        return self.nats_E

@@ -37,6 +37,7 @@ class Predictions(ABC):
 
     Attributes:
       examples: fingerprint of the test examples and their labels or references.
+      nats_E: loss of each example in nats.
     """
 
     kind: ClassVar[str]
@@ -66,9 +67,9 @@ class Predictions(ABC):
         return self.kind, self.examples, len(self)
 
     @property
-    @abstractmethod
     def costs_E(self) -> np.ndarray:
         """Cost of each example in `cost_unit`. `common.report --examples` sorts examples by the difference in cost."""
+        return self.nats_E
 
     @abstractmethod
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from common.errors import check
 from common.metrics.kinds import MODES
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
-from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compare, correct
+from common.report.verdict import Comparison, Sample, check_runs, compare, correct
 from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
@@ -117,23 +117,19 @@ def find(
     claims: Sequence[Claim],
     groups: Mapping[str, Sequence[Run]],
     missing: Mapping[str, str],
-    margins: Mapping[str, float] = MARGINS,
 ) -> list[Finding]:
     """Compares A and B of every claim whose runs exist, with Holm's correction over these claims.
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.
       missing: `Claim.a` or `Claim.b` -> reason why its runs are missing.
-      margins: metric -> margin of equivalence.
 
     Raises:
       UserError: the runs of a claim lack its metric or cannot be compared.
     """
     reasons = [missing.get(claim.a) or missing.get(claim.b) or "" for claim in claims]
     ran = [c for c, reason in zip(claims, reasons, strict=True) if c.kind == "runs" and not reason]
-    compared = correct(
-        [_compared(claim, groups[claim.a], groups[claim.b], margins) for claim in ran]
-    )
+    compared = correct([_compared(claim, groups[claim.a], groups[claim.b]) for claim in ran])
     by_id = {claim.id: comparison for claim, comparison in zip(ran, compared, strict=True)}
     return [
         Finding(claim, by_id.get(claim.id), reason)
@@ -141,13 +137,11 @@ def find(
     ]
 
 
-def _compared(
-    claim: Claim, a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
-) -> Comparison:
+def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     check_runs(a, b)
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
-    by_metric = {one.metric: one for one in compare(a, b, margins)}
+    by_metric = {one.metric: one for one in compare(a, b)}
     tested = claim.metric in MODES  # Test metrics are computed from predictions.npz.
     without = [run.place for run in (*a, *b) if tested and run.predictions() is None]
     reason = f" ({without[0]} has no predictions.npz)" if without else ""

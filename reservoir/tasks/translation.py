@@ -20,7 +20,7 @@ from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.decode.rows import Decoding, by_rows, gather_weights
 from common.errors import check
-from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
+from common.metrics.translations import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.translations import Translations
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
@@ -155,7 +155,7 @@ class Translator:
         self._gather: Callable | None = None
         self._search: Callable | None = None
 
-    def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Sequence[Batch]:
+    def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Iterator[Batch]:
         """Returns batches that contain every sentence once, with the rows of this process only."""
         return evaluation_batches(
             source,

@@ -231,7 +231,7 @@ def test_resume_with_a_different_process_count(corpora, monkeypatch):
 
 def test_evaluation_batches_have_every_example_once(corpora):
     source, target = corpora
-    batches = evaluation_batches(source, target, **SHAPE)
+    batches = list(evaluation_batches(source, target, **SHAPE))
     assert sorted(ids_of(batches)) == list(range(500))
     batch = batches[0]
     row = batch["ids"].tolist().index(ids_of([batch])[0])
@@ -250,17 +250,17 @@ def test_evaluation_batches_keep_long_examples():
 
 
 def test_evaluation_batches_without_targets(corpora):
-    batches = evaluation_batches(corpora[0], None, **SHAPE)
+    batches = list(evaluation_batches(corpora[0], None, **SHAPE))
     assert all(batch.keys() == {"source", "ids"} for batch in batches)
     assert sorted(ids_of(batches)) == list(range(500))
 
 
 def test_processes_split_evaluation_batches(corpora, monkeypatch):
-    whole = evaluation_batches(*corpora, **SHAPE)
+    whole = list(evaluation_batches(*corpora, **SHAPE))
     parts = []
     for process in range(4):
         be_process(monkeypatch, process, 4)
-        parts.append(evaluation_batches(*corpora, **SHAPE))
+        parts.append(list(evaluation_batches(*corpora, **SHAPE)))
     for i, batch in enumerate(whole):
         shares = [part[i] for part in parts]
         assert_equal({n: np.concatenate([s[n] for s in shares]) for n in batch}, batch)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.metrics.bleu import bleu_metric, bleu_of, sentence_statistics
+from common.metrics.translations import bleu_metric, bleu_of, sentence_statistics
 
 REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
 

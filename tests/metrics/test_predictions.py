@@ -8,12 +8,11 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from common.errors import UserError
-from common.metrics.bleu import bleu_metric
 from common.metrics.classes import Classes
 from common.metrics.kinds import load
 from common.metrics.losses import Losses
 from common.metrics.predictions import Predictions
-from common.metrics.translations import Translations
+from common.metrics.translations import Translations, bleu_metric
 
 HYPOTHESES = ("the cat sat on the mat .", "A dog barks", "", "two men are walking in the rain")
 REFERENCES = ("the cat is on the mat .", "a dog barked", "one", "two men walk in the rain today")

@@ -112,7 +112,7 @@ def test_no_global_state_and_no_heavy_imports():
     script = (
         "import sys\n"
         "import common.report.curve_plot, common.report.table, common.track.tracker\n"
-        "import common.track.progress, common.metrics.bleu\n"
+        "import common.track.progress, common.metrics.translations\n"
         "import common.report.figures, common.report.runs, common.report.comparison\n"
         "heavy = {'matplotlib', 'wandb', 'sacrebleu', 'tqdm', 'jax'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
