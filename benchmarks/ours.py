@@ -17,14 +17,13 @@ from common.decode.sample import Sampling
 from common.model.layers import stack_layers
 from common.model.low_rank import Lora, adapt
 from common.tasks.classification import Classification
-from common.tasks.language_modelling import LanguageModelling
 from common.train.frozen import draw_on_mesh
 from common.train.state import Step, initial_params
 from common.train.task import ModelState, PretrainedWeights, Task
 from configs import explicit, language, perception, translation
 from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
-from gmlp_lm.model import language_model
+from gmlp_lm import run as gmlp_lm
 from launch.hlo import Product, read_products
 from perception.backbones import bert, qwen2
 from perception.model import PooledClassifier, backbone
@@ -123,9 +122,9 @@ def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
     return _stepper(_bytes_task(config), [crops])
 
 
-def _bytes_task(config: ConfigDict) -> LanguageModelling:
+def _bytes_task(config: ConfigDict) -> gmlp_lm.Task:
     mesh = sharding.make_mesh(config.mesh)
-    return LanguageModelling(config, language_model, mesh, read_data=False)
+    return gmlp_lm.Task(config, mesh, read_data=False)
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
 from common.data import lossless
 from common.data.lossless_tokenizer import LosslessTokenizer
+from common.model.language_model import LanguageModel
 from common.tasks import language_modelling
 from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
@@ -33,8 +35,8 @@ def validate(config: ConfigDict) -> None:
 class Task(LanguageModelling):
     """Language modelling with the models of this paper."""
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
-        super().__init__(config, language_model, mesh, read_data=read_data)
+    def build(self, rngs: nnx.Rngs) -> LanguageModel:
+        return language_model(self.config.model, self.vocabulary, rngs=rngs)
 
     def start(self, trainable: Params, frozen: Params) -> Params:
         """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.

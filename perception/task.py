@@ -89,9 +89,9 @@ class TextClassification(Classification):
         classes: int | None = None,
         segments: bool = False,
     ):
-        self.outside, self._segments = outside, segments
+        self.start, self.outside, self._segments = start, outside, segments
         config = in_rows(config)
-        given = {"longest": config.data.max_length, "start": start, "classes": classes}
+        given = {"longest": config.data.max_length, "classes": classes}
         super().__init__(config, tokenizer, build, mesh, labelled=labelled, **given)
         self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)}, mesh)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flax import nnx
 from jax.sharding import Mesh
@@ -146,11 +145,24 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
 
 
 class FineTuning(Classification):
-    """Classification of texts in RoBERTa's format. The encoder starts from a pretraining run."""
+    """Classification of texts in RoBERTa's format. The encoder starts from a pretraining run.
 
-    def __init__(self, config: ConfigDict, pretrained: Pretrained, *arguments: Any, **options: Any):
-        super().__init__(config, pretrained.tokenizer, *arguments, **options)
+    With `read_data=False` the task has no data and two classes, for `launch.plan`.
+    """
+
+    def __init__(
+        self, config: ConfigDict, pretrained: Pretrained, mesh: Mesh, *, read_data: bool = True
+    ):
+        build, longest = builder(config, pretrained), config.model.max_length
+        options = {"longest": longest, "classes": None if read_data else 2}
+        super().__init__(config, pretrained.tokenizer, build, mesh, **options)
         self._pretrained = pretrained
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        del frozen
+        values = self._pretrained.load(self.mesh, self.config.pretrained_step)
+        pretrained_values = {**values.trainable, **values.frozen}
+        return trainable | {n: x for n, x in pretrained_values.items() if n.startswith("encoder/")}
 
     def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
         parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
@@ -163,25 +175,6 @@ class FineTuning(Classification):
 
     def fingerprints(self) -> dict[str, str]:
         return super().fingerprints() | {"the pretraining run": self._pretrained.fingerprint}
-
-
-def make_task(
-    config: ConfigDict, pretrained: Pretrained, mesh: Mesh, read_data: bool = True
-) -> FineTuning:
-    """Returns the fine-tuning task, whose encoder starts from the pretraining run.
-
-    With `read_data=False` the task has no data and two classes, for `launch.plan`.
-    """
-
-    def start(trainable: Params, frozen: Params) -> Params:
-        del frozen
-        values = pretrained.load(mesh, config.pretrained_step)
-        pretrained_values = {**values.trainable, **values.frozen}
-        return trainable | {n: x for n, x in pretrained_values.items() if n.startswith("encoder/")}
-
-    build, longest = builder(config, pretrained), config.model.max_length
-    options = {"longest": longest, "start": start, "classes": None if read_data else 2}
-    return FineTuning(config, pretrained, build, mesh, **options)
 
 
 def prepare(
@@ -198,7 +191,7 @@ def prepare(
     validate(config)
     pretrained = open_run(open_folder(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)
-    return config, make_task(config, pretrained, mesh, read_data)
+    return config, FineTuning(config, pretrained, mesh, read_data=read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -21,7 +21,6 @@ from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import SavedTokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.variables import Params
 
 Build = Callable[..., nnx.Module]
 """Function (number of classes, *, rngs) -> model."""
@@ -45,7 +44,6 @@ class Classification(Task):
       tokenizer: tokenizer of the texts. None is allowed if `classes` is given.
       build: function (number of classes, *, rngs) -> model.
       longest: maximum number of tokens L of the model's input. Longer texts are truncated.
-      start: function (trainable, frozen) -> initial parameters, see `Task.start`.
       labelled: the splits and class names; None to load the data of the configuration.
       classes: number of classes, to compile the training step without data; None to load data.
 
@@ -63,13 +61,12 @@ class Classification(Task):
         mesh: Mesh,
         *,
         longest: int,
-        start: Callable[[Params, Params], Params] = lambda trainable, frozen: trainable,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         classes: int | None = None,
     ):
         validate(config)
         self.config, self.mesh, self._build = config, mesh, build
-        self.tokenizer, self.start, self._longest = tokenizer, start, longest
+        self.tokenizer, self._longest = tokenizer, longest
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._log_probabilities = PerExample(_log_probabilities, mesh)
         self._class_count = classes

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -36,9 +35,6 @@ from common.variables import AbstractModel
 if TYPE_CHECKING:
     from common.decode.generate import Generator
     from common.decode.rows import Decoding
-
-Build = Callable[..., LanguageModel]
-"""Function (config.model, vocabulary size, *, rngs) -> model."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -108,10 +104,9 @@ def _nats(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
 
 
 class LanguageModelling(Task):
-    """Language modelling of bytes or subwords (`data.tokenizer`).
+    """Language modelling of bytes or subwords (`data.tokenizer`). Subclasses implement `build`.
 
     Args:
-      build: function (config.model, vocabulary size, *, rngs) -> model.
       read_data: False to compile the training step without data.
 
     Raises:
@@ -120,9 +115,9 @@ class LanguageModelling(Task):
 
     objective, mode = "bits_per_byte", "min"
 
-    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.config, self.mesh, self._build = config, mesh, build
+        self.config, self.mesh = config, mesh
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._writer: Callable | None = None
         if read_data:
@@ -156,9 +151,6 @@ class LanguageModelling(Task):
             multiple=self.multiple,
             seed=config.seed,
         )
-
-    def build(self, rngs: nnx.Rngs) -> LanguageModel:
-        return self._build(self.config.model, self.vocabulary, rngs=rngs)
 
     @property
     def unit(self) -> str:

@@ -1,8 +1,10 @@
 """Byte language modelling with reservoirs (section 3.2)."""
 
+from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.model.language_model import LanguageModel
 from common.tasks import language_modelling
 from reservoir.model import language_model as build
 from reservoir.skipping import Backskipping
@@ -14,7 +16,10 @@ class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        super().__init__(config, build, mesh, read_data=read_data)
+        super().__init__(config, mesh, read_data=read_data)
+
+    def build(self, rngs: nnx.Rngs) -> LanguageModel:
+        return build(self.config.model, self.vocabulary, rngs=rngs)
 
 
 def validate(config: ConfigDict) -> None:

@@ -24,12 +24,11 @@ from common.errors import UserError
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
-from common.tasks.language_modelling import LanguageModelling, WindowLosses, words
+from common.tasks.language_modelling import WindowLosses, words
 from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import language
 from gmlp_lm import run
-from gmlp_lm.model import language_model
 from gmlp_lm.train import print_summary
 from tests.programs import call, finish, start
 
@@ -101,7 +100,7 @@ def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
 def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
     """The reference scores one byte at a time with the context of its window. Word perplexity uses the same sum."""
     config = small("gpt")
-    task = LanguageModelling(config, language_model, mesh)
+    task = run.Task(config, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     values = ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
@@ -234,7 +233,7 @@ def test_sample_program_writes_text(trained, tmp_path):
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
     """The text is the test split, in a plain and in a packed file. Stride 1 gives every byte the longest context."""
     workdir, summary = trained
-    text = LanguageModelling(small(), language_model, mesh).splits["test"].tobytes()
+    text = run.Task(small(), mesh).splits["test"].tobytes()
     (tmp_path / "text").write_bytes(text)
     (tmp_path / "text.gz").write_bytes(gzip.compress(text))
     program = ["gmlp_lm.evaluate", f"--workdir={workdir}"]

@@ -207,7 +207,7 @@ def test_best_checkpoint_reproduces_the_summarys_test_score(kept, mesh, reservoi
     workdir, summary = kept
     pretrained = open_run(reservoirs)
     config = finetuning.complete_model(classifying(reservoirs), pretrained)
-    task = finetuning.make_task(config, pretrained, mesh)
+    task = finetuning.FineTuning(config, pretrained, mesh)
     values = load_run(workdir, config, task.build, mesh)
     assert task.evaluate(values, "test") == pytest.approx(summary["test"])
 
@@ -224,7 +224,7 @@ def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
     for workdir in (reservoirs, reservoirs, plain):
         pretrained = open_run(workdir)
         config = finetuning.complete_model(classifying(workdir), pretrained)
-        found.append(finetuning.make_task(config, pretrained, mesh).fingerprints())
+        found.append(finetuning.FineTuning(config, pretrained, mesh).fingerprints())
     assert found[0] == found[1]
     assert {name for name in found[0] if found[0][name] != found[2][name]} == {
         "the pretraining run"
