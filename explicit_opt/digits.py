@@ -261,13 +261,7 @@ class Digits(Task):
     def predict(self, values: ModelState, split: str) -> Classes:
         """Returns class probabilities of every image of a split."""
         pixels, labels = self.splits[split]
-        gather = self._gather(split)
-
-        def numbered(ids_B: np.ndarray) -> Batch:
-            return {**gather(ids_B), "ids": ids_B.astype(np.int32)}
-
-        rows = -(-1024 // self.multiple) * self.multiple
-        batches = in_order(numbered, len(labels), rows, multiple=self.multiple)
+        batches = in_order(self._gather(split), len(labels), 1024, multiple=self.multiple)
         return Classes.of_log_probabilities(
             fingerprint([pixels.tobytes().hex()], map(str, labels)),
             labels,

@@ -3,7 +3,6 @@
 Shape letters of this module: B examples of a batch, L tokens of a text, W lags, V vocabulary.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from itertools import chain
@@ -27,6 +26,7 @@ from common.data.text import load_text
 from common.data.tokenizer import build_tokenizer
 from common.errors import check
 from common.metrics.losses import Losses
+from common.metrics.predictions import perplexity
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
@@ -278,7 +278,7 @@ class NextToken(Task):
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
         """Returns perplexity and loss (nats per token) of `split`, and the training perplexity."""
-        training = _perplexity(self._training_loss(values))
+        training = float(perplexity(self._training_loss(values)))
         return {**super().evaluate(values, split), "train_perplexity": training}
 
     @property
@@ -301,14 +301,12 @@ class NextToken(Task):
 
     def _nats(self, values: ModelState, windows: Windows, stride: int = 1) -> np.ndarray:
         """Returns the loss in nats of every `stride`-th token, starting with the first token."""
-        # Evaluation stores no activations, so evaluation batches may be larger than training batches.
-        rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
 
         def gather(ids_B: np.ndarray) -> Batch:
-            batch = windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
-            return {**batch, "ids": ids_B.astype(np.int32)}
+            return windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
 
-        count = -(-len(windows) // stride)
+        # Evaluation stores no activations, so evaluation batches may be larger than training batches.
+        count, rows = -(-len(windows) // stride), max(self.config.train.batch, 4096)
         batches = in_order(gather, count, rows, multiple=self.multiple)
         return self._nats_of_rows(values, batches, count)["nats"]
 
@@ -326,7 +324,3 @@ class NextToken(Task):
           UserError: the run in `workdir` was started with another tokenizer.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))

@@ -1,6 +1,7 @@
 """Reads global batches in order, and gives each process its rows."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grain
 import jax
@@ -11,8 +12,19 @@ from common.errors import check
 Batch = dict[str, np.ndarray]
 """Name -> array (B, ...) with the rows of this process."""
 
-ENDLESS = 2**62
-"""The length that an endless data set reports."""
+
+class EndlessBatches(grain.MapDataset):
+    """Endless training batches with random access. Subclasses implement `local_batch`."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self.local_batch(index)
+
+    def local_batch(self, index: int) -> Batch:
+        """Returns this process's rows of global batch `index`."""
+        raise NotImplementedError
 
 
 def iterate(

@@ -6,19 +6,17 @@ process i of n gets the rows i B / n to (i + 1) B / n - 1, so a run can resume w
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
-import grain
 import jax
 import numpy as np
 
-from common.data.batches import ENDLESS, Batch, check_rows, local_rows
+from common.data.batches import Batch, EndlessBatches, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS, EOS, PAD
 from common.errors import UserError, check
 
 
-class BucketedBatches(grain.MapDataset):
+class BucketedBatches(EndlessBatches):
     """Endless training batches with random access.
 
     An example is in the shortest bucket that fits its source and its target (if any), each with its end token. Each
@@ -83,13 +81,7 @@ class BucketedBatches(grain.MapDataset):
         # Cache two epochs, because prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, index: int | slice) -> Any:
-        """Returns this process's rows of global batch `index`."""
-        if isinstance(index, slice):
-            return self.slice(index)
+    def local_batch(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         order, shuffled = self._order(epoch)
         bucket, i = self._batches[order[position]]

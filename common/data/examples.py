@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
 
-import grain
 import numpy as np
 
-from common.data.batches import ENDLESS, Batch, check_rows, local_rows
+from common.data.batches import Batch, EndlessBatches, check_rows, local_rows
 
 
-class ExampleBatches(grain.MapDataset):
+class ExampleBatches(EndlessBatches):
     """Endless training batches with random access. Every epoch shuffles the examples.
 
     The seed and the index determine a batch. The last batch of an epoch is padded with empty rows.
@@ -44,13 +42,7 @@ class ExampleBatches(grain.MapDataset):
         # Cache two epochs, because prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, index: int | slice) -> Any:
-        """Returns this process's rows of global batch `index`."""
-        if isinstance(index, slice):
-            return self.slice(index)
+    def local_batch(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         ids = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         return self._gather(local_rows(ids, self._rows))
@@ -62,8 +54,12 @@ class ExampleBatches(grain.MapDataset):
 def in_order(
     gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Yields batches that contain every example once, in order. For the arguments see `ExampleBatches`."""
-    check_rows(rows, multiple)
+    """Yields batches that contain every example once, in order, with the array `ids`, -1 for empty rows.
+
+    Args:
+        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
+    """
+    rows = -(-rows // multiple) * multiple
     for start in range(0, count, rows):
-        ids = np.arange(start, min(start + rows, count))
-        yield gather(local_rows(ids, rows))
+        ids = local_rows(np.arange(start, min(start + rows, count)), rows)
+        yield {**gather(ids), "ids": ids}

@@ -1,16 +1,14 @@
 """Windows of one long token sequence: random crops for training, strided windows for evaluation."""
 
 from collections.abc import Iterator
-from typing import Any
 
-import grain
 import numpy as np
 
-from common.data.batches import ENDLESS, Batch, check_rows, local_rows
+from common.data.batches import Batch, EndlessBatches, check_rows, local_rows
 from common.errors import UserError
 
 
-class Crops(grain.MapDataset):
+class Crops(EndlessBatches):
     """Endless batches of random crops, with random access. The seed and the index determine a batch."""
 
     def __init__(
@@ -35,13 +33,7 @@ class Crops(grain.MapDataset):
         check_rows(rows, multiple)
         self._tokens, self._length, self._rows, self._seed = tokens, length, rows, seed
 
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, index: int | slice) -> Any:
-        """Returns this process's rows of global batch `index`."""
-        if isinstance(index, slice):
-            return self.slice(index)
+    def local_batch(self, index: int) -> Batch:
         generator = np.random.default_rng((self._seed, index))
         starts = generator.integers(0, len(self._tokens) - self._length, self._rows)
         starts = local_rows(starts, self._rows)

@@ -167,7 +167,7 @@ class MaskedLm(Backskipping, Task):
         count = len(self.splits[split])
         if split == "valid" and self.config.eval.sequences:
             count = min(count, self.config.eval.sequences)
-        rows = -(-self.config.eval.batch // self.multiple) * self.multiple
+        rows = self.config.eval.batch
         batches = in_order(self._gather(split), count, rows, multiple=self.multiple)
         losses = self._losses(values, batches, count)
         tokens_EL = self.splits[split][np.arange(count)]
