@@ -117,7 +117,7 @@ def main() -> None:
     config.check_folder("--out", options.out)
 
     from common.report import side_by_side
-    from common.report.groups import Group
+    from common.report.groups import Group, layers_of
     from common.report.versus import parse_margins
     from common.runtime.signals import unless_stopped
 
@@ -134,8 +134,7 @@ def main() -> None:
         make(1)  # Report a wrong field before the first run is trained.
     runs = unless_stopped(lambda: suite.runs(experiments))
     compared = [
-        Group(name, name, tuple(ran), side_by_side.layers_of(ran[0].config))
-        for name, ran in runs.items()
+        Group(name, name, tuple(ran), layers_of(ran[0].config)) for name, ran in runs.items()
     ]
     axis = "seconds" if options.turns else "step"
     side_by_side.write(compared, options.out, margins=margins, axis=axis)

@@ -22,7 +22,7 @@ from common.config import flatten, override_all, to_json
 from common.errors import UserError, check
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
-from common.report.table import keep, publish, write_csv
+from common.report.table import publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train import turns
 from common.train.finished import changed
@@ -334,10 +334,6 @@ class ExperimentSuite:
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
         publish(self.out / name, columns, rows)
-
-    def keep(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Writes an incomplete table as CSV and Markdown, without printing it."""
-        keep(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Writes a long table as CSV only, without printing it."""

@@ -11,7 +11,7 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.model.low_rank import Lora, adapt
-from common.report.table import mean_std
+from common.report.table import keep, mean_std
 from perception import printed
 from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite, f1
@@ -81,7 +81,7 @@ def table1(suite: ExperimentSuite) -> None:
             values = [line[column] for column in columns]
             cells = (f"{value:.1f}" for value in (*values, float(np.mean(values))))
             rows.append((backbone_, mode, "printed", *cells))
-        suite.keep("table1", header, rows)
+        keep(suite.out / "table1", header, rows)
     suite.write("table1", header, rows)
     if missing:
         print(

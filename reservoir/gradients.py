@@ -56,11 +56,10 @@ def main() -> None:
     from common.sharding import make_mesh
     from common.storage.folders import output
     from reservoir.agreement import draw, measure
-    from reservoir.layers import layers_of
 
     mesh = make_mesh({"data": -1})
     measured, rows = {}, []
-    for group in named_groups(options.runs, layers_of):
+    for group in named_groups(options.runs):
         measured[group.name] = []
         for run in group.runs:
             points = list(measure(run.folder, mesh, options.batches, options.draws))

@@ -82,7 +82,7 @@ def test_imports_run_from_a_level_to_the_levels_below():
 
 def test_common_names_no_paper():
     known = {
-        ("report/side_by_side.py", "reservoir"): "runs from before the field `paper`",
+        ("report/groups.py", "reservoir"): "runs from before the field `paper`",
         ("train/frozen.py", "reservoir"): "a field of old checkpoints",
     }
     words = (*PAPERS, "gmlp", "layerdrop", "backskip")

@@ -124,10 +124,8 @@ def _compare(options: Namespace) -> None:
         "name the runs to compare: either by GROUP arguments or by a wandb project, --wandb=ENTITY/PROJECT",
     )
     check_folder("--out", options.out)
-    if options.wandb:
-        compared = groups(load_wandb(options.wandb), layers_of=side_by_side.layers_of)
-    else:
-        compared = versus.named_groups(options.runs, side_by_side.layers_of)
+    project = options.wandb
+    compared = groups(load_wandb(project)) if project else versus.named_groups(options.runs)
     side_by_side.write(
         compared,
         options.out,

@@ -1,8 +1,9 @@
 """Groups runs that differ only in the fields IGNORED, such as the seed; names the groups by their settings."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from common.config import flatten
@@ -73,22 +74,28 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
+    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by `trained_layers`."""
+    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`: count like the paper "reservoir".
+    paper = str(config.get("paper", "reservoir"))
+    try:
+        module = import_module(f"{paper}.layers") if paper.isidentifier() else None
+    except ModuleNotFoundError:
+        module = None
+    return getattr(module, "layers_of", trained_layers)(config)
+
+
+def trained_layers(config: Mapping[str, Any]) -> Layers | None:
     """Counts the layers of a configuration that freezes no layers. Returns None if it has no number of layers."""
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
 
 
-def groups(
-    runs: Iterable[Run],
-    ignore: Sequence[str] = IGNORED,
-    layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
-) -> list[Group]:
+def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
     """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
 
     Args:
       ignore: configuration fields that may differ within a group, see IGNORED.
-      layers_of: function from a configuration to its layers.
 
     Raises:
       UserError: `runs` is empty, the metrics differ, or two runs have the same configuration and seed.
@@ -114,12 +121,12 @@ def groups(
     return list(made.values())
 
 
-def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> Table:
+def differences(compared: Sequence[Group]) -> Table:
     """Returns a table of the settings in which groups differ: a row for each setting, a column for each group.
 
     The cell of a missing setting is empty.
     """
-    settings = [_settings(group.runs[0], ignore) for group in compared]
+    settings = [_settings(group.runs[0], IGNORED) for group in compared]
     rows = [(f, *(_text(s[f]) if f in s else None for s in settings)) for f in _differing(settings)]
     return Table(("setting", *(group.name for group in compared)), rows)
 

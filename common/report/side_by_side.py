@@ -1,26 +1,13 @@
 """Prints and writes all tables and figures that compare groups of runs."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from common.errors import check
 from common.report import comparison, figures, groups, versus
-from common.report.groups import Group, Layers
+from common.report.groups import Group
 from common.report.table import publish
 from common.storage.folders import output
-
-
-def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by the default rule."""
-    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`: count like the paper "reservoir".
-    paper = str(config.get("paper", "reservoir"))
-    try:
-        module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
-    except ModuleNotFoundError:
-        module = groups
-    return getattr(module, "layers_of", groups.layers_of)(config)
 
 
 def write(

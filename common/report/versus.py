@@ -2,10 +2,8 @@
 
 import glob
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +11,13 @@ from common.config import check_choice, flatten
 from common.errors import UserError, check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
-from common.report.groups import Group, Layers, groups, layers_of
+from common.report.groups import Group, groups
 from common.report.runs import Run, load_group, runs_alternated
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
 
-def named_groups(
-    arguments: Sequence[str],
-    layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
-) -> list[Group]:
+def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
     If an argument has the form NAME=GROUP, or if one of several arguments names several runs, each argument is a group.
@@ -40,7 +35,7 @@ def named_groups(
     loaded = [load_group(argument) for _, argument in named]
     several = len(loaded) > 1 and any(len(runs) > 1 for runs in loaded)
     if several or any(name for name, _ in named):
-        grouped = [groups(runs, layers_of=layers_of) for runs in loaded]
+        grouped = [groups(runs) for runs in loaded]
         if all(len(parts) == 1 for parts in grouped):
             names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]
             names = names if len(set(names)) == len(names) else list(arguments)
@@ -48,7 +43,7 @@ def named_groups(
                 Group(name, name, one.runs, one.layers)
                 for name, (one,) in zip(names, grouped, strict=True)
             ]
-    return groups((run for runs in loaded for run in runs), layers_of=layers_of)
+    return groups(run for runs in loaded for run in runs)
 
 
 def _split_name(argument: str) -> tuple[str, str]:
@@ -85,7 +80,7 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
 
 
 def against_first(
-    compared: Sequence[Group], margins: Mapping[str, float] = MappingProxyType({})
+    compared: Sequence[Group], margins: Mapping[str, float]
 ) -> list[tuple[Group, Comparison]]:
     """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
 

@@ -1,11 +1,9 @@
 """Writes run directories with made-up results, without training."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from common.report import groups as report
 from common.report.runs import Run, run_of
-from reservoir.layers import layers_of
 
 
 def summary(
@@ -38,11 +36,6 @@ def summary(
         **({"timing": timing} if timing else {}),
         "curve": {"name": metric, "mode": mode, "points": points},
     }
-
-
-def groups(runs: Iterable[Run], **options: Any) -> list[report.Group]:
-    """Returns groups with the layer names of the reservoir paper."""
-    return report.groups(runs, layers_of=layers_of, **options)
 
 
 def made(values: Sequence[float], name: str = "", **options: Any) -> Run:

@@ -55,7 +55,7 @@ def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys
 
 
 def test_layers_are_named_by_the_paper_of_a_run():
-    from common.report.side_by_side import layers_of
+    from common.report.groups import layers_of
 
     reservoirs = {"encoder_layers": 6, "reservoir": "ffn", "reservoirs": 2}
     assert str(layers_of({"paper": "reservoir", "model": reservoirs})) == "FFN, 2 of 6"

@@ -14,9 +14,10 @@ from common.report.comparison import (
     time_rows,
     time_table,
 )
+from common.report.groups import groups
 from common.report.runs import run_of
 from common.report.verdict import compare
-from tests.report.helpers import groups, made, summary
+from tests.report.helpers import made, summary
 
 HOUR = 3600.0
 

@@ -6,7 +6,8 @@ import pytest
 from common.errors import UserError
 from common.metrics.aucc import aucc, mean_outline
 from common.report.figures import curves_figure, layers_figure
-from tests.report.helpers import groups, made
+from common.report.groups import groups
+from tests.report.helpers import made
 
 
 def legend(figure):

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.report.groups import differences
+from common.report.groups import differences, groups
 from common.report.runs import run_of
 from reservoir.layers import layers_of
-from tests.report.helpers import groups, made, summary
+from tests.report.helpers import made, summary
 
 
 def test_runs_that_differ_in_the_seed_are_one_group():
