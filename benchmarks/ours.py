@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import freezing, sharding, variables
@@ -15,6 +16,7 @@ from common.data.windows import crop
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
 from common.model.layers import stack_layers
+from common.model.loss import cross_entropy
 from common.model.low_rank import Lora, adapt
 from common.tasks.classification import Classification
 from common.train.frozen import draw_on_mesh
@@ -160,6 +162,18 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 class _Classification(Classification):
     """Text classification with random instead of pretrained frozen parameters."""
 
+    def __init__(self, config: ConfigDict, build: Callable, mesh: Mesh, **options: int):
+        super().__init__(config, None, mesh, **options)
+        self._build = build
+
+    def build(self, rngs: nnx.Rngs) -> PooledClassifier:
+        return self._build(self._class_count, rngs=rngs)
+
+    def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
+        logits_BC = model(batch["tokens"], batch["lengths"], key)
+        loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
+        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
     def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
         def make():
             model = self.build(nnx.Rngs(0))
@@ -202,7 +216,7 @@ def classifier_step(
         "labels": generator.integers(0, classes, batch, dtype=np.int32),
     }
     mesh = sharding.make_mesh(config.mesh)
-    task = _Classification(config, None, build, mesh, longest=length, classes=classes)
+    task = _Classification(config, build, mesh, longest=length, classes=classes)
     return _stepper(task, [rows])
 
 

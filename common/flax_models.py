@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from string import ascii_letters
 from typing import Any
 
 import jax
@@ -147,31 +146,6 @@ class KernelAxes:
     outputs: tuple[int, ...]
     equation: str = ""
     contracted: tuple[int, ...] = (-1,)
-
-    def _letters(self, ndim: int) -> tuple[str, str, str]:
-        """Returns the einsum letters of x, kernel and y for an x of `ndim` dimensions."""
-        if self.equation:
-            x, kernel, y = re.split(",|->", self.equation)
-            return x, kernel, y
-        x, rest = ascii_letters[:ndim], ascii_letters[ndim:]
-        inputs = "".join(x[axis] for axis in sorted(axis % ndim for axis in self.contracted))
-        batch, outputs = x[: len(self.batch)], rest[: len(self.outputs)]
-        kept = "".join(letter for letter in x if letter not in inputs)
-        return x, batch + inputs + outputs, kept + outputs
-
-    def low_rank(self, ndim: int) -> tuple[str, str]:
-        """Returns the einsum equations of x A and (x A) B for low-rank factors A and B of a kernel.
-
-        A has the axes (batch, inputs, R), B has the axes (batch, R, outputs), and x has `ndim` dimensions.
-        """
-        x, kernel, y = self._letters(ndim)
-        batch, inputs, outputs = (
-            "".join(kernel[axis] for axis in axes)
-            for axes in (self.batch, self.inputs, self.outputs)
-        )
-        rank = next(letter for letter in reversed(ascii_letters) if letter not in x + kernel + y)
-        middle = "".join(letter for letter in x if letter not in inputs) + rank
-        return f"{x},{batch}{inputs}{rank}->{middle}", f"{middle},{batch}{rank}{outputs}->{y}"
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple, tuple, tuple]:
         """Returns the sizes of the batch, input and output axes of a kernel of shape `shape`."""

@@ -12,7 +12,9 @@ project's `Linear`. Kernels may have any number of dimensions, see `common.flax_
 """
 
 import math
+import re
 from collections.abc import Iterable
+from string import ascii_letters
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -178,6 +180,32 @@ def _plain(layer: Any) -> Any:
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
 
 
+def low_rank_equations(axes: KernelAxes, ndim: int) -> tuple[str, str]:
+    """Returns the einsum equations of x A and (x A) B for low-rank factors A and B of a kernel.
+
+    A has the axes (batch, inputs, R), B has the axes (batch, R, outputs), and x has `ndim` dimensions.
+    """
+    x, kernel, y = _letters(axes, ndim)
+    batch, inputs, outputs = (
+        "".join(kernel[axis] for axis in part) for part in (axes.batch, axes.inputs, axes.outputs)
+    )
+    rank = next(letter for letter in reversed(ascii_letters) if letter not in x + kernel + y)
+    middle = "".join(letter for letter in x if letter not in inputs) + rank
+    return f"{x},{batch}{inputs}{rank}->{middle}", f"{middle},{batch}{rank}{outputs}->{y}"
+
+
+def _letters(axes: KernelAxes, ndim: int) -> tuple[str, str, str]:
+    """Returns the einsum letters of x, kernel and y for an x of `ndim` dimensions."""
+    if axes.equation:
+        x, kernel, y = re.split(",|->", axes.equation)
+        return x, kernel, y
+    x, rest = ascii_letters[:ndim], ascii_letters[ndim:]
+    inputs = "".join(x[axis] for axis in sorted(axis % ndim for axis in axes.contracted))
+    batch, outputs = x[: len(axes.batch)], rest[: len(axes.outputs)]
+    kept = "".join(letter for letter in x if letter not in inputs)
+    return x, batch + inputs + outputs, kept + outputs
+
+
 class LoraLayer(nnx.Module):
     """A linear layer with an adapter: layer(x) + scale * dropout(x) A B.
 
@@ -201,7 +229,7 @@ class LoraLayer(nnx.Module):
         """Returns the output of the linear layer plus the output of the adapter, in the layer's dtype."""
         x = jnp.asarray(x)
         y = self.base(x, *args, **kwargs)
-        down, up = self.axes.low_rank(x.ndim)
+        down, up = low_rank_equations(self.axes, x.ndim)
         x = x if self.dropout is None else self.dropout(x)
         low = jnp.einsum(down, x.astype(y.dtype), self.lora_a[...].astype(y.dtype))
         return y + self.scale * jnp.einsum(up, low, self.lora_b[...].astype(y.dtype))

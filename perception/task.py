@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from scipy.special import expit
@@ -18,7 +19,7 @@ from common.errors import check
 from common.metrics.classes import Classes
 from common.metrics.predictions import Predictions
 from common.tasks import classification
-from common.tasks.classification import Build, Classification
+from common.tasks.classification import Classification
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import (
@@ -34,6 +35,9 @@ from common.variables import AbstractModel, Params
 from perception import objective
 from perception.model import PooledClassifier
 from perception.subword import Subword
+
+Build = Callable[..., PooledClassifier]
+"""Function (number of classes, *, rngs) -> model."""
 
 TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
@@ -86,13 +90,14 @@ class TextClassification(Classification):
         outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
             NO_PRETRAINED_WEIGHTS
         ),
-        classes: int | None = None,
+        classes: int = 0,
         segments: bool = False,
     ):
-        self.start, self.outside, self._segments = start, outside, segments
+        self.start, self.outside = start, outside
+        self._build, self._segments = build, segments
         config = in_rows(config)
         given = {"longest": config.data.max_length, "classes": classes}
-        super().__init__(config, tokenizer, build, mesh, labelled=labelled, **given)
+        super().__init__(config, tokenizer, mesh, labelled=labelled, **given)
         self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)}, mesh)
 
     @property
@@ -139,6 +144,9 @@ class TextClassification(Classification):
         if self.config.data.balance:
             arrays["weights"] = jax.ShapeDtypeStruct(arrays["labels"].shape, np.float32)
         return found._replace(arrays=arrays)
+
+    def build(self, rngs: nnx.Rngs) -> PooledClassifier:
+        return self._build(self._class_count, rngs=rngs)
 
     def loss(
         self, model: PooledClassifier, batch: Batch, key: jax.Array | None

@@ -3,22 +3,28 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import check_choice, check_least, check_rate, complete
 from common.data.corpus import TokenizedCorpus
-from common.data.labelled import LabelledText
+from common.data.labelled import LabelledText, load_labelled
 from common.data.special_ids import BOS, EOS
 from common.errors import UserError, check
+from common.metrics.classes import Classes
+from common.model.loss import cross_entropy
 from common.model.low_rank import Lora
 from common.storage.folders import open_folder
 from common.tasks import classification
-from common.tasks.classification import Build, Classification
+from common.tasks.classification import Classification
 from common.train import loop
 from common.train.checkpoint import check_snapshot
+from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
+from common.train.task import Batch, ModelState
 from common.variables import Params
 from reservoir import encoder
 from reservoir.placement import placement
@@ -110,21 +116,9 @@ def make_lora(config: ConfigDict) -> Lora | None:
     return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
 
 
-def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
-    """Returns a function (number of classes, rngs=) -> `Classifier`."""
-
-    def build(classes: int, *, rngs: nnx.Rngs) -> encoder.Classifier:
-        return encoder.classifier(
-            config.model,
-            vocabulary(pretrained.tokenizer),
-            classes,
-            rngs=rngs,
-            reservoirs=config.reservoirs,
-            freeze_now=config.freeze_now,
-            lora=make_lora(config),
-        )
-
-    return build
+def _log_probabilities(model: encoder.Classifier, batch: Batch) -> dict[str, jax.Array]:
+    logits_BC = model(batch["tokens"], batch["lengths"])
+    return {"logs": jax.nn.log_softmax(logits_BC.astype(jnp.float32))}
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
@@ -150,13 +144,27 @@ class FineTuning(Classification):
     With `read_data=False` the task has no data and two classes, for `launch.plan`.
     """
 
+    objective = "accuracy"
+
     def __init__(
         self, config: ConfigDict, pretrained: Pretrained, mesh: Mesh, *, read_data: bool = True
     ):
-        build, longest = builder(config, pretrained), config.model.max_length
-        options = {"longest": longest, "classes": None if read_data else 2}
-        super().__init__(config, pretrained.tokenizer, build, mesh, **options)
+        labelled = load_labelled(config.data) if read_data else None
+        options = {"longest": config.model.max_length, "labelled": labelled, "classes": 2}
+        super().__init__(config, pretrained.tokenizer, mesh, **options)
         self._pretrained = pretrained
+        self._log_probabilities = PerExample(_log_probabilities, mesh)
+
+    def build(self, rngs: nnx.Rngs) -> encoder.Classifier:
+        return encoder.classifier(
+            self.config.model,
+            vocabulary(self.tokenizer),
+            self._class_count,
+            rngs=rngs,
+            reservoirs=self.config.reservoirs,
+            freeze_now=self.config.freeze_now,
+            lora=make_lora(self.config),
+        )
 
     def start(self, trainable: Params, frozen: Params) -> Params:
         del frozen
@@ -168,6 +176,19 @@ class FineTuning(Classification):
         parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
         examples, cut = zip(*(sequence(x, longest) for x in zip(*parts, strict=True)), strict=True)
         return TokenizedCorpus.from_lists(examples), sum(cut)
+
+    def loss(
+        self, model: encoder.Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BC = model(batch["tokens"], batch["lengths"], key)
+        loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
+        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
+    def predict(self, values: ModelState, split: str) -> Classes:
+        """Returns the class probabilities and the predicted class of every example of a split."""
+        text = self.splits[split]
+        logs_EC = self._log_probabilities(values, self.every(split), len(text))["logs"]
+        return Classes.of_log_probabilities(text.fingerprint, text.labels_E, logs_EC, self.classes)
 
     def save(self, workdir: Path) -> None:
         """Writes the tokenizer to the workdir."""

@@ -105,7 +105,8 @@ def _from_json(content: bytes) -> LosslessTokenizer:
     special = {
         token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
     }
-    alphabet = _byte_of_character() if "ByteLevel" in json.dumps(_decoder(content)) else None
+    decoder = json.dumps(json.loads(content).get("decoder"))
+    alphabet = _byte_of_character() if "ByteLevel" in decoder else None
     ids = tokenizer.get_vocab()
     pieces_V = [b""] * (max(ids.values(), default=-1) + 1)
     for text, number in ids.items():
@@ -122,10 +123,6 @@ def _from_json(content: bytes) -> LosslessTokenizer:
         return [row.ids for row in tokenizer.encode_batch(lines, add_special_tokens=False)]
 
     return LosslessTokenizer(pieces_V, encode, content, FILES[0])
-
-
-def _decoder(content: bytes) -> dict | None:
-    return json.loads(content).get("decoder")
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -1,11 +1,8 @@
 """Classification of texts and pairs of texts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -14,16 +11,10 @@ from common.config import check_least
 from common.data.batches import check_rows, iterate
 from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches
 from common.data.corpus import TokenizedCorpus
-from common.data.labelled import LabelledText, load_labelled
-from common.metrics.classes import Classes
-from common.model.loss import cross_entropy
+from common.data.labelled import LabelledText
 from common.runtime.processes import is_main
-from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import SavedTokenizer
-from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-
-Build = Callable[..., nnx.Module]
-"""Function (number of classes, *, rngs) -> model."""
+from common.train.task import Batch, BatchSpec, Task, integers
 
 
 def validate(config: ConfigDict) -> None:
@@ -32,51 +23,44 @@ def validate(config: ConfigDict) -> None:
     check_buckets("--config.data.buckets", config.data.buckets)
 
 
-def _log_probabilities(model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
-    logits_BC = model(batch["tokens"], batch["lengths"])
-    return {"logs": jax.nn.log_softmax(logits_BC.astype(jnp.float32))}
-
-
 class Classification(Task):
-    """Classification of texts. Subclasses implement `tokenize` and `save`.
+    """Texts, labels and batches of a classifier.
+
+    Subclasses implement `objective`, `build`, `tokenize`, `loss`, `predict` and `save`.
 
     Args:
       tokenizer: tokenizer of the texts. None is allowed if `classes` is given.
-      build: function (number of classes, *, rngs) -> model.
       longest: maximum number of tokens L of the model's input. Longer texts are truncated.
-      labelled: the splits and class names; None to load the data of the configuration.
-      classes: number of classes, to compile the training step without data; None to load data.
+      labelled: the splits and class names; None to compile the training step without data.
+      classes: number of classes, if `labelled` is None.
 
     Raises:
       UserError: the configuration or the data are invalid.
     """
 
-    objective, mode, unit = "accuracy", "max", "examples"
+    mode, unit = "max", "examples"
 
     def __init__(
         self,
         config: ConfigDict,
         tokenizer: SavedTokenizer | None,
-        build: Build,
         mesh: Mesh,
         *,
         longest: int,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
-        classes: int | None = None,
+        classes: int = 0,
     ):
         validate(config)
-        self.config, self.mesh, self._build = config, mesh, build
+        self.config, self.mesh = config, mesh
         self.tokenizer, self._longest = tokenizer, longest
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-        self._log_probabilities = PerExample(_log_probabilities, mesh)
         self._class_count = classes
-        if classes is None:
-            self._read_data(labelled)
+        if labelled:
+            self._use(*labelled)
 
-    def _read_data(self, labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None) -> None:
+    def _use(self, splits: dict[str, LabelledText], classes: tuple[str, ...]) -> None:
         config, longest = self.config, self._longest
-        self.splits, self.classes = labelled or load_labelled(config.data)
-        self._class_count = len(self.classes)
+        self.splits, self.classes, self._class_count = splits, classes, len(classes)
         tokenized = {split: self.tokenize(text, longest) for split, text in self.splits.items()}
         self._corpora = {split: corpus for split, (corpus, _) in tokenized.items()}
         cut, total = sum(cut for _, cut in tokenized.values()), sum(map(len, self.splits.values()))
@@ -92,16 +76,6 @@ class Classification(Task):
             multiple=self.multiple,
             seed=config.seed,
         )
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        return self._build(self._class_count, rngs=rngs)
-
-    def loss(
-        self, model: nnx.Module, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BC = model(batch["tokens"], batch["lengths"], key)
-        loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
-        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
 
     def batch_spec(self, multiple: int) -> BatchSpec:
         rows = self.config.data.batch
@@ -157,12 +131,6 @@ class Classification(Task):
             multiple=self.multiple,
         )
         return (self._labelled(batch, split) for batch in batches)
-
-    def predict(self, values: ModelState, split: str) -> Classes:
-        """Returns the class probabilities and the predicted class of every example of a split."""
-        text = self.splits[split]
-        logs_EC = self._log_probabilities(values, self.every(split), len(text))["logs"]
-        return Classes.of_log_probabilities(text.fingerprint, text.labels_E, logs_EC, self.classes)
 
     def fingerprints(self) -> dict[str, str]:
         splits = {f"the {split} split": text.fingerprint for split, text in self.splits.items()}
