@@ -15,7 +15,6 @@ from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
-from common.variables import Params
 from gmlp_lm import model
 from gmlp_lm.model import language_model
 
@@ -37,19 +36,6 @@ class Task(LanguageModelling):
 
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
         return language_model(self.config.model, self.vocabulary, rngs=rngs)
-
-    def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.
-
-        Raises:
-          UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
-            tied to the embedding.
-        """
-        if not self.config.get("head_start"):
-            return trainable
-        from gmlp_lm.head_start import output_layer
-
-        return trainable | output_layer(self, trainable, frozen)
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:

@@ -30,7 +30,7 @@ from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import has_checkpoints
-from common.variables import AbstractModel
+from common.variables import AbstractModel, Params
 
 if TYPE_CHECKING:
     from common.decode.generate import Generator
@@ -155,6 +155,19 @@ class LanguageModelling(Task):
     @property
     def unit(self) -> str:
         return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.
+
+        Raises:
+          UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
+            tied to the embedding.
+        """
+        if not self.config.get("head_start"):
+            return trainable
+        from common.tasks.head_start import output_layer
+
+        return trainable | output_layer(self, trainable, frozen)
 
     def loss(
         self, model: LanguageModel, batch: Batch, key: jax.Array | None

@@ -1,5 +1,7 @@
 """Computes the output layer of a language model from features of its training text (`head_start`)."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,12 @@ from common.config import imported
 from common.data.windows import scored_once
 from common.errors import check
 from common.model.language_model import LanguageModel
-from common.tasks.language_modelling import LanguageModelling
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState
 from common.variables import Params
+
+if TYPE_CHECKING:
+    from common.tasks.language_modelling import LanguageModelling
 
 OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
@@ -21,7 +25,7 @@ _EXAMPLES = 50_000
 """Maximum number of training tokens for `head_start`, rounded up to whole windows."""
 
 
-def output_layer(task: LanguageModelling, trainable: Params, frozen: Params) -> Params:
+def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
     """Calls the function `config.head_start`, "module:attribute"; returns the output layer that the function computes.
 
     Raises:
@@ -47,7 +51,7 @@ def output_layer(task: LanguageModelling, trainable: Params, frozen: Params) -> 
 
 
 def _examples(
-    task: LanguageModelling, trainable: Params, frozen: Params
+    task: "LanguageModelling", trainable: Params, frozen: Params
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns features (E, D) and next tokens (E,) of windows that are evenly spaced in the training text."""
     tokens_n, length = task.splits["train"], task.config.model.length
