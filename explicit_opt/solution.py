@@ -129,7 +129,7 @@ def fit_scale(loss: Callable[[float], float]) -> float:
 
 def average_norm(features_EM: jax.typing.ArrayLike) -> float:
     """Returns the mean L1 norm of the feature vectors, the paper's estimate of K (section 2.1)."""
-    return float(_norm(features_EM))
+    return float(jnp.mean(jnp.sum(jnp.asarray(features_EM), axis=1, dtype=jnp.float32)))
 
 
 def cooccurrences(
@@ -166,11 +166,6 @@ def _on_host(features_EM, targets_E, outputs):
             found_NM += hits_NB @ part_BM
         lowest = np.minimum(lowest, part_BM.min())
     return jnp.asarray(found_NM.T, jnp.float32), float(lowest)
-
-
-@jax.jit
-def _norm(features_EM):
-    return jnp.mean(jnp.sum(features_EM, axis=1, dtype=jnp.float32))
 
 
 @jax.jit

@@ -37,18 +37,17 @@ class ExampleBatches(EndlessBatches):
         """
         super().__init__()
         check_rows(rows, multiple)
-        self._gather, self._count, self._rows, self._seed = gather, count, rows, seed
+        self._gather, self._rows = gather, rows
         self.batches_per_epoch = -(-count // rows)
         # Cache two epochs, because prefetching threads may already read the next epoch.
-        self._order = lru_cache(maxsize=2)(self._make_order)
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: np.random.default_rng((seed, epoch)).permutation(count)
+        )
 
     def local_batch(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         ids = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         return self._gather(local_rows(ids, self._rows))
-
-    def _make_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self._seed, epoch)).permutation(self._count)
 
 
 def in_order(
