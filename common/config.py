@@ -60,14 +60,14 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
     The field may be an option of a part that `config` names, such as a user's kind of layer: the function
-    `add(config.model)` in the module `options` of the paper, if it exists, adds these fields.
+    `add_to(config)` in the module `options` of the paper, if it exists, adds these fields.
 
     Raises:
       UserError: the field does not exist, or `text` cannot be converted.
     """
     known = flatten(config)
     if key not in known and _has_options(config.get("paper", "")):
-        importlib.import_module(f"{config.paper}.options").add(config.model)
+        importlib.import_module(f"{config.paper}.options").add_to(config)
         known = flatten(config)
     check(
         not any(name.startswith(f"{key}.") for name in known),

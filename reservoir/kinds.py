@@ -8,12 +8,14 @@ JAX: each `build` function imports its layers.
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from common.config import check_choice, imported
+from common import plugin
+from common.config import check_choice
 from common.errors import check
+from common.plugin import Option
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -22,13 +24,6 @@ if TYPE_CHECKING:
 
 Layer = Callable[..., "Block"]
 """A function (model configuration, rngs=) -> trained layer."""
-
-
-class Option(NamedTuple):
-    """A field of `config.model` that only one kind of reservoir reads."""
-
-    default: Any
-    minimum: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,17 +133,7 @@ def find(name: str) -> Kind | None:
     if ":" not in name:
         check_choice(option, name, ("none", *RESERVOIRS))
         return RESERVOIRS.get(name)
-    kind = imported(option, name)
-    check(
-        isinstance(kind, Kind),
-        f"{option}={name} is a {type(kind).__name__}; it must be a reservoir.kinds.Kind",
-    )
-    for key, declared in kind.options.items():
-        check(
-            isinstance(declared, Option),
-            f"{option}={name}: the option {key} must be a reservoir.kinds.Option, got {declared!r}",
-        )
-    return kind
+    return plugin.find(option, name, Kind)
 
 
 def fixed_length(config: ConfigDict) -> bool:

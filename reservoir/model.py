@@ -216,9 +216,10 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     if name in RESERVOIRS:
         kind.check(model)
         return
-    from reservoir.own_kind import check_complete, user_code
+    from common.plugin import user_code
+    from reservoir.own_kind import check_complete
 
-    with user_code(f"--config.model.reservoir={name}"):
+    with user_code(f"--config.model.reservoir={name}", Kind, "model"):
         kind.check(model)
     for stack in stacks:
         check_complete(partial(reservoir_block, model, stack), model, stack)

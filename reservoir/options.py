@@ -5,9 +5,15 @@
 
 from ml_collections import ConfigDict
 
-from common.errors import check
+from common import plugin
+from common.plugin import Option
 from reservoir import placement
-from reservoir.kinds import RESERVOIRS, Option, find
+from reservoir.kinds import RESERVOIRS, find
+
+
+def add_to(config: ConfigDict) -> None:
+    """Calls `add` with the model of a configuration."""
+    add(config.model)
 
 
 def add(model: ConfigDict) -> None:
@@ -17,18 +23,12 @@ def add(model: ConfigDict) -> None:
       UserError: the kind or a placement is unknown, incomplete or cannot be imported.
     """
     if "reservoir" in model:
-        for name, option in _declared(model).items():
-            if name not in model:
-                model[name] = option.default
+        plugin.add_options(model, _declared(model))
 
 
 def check_minimum(model: ConfigDict) -> None:
     """Raises a UserError if an option in `config.model` is below its minimum."""
-    for name, option in _declared(model).items():
-        check(
-            option.minimum is None or model[name] >= option.minimum,
-            f"--config.model.{name} must be at least {option.minimum}, got {model[name]}",
-        )
+    plugin.check_minimum("--config.model.", model, _declared(model))
 
 
 def _declared(model: ConfigDict) -> dict[str, Option]:

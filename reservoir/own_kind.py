@@ -1,43 +1,17 @@
 """Checks a user-defined kind of reservoir, a `Kind` from outside this project, before training."""
 
-import re
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from common import variables
-from common.errors import UserError, check
+from common.errors import check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
-
-
-@contextmanager
-def user_code(option: str) -> Iterator[None]:
-    """Context manager that turns any exception of a user's kind into a UserError with the place in the user's code.
-
-    Args:
-      option: option that names the kind, for the error message.
-    """
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
-    except Exception as error:  # a user's layer may raise any exception
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in frame.filename]
-        place = f"{own[-1].name} ({own[-1].filename}, line {own[-1].lineno})"
-        if Path(frames[-1].filename).parent == Path(config_dict.__file__).parent:
-            name = re.findall(r"\w+", str(error))[0]
-            raise UserError(
-                f"{option}: {place} reads model.{name}, but the kind declares no option {name}; declare it:"
-                f" Kind(..., options={{'{name}': Option(DEFAULT)}})"
-            ) from error
-        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
+from common.plugin import user_code
+from reservoir.kinds import Kind
 
 
 def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -> None:
@@ -65,7 +39,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         return outputs
 
     option = f"--config.model.reservoir={model.reservoir}"
-    with user_code(option):
+    with user_code(option, Kind, "model"):
         abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
         shapes = [
             {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
