@@ -39,6 +39,10 @@ def find(option: str, name: str, kind: type) -> Any:
         isinstance(part, kind),
         f"{option}={name} is a {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
     )
+    check(
+        isinstance(part.options, Mapping),
+        f"{option}={name}: options must be a dictionary, got {part.options!r}",
+    )
     for key, declared in part.options.items():
         check(
             isinstance(declared, Option),

@@ -23,6 +23,8 @@ minute on two CPU cores.
 from ml_collections import ConfigDict
 
 from configs import training
+from perception import options
+from perception.methods import METHODS
 
 RECIPES = ("fixed", "paper")
 SIZES = ("laptop", "tiny")
@@ -38,8 +40,7 @@ def _base() -> ConfigDict:
             "finetune": "full",
             "dataset": "",
             # Value of `finetune` -> learning rate, which is used if optimizer.learning_rate is 0.
-            "learning_rates": {"full": 1e-4, "full_pretrained": 1e-4, "lora": 1e-3, "head": 1e-2},
-            "freeze_head": False,
+            "learning_rates": {name: method.learning_rate for name, method in METHODS.items()},
             "reinitialize": "",
             "pool": "masked",
             "quantize": "none",
@@ -62,13 +63,6 @@ def _base() -> ConfigDict:
                 "shots": 0,  # 0 selects all examples
                 "cache_dir": ".cache",
             },
-            "lora": {
-                "rank": 32,
-                "alpha": 0.0,  # 0 means alpha = rank
-                "dropout": 0.05,
-                "stabilized": False,
-                "targets": "",
-            },
             "model": {"dtype": "auto", "remat": "none", "dropout": -1.0},
         }
     )
@@ -85,6 +79,7 @@ def _base() -> ConfigDict:
             "clip": 1.0,
         }
     )
+    options.add_to(config)
     config.train.steps = 10_000
     config.eval.update({"steps": 500, "patience": 0, "tokens_per_batch": 16_384, "select": "valid"})
     config.checkpoint.steps = 500

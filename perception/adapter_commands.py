@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import variables
 from common.config import check_folder, float_arg
 from common.errors import check, file_error
 from common.model.low_rank import Lora
@@ -30,9 +29,9 @@ from perception import (
 from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
-from perception.finetuning import ENCODER, TRAINS_ALL, make_lora, reinitialized
+from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
-from perception.model import backbone
+from perception.methods import FINETUNE, find, make_lora
 from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
 
@@ -160,16 +159,24 @@ def export(options: Namespace) -> None:
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
     like = None
-    if config.finetune not in TRAINS_ALL:
+    method = find(config.finetune)
+    if method.adapters:
+        encoder = {n: x for n, x in encoder.items() if "lora_" not in n}
+    wanted = wanted_parameters(trained.shape, options.mesh)
+    added = sorted(encoder.keys() - wanted.keys())
+    check(
+        not added,
+        f"--run={options.run} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the published"
+        f" model lacks, such as {added[:1]}",
+    )
+    if method.pretrained and not method.trains_all:
         like, what = base, f"--run={options.run}"
         _require_same(base, fingerprint, what, config.quantize)
         _warn_if_quantized(base, config.quantize, what, options.mesh)
-        wanted = wanted_parameters(trained.shape, options.mesh)
-        frozen = {n: w for n, w in wanted.items() if n not in encoder}
-        encoder = {**base.load(frozen), **{n: x for n, x in encoder.items() if "lora_" not in n}}
-        if config.finetune == "lora":
-            adapter = adapter_arithmetic.of_values(own, make_lora(config), fingerprint)
-            encoder = adapter_arithmetic.merge(encoder, adapter)
+        encoder |= base.load({n: w for n, w in wanted.items() if n not in encoder})
+    if method.adapters:
+        adapter = adapter_arithmetic.of_values(own, make_lora(config), fingerprint)
+        encoder = adapter_arithmetic.merge(encoder, adapter)
     text = None if like else trained.tokenizer.to_json()
     thresholds = loading.read_thresholds(options.run, config)
     hugging_face.export(
@@ -247,7 +254,7 @@ def _base_of_adapter(
         tables.
     """
     check(
-        config.finetune == "lora",
+        find(config.finetune).adapters,
         f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}",
     )
     base = loading.begun_from(config, weights)
@@ -320,8 +327,7 @@ def _save(folder: Path, opened: Opened, lora: Lora | None) -> None:
 
 def wanted_parameters(shape: Backbone, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape, dtype and sharding of every encoder parameter by name."""
-    abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
-    return abstract(abstract_model.trainable, mesh)
+    return abstract(encoder_parameters(shape), mesh)
 
 
 def _weights(pretrained: Pretrained, mesh: Mesh) -> Params:

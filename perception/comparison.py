@@ -30,7 +30,7 @@ from perception.conclusions import (
     results,
     verdict_row,
 )
-from perception.ways import BASELINE, METRIC, TRAINABLE, TRAINED, WAYS
+from perception.ways import BASELINE, METRIC, TRAINABLE, TRAINED, find
 
 PLAN = "plan.json"
 """File in --out that stores the plan for a time budget. The same command reads it to resume the same runs."""
@@ -53,7 +53,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Additional attributes:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
-      only: training methods (keys of WAYS) that are run beside the baseline; () for all methods.
+      only: training methods (arguments of `ways.find`) that are run beside the baseline; () for the methods TRAINABLE.
     """
 
     spec: str = ""
@@ -72,12 +72,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 not overrides,
                 f"remove {' and '.join(overrides)}: perception.worth sets this field itself",
             )
-        config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
+        fields, method = find(way).fields, find(way).method
+        config = self.override(load(self.spec), seed=seed, **fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
-        if way in finetuning.TRAINS_ALL:
+        if method and method.trains_all:
             config.quantize = "none"
-        if way == "full":
+        if method and not method.pretrained:
             if config.backbone != "auto" and config.data.tokenizer != "pretrained":
                 config.pretrained = ""
         elif config.data.tokenizer == "trained":
@@ -85,7 +86,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the training methods (keys of WAYS) that can run. Some methods need --config.pretrained.
+        """Returns the training methods that can run (arguments of `ways.find`). Some methods need --config.pretrained.
 
         Raises:
           UserError: a training method in `only` is unknown or needs --config.pretrained, or a configuration or the
@@ -93,12 +94,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """
         weights = self.configuration("lora", 1).pretrained
         for name in self.only:
-            check_choice("--ways", name, TRAINABLE)
+            if ":" not in name:
+                check_choice("--ways", name, TRAINABLE)
             check(
-                weights or not WAYS[name].pretrained, f"--ways={name} needs --config.pretrained=DIR"
+                weights or not find(name).pretrained, f"--ways={name} needs --config.pretrained=DIR"
             )
+        names = dict.fromkeys((*TRAINABLE, *self.only, BASELINE))
         wanted = (*(self.only or TRAINABLE), BASELINE)
-        found = [n for n, way in WAYS.items() if n in wanted and (weights or not way.pretrained)]
+        found = [n for n in names if n in wanted and (weights or not find(n).pretrained)]
         for way in found:
             if way == BASELINE:
                 continue
@@ -114,7 +117,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         found = {BASELINE: self.baseline(splits, classes)}
         if "head" in ways:
             found["head"] = self.head()
-        cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
+        cases = {way: partial(self.configuration, way) for way in ways if find(way).random}
         if cases:
             found |= self.runs(cases)
         return {way: found[way] for way in ways}
@@ -351,8 +354,8 @@ def publish(
         lines=lines.splitlines(),
         results=table,
         verdicts=compared,
-        curves={WAYS[name].name: [run.curve for run in runs] for name, runs in found.items()},
-        best=WAYS[way].name,
+        curves={find(name).name: [run.curve for run in runs] for name, runs in found.items()},
+        best=find(way).name,
         predictions=best.predictions(),
         texts=[" ".join(parts) for parts in splits["test"].texts],
         places=about.places,
@@ -378,7 +381,7 @@ def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
 
 def describe(plan: Plan, seconds: float) -> list[str]:
     """Returns sentences about the methods that fit into the budget, and about the methods that are left out."""
-    trained = [WAYS[way].name for way in plan.ways if way in TRAINED]
+    trained = [find(way).name for way in plan.ways if way in TRAINED]
     said = []
     if trained:
         said.append(
@@ -386,5 +389,5 @@ def describe(plan: Plan, seconds: float) -> list[str]:
             f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on validation"
             f" among {', '.join(budget.LEARNING_RATES)}."
         )
-    said += [f"Left out: {WAYS[way].name}: {why}." for way, why in plan.left_out.items()]
+    said += [f"Left out: {find(way).name}: {why}." for way, why in plan.left_out.items()]
     return said

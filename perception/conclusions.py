@@ -22,7 +22,7 @@ from common.report.verdict import (
 )
 from perception import richness
 from perception.objective import average_precisions
-from perception.ways import METRIC, WAYS
+from perception.ways import METRIC, find
 
 VERDICT_COLUMNS = (
     *("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict"),
@@ -54,7 +54,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
         seconds = [s["train_seconds"] + s["start_seconds"] for s in summaries]
         rows.append(
             (
-                WAYS[way].name,
+                find(way).name,
                 *(mean_std([one[name] for one in measured], 2) for name in measured[0]),
                 mean_std(best, 2),
                 mean_std(last, 2),
@@ -70,7 +70,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
 def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
     """Returns the row of two training methods in the table of verdicts, with the columns VERDICT_COLUMNS."""
     difference = f"{one.difference:+.2f}"
-    return WAYS[a].name, WAYS[b].name, difference, _interval(one), str(one), one.noise
+    return find(a).name, find(b).name, difference, _interval(one), str(one), one.noise
 
 
 def macro_f1(found: Classes) -> float:
@@ -173,7 +173,7 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
     With `eval.select=test`, the test examples serve as validation examples. Returns None if no method used pretrained
     weights.
     """
-    pretrained = [way for way in found if WAYS[way].pretrained]
+    pretrained = [way for way in found if find(way).pretrained]
     return max(pretrained, key=lambda way: _valid(found[way]), default=None)
 
 
@@ -220,7 +220,7 @@ def answer(
       pretrained: whether --config.pretrained is set.
     """
     examples, tokens, tests = size
-    reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
+    reached = ", ".join(f"{find(way).name} {_mean(runs)}" for way, runs in found.items())
     way, best = best_run(found)
     on = "test examples, as in the recipe :paper" if select == "test" else "validation examples"
     selected = f"selected on the {on}"
@@ -239,23 +239,23 @@ def answer(
             f" {high:.1f}, from the test examples)"
         )
     lines = [
-        f"Best classifier, {selected}: {WAYS[way].name}, {reaches}.",
+        f"Best classifier, {selected}: {find(way).name}, {reaches}.",
         f"Trained on {examples:,} examples (about {tokens:,.0f} tokens), weighted F1 of each way: {reached}.",
     ]
     if chosen and chosen != way:
-        lines.append(f"Best use of the pretrained weights, {selected}: {WAYS[chosen].name}.")
+        lines.append(f"Best use of the pretrained weights, {selected}: {find(chosen).name}.")
     for (a, b), one in verdicts.items():
         interval = _interval(one)
         lines.append(
-            f"{WAYS[a].name} against {WAYS[b].name}: {one.difference:+.1f}"
+            f"{find(a).name} against {find(b).name}: {one.difference:+.1f}"
             f"{f' ({interval})' if interval else ''}: {one}."
         )
     for (a, b), one in verdicts.items():
         other = {(a, "worse"): b, (b, "better"): a}.get((way, one.word))
         if other:
             lines.append(
-                f"Validation and test disagree: on the test examples {WAYS[other].name} is better than the selected"
-                f" {WAYS[way].name}. Selecting a classifier by its test score would bias this score upwards."
+                f"Validation and test disagree: on the test examples {find(other).name} is better than the selected"
+                f" {find(way).name}. Selecting a classifier by its test score would bias this score upwards."
             )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"

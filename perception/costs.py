@@ -4,7 +4,7 @@ from common.report.table import text
 from perception import run
 from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
-from perception.finetuning import TRAINS_ALL
+from perception.methods import METHODS
 from perception.tables import parameters
 
 
@@ -26,7 +26,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
             config = suite.configuration(case, 1)
             run.validate(config)
             steps = config.train.steps
-            trained = size if case.finetune in TRAINS_ALL else config.lora.rank * one
+            trained = size if METHODS[case.finetune].trains_all else config.lora.rank * one
         state = f"needs {missing}" if missing else f"{done} of {suite.seeds} done"
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")

@@ -16,7 +16,8 @@ from common.sharding import make_mesh
 from common.storage.folders import open_folder
 from common.variables import Params
 from perception import datasets, loading
-from perception.finetuning import ENCODER, TRAINS_ALL
+from perception.finetuning import ENCODER
+from perception.methods import METHODS, find
 
 
 def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
@@ -71,10 +72,11 @@ class EncoderEvaluation:
             its data are missing or have other classes.
         """
         config = loading.read(workdir, "--runs")
+        complete = [name for name, method in METHODS.items() if method.trains_all]
         check(
-            config.finetune in TRAINS_ALL,
+            find(config.finetune).trains_all,
             f"--runs {workdir} has no encoder in its checkpoint: train with"
-            f" --config.finetune={' or '.join(TRAINS_ALL)}, not {config.finetune}",
+            f" --config.finetune={' or '.join(complete)}, not {config.finetune}",
         )
         check(
             not config.data.multi_label,

@@ -1,15 +1,15 @@
 """Fine-tuning: which parameters are trained, where frozen parameters come from, and which tokenizer is used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common import variables
 from common.config import check_choice, check_rate
 from common.data.labelled import LabelledText
 from common.errors import check
@@ -20,20 +20,14 @@ from common.storage.addresses import copy_of
 from common.storage.folders import open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
 from common.variables import AbstractModel, Frozen, Params
+from perception import options
 from perception.backbones import BACKBONES, Backbone
+from perception.methods import FINETUNE, find, words
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.subword import Subword, build_subword
 
 if TYPE_CHECKING:
-    from common.model.low_rank import Lora
     from perception.hugging_face import Pretrained
-
-FINETUNE = ("full", "full_pretrained", "lora", "head")
-"""Training methods. "full": all weights, from random initialization. "full_pretrained": all weights, from pretrained
-weights. "lora": adapters and the head. "head": only the head."""
-
-TRAINS_ALL = FINETUNE[:2]
-"""Values of `finetune` that train the encoder and store it in checkpoints."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
 """Backbones that the authors' program computes in bfloat16, not in float32 like all other backbones."""
@@ -47,7 +41,9 @@ ENCODER = "encoder/"
 
 
 def validate(config: ConfigDict, weights: bool = True) -> None:
-    """Checks the fields of backbone, adapters, pretrained weights and tokenizer without opening files.
+    """Checks the fields of backbone, method, pretrained weights and tokenizer without opening files.
+
+    Adds missing options of the method to `config`.
 
     Args:
       weights: whether a run from pretrained weights requires --config.pretrained.
@@ -56,7 +52,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
       UserError: a field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
-    check_choice("--config.finetune", config.finetune, FINETUNE)
+    options.add_to(config)
     check_choice("--config.pool", config.pool, POOLS)
     check_choice("--config.model.remat", config.model.remat, REMAT)
     if config.quantize != "none":
@@ -68,28 +64,22 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     )
     if config.model.dropout != -1:
         check_rate("--config.model.dropout", config.model.dropout)
-    lora, option = config.lora, f"--config.finetune={config.finetune}"
-    full = config.finetune == "full"
+    method, option = find(config.finetune), f"{FINETUNE}={config.finetune}"
     check(
-        config.finetune not in TRAINS_ALL or config.quantize == "none",
+        not method.trains_all or config.quantize == "none",
         f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights",
     )
-    check(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
-    check(
-        lora.alpha >= 0,
-        f"--config.lora.alpha must be positive, or 0 to use the rank, got {lora.alpha}",
-    )
-    check_rate("--config.lora.dropout", lora.dropout)
+    options.validate(config)
     check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
-    for name in _words(config.reinitialize):
+    for name in words(config.reinitialize):
         check_choice("--config.reinitialize", name, ("authors", *TABLES))
     check(
-        full or bool(config.pretrained) or not weights,
+        not method.pretrained or bool(config.pretrained) or not weights,
         f"{option} needs pretrained weights: set --config.pretrained=DIR to a directory with config.json,"
         " tokenizer.json and safetensors or to a name on the Hugging Face hub, or use --config.finetune=full",
     )
     check(
-        full or config.data.tokenizer != "trained",
+        not method.pretrained or config.data.tokenizer != "trained",
         f"{option} uses the tokenizer of the pretrained model: --config.data.tokenizer=trained needs"
         " --config.finetune=full",
     )
@@ -113,17 +103,12 @@ def check_used(config: ConfigDict) -> None:
     Raises:
       UserError: the run uses neither the weights nor the architecture nor the tokenizer of the pretrained model.
     """
-    named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
     check(
-        not (config.pretrained and config.finetune == "full" and named),
-        f"--config.pretrained={config.pretrained} is not used, because --config.finetune=full starts from random"
+        not (config.pretrained and config.backbone != "auto" and trains_tokenizer(config)),
+        f"--config.pretrained={config.pretrained} is not used, because {FINETUNE}={config.finetune} starts from random"
         " weights: remove --config.pretrained, or use the architecture (--config.backbone=auto) or the tokenizer"
         " (--config.data.tokenizer=pretrained) of the model",
     )
-
-
-def _words(text: str) -> list[str]:
-    return text.replace(",", " ").split()
 
 
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
@@ -135,16 +120,16 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     authors = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
         name
-        for word in _words(config.reinitialize)
+        for word in words(config.reinitialize)
         for name in (authors if word == "authors" else (word,))
     ]
-    return () if config.finetune == "full" else tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names)) if find(config.finetune).pretrained else ()
 
 
 def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
     """Opens the pretrained model that gives the run its weights or architecture.
 
-    Returns None for full training of a named backbone, which needs neither.
+    Returns None for training of a named backbone from random weights, which needs neither.
 
     Args:
       advice: text appended to the error if the directory does not exist.
@@ -152,7 +137,7 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None"
     Raises:
       UserError: the directory does not exist, or contains another backbone than `config.backbone`.
     """
-    if config.finetune == "full" and config.backbone != "auto":
+    if not find(config.finetune).pretrained and config.backbone != "auto":
         return None
     from perception.hugging_face import check_shape, open_model
 
@@ -162,15 +147,18 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None"
     return found
 
 
+def trains_tokenizer(config: ConfigDict) -> bool:
+    """Returns whether a run trains a tokenizer on its training texts instead of loading the pretrained model's."""
+    return not find(config.finetune).pretrained and config.data.tokenizer != "pretrained"
+
+
 def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts.
-
-    A tokenizer is trained only for full training, unless `config.data.tokenizer` is "pretrained".
 
     Raises:
       UserError: the pretrained model has no tokenizer.json.
     """
-    if config.finetune == "full" and config.data.tokenizer != "pretrained":
+    if trains_tokenizer(config):
         lines = [text for parts in train.texts for text in parts]
         made = build_subword(config.data.vocab_size, lines, config.data.cache_dir)
         return made.separating_pairs() if config.data.pair else made
@@ -187,7 +175,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 
 
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
-    """Returns the backbone with the run's number of positions, dropout rate and, for full training, vocabulary.
+    """Returns the backbone with the run's number of positions, dropout rate and, from random weights, vocabulary.
 
     Raises:
       UserError: the tokenizer has more ids than the embedding table has rows, or `data.max_length` exceeds the
@@ -195,8 +183,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
     longest, dropout_rate = config.data.max_length, config.model.dropout
-    full = config.finetune == "full"
-    if full:
+    random = not find(config.finetune).pretrained
+    if random:
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
@@ -204,7 +192,7 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
         " use the model's own tokenizer.json",
     )
     # If the table of position embeddings is initialised from the seed, enlarge it to `max_length`.
-    if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
+    if shape.learned and (random or TABLES[1] in reinitialized(config, shape.family)):
         shape = replace(shape, learned=max(longest + shape.first_position, shape.learned))
     most = shape.learned - shape.first_position if shape.learned else shape.longest
     check(
@@ -221,22 +209,23 @@ def has_segments(config: ConfigDict, shape: Backbone) -> bool:
 
 def solves_head(config: ConfigDict) -> bool:
     """Returns whether the head is solved by logistic regression instead of trained in steps."""
-    return config.finetune == "head" and config.train.steps == 0
+    return find(config.finetune).solves_head and config.train.steps == 0
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
     """Returns a copy of `config` in which derived fields are set.
 
     The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone, or by "auto" for
-    the backbone "auto". The learning rate 0 is replaced by `config.learning_rates[config.finetune]`, and
-    `learning_rates` is removed. If the head is solved, `eval.start` is set.
+    the backbone "auto". The learning rate 0 is replaced by `config.learning_rates[config.finetune]`, or for a user's
+    method by `Method.learning_rate`, and `learning_rates` is removed. If the head is solved, `eval.start` is set.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
         named = "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
         config.model.dtype = "auto" if config.backbone == "auto" else named
     if config.optimizer.learning_rate == 0:
-        learning_rate = config.learning_rates[config.finetune]
+        own = find(config.finetune).learning_rate
+        learning_rate = config.learning_rates.get(config.finetune, own)
         option = f"--config.learning_rates.{config.finetune}"
         check(learning_rate > 0, f"{option} must be positive, got {learning_rate}")
         config.optimizer.learning_rate = learning_rate
@@ -247,19 +236,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def make_lora(config: ConfigDict) -> "Lora":
-    from common.model.low_rank import Lora
-
-    lora = config.lora
-    return Lora(lora.rank, lora.alpha or lora.rank, lora.dropout, lora.stabilized)
-
-
 def make_model(
     config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
 ) -> PooledClassifier:
-    """Builds the model with its trainable and frozen parameters.
-
-    With LoRA, `config.freeze_head` freezes the head at its initial values, like the authors' program.
+    """Builds the model with its trainable and frozen parameters. Casts or quantizes the frozen parameters.
 
     Raises:
       UserError: the backbone has no layer named in `config.lora.targets`, or no embedding table named in
@@ -268,12 +248,9 @@ def make_model(
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
     model = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
-    if config.finetune == "lora":
-        _add_adapters(config, encoder, shape, rngs)
-    elif config.finetune == "head":
-        from common.freezing import freeze_given
-
-        freeze_given(encoder)
+    method = find(config.finetune)
+    if method.change:
+        method.change(config, model, shape, rngs=rngs)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
@@ -285,44 +262,20 @@ def make_model(
             part.table, Frozen
         ):  # trainable tables are initialised with the other parameters
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
-    if config.finetune not in TRAINS_ALL:
-        _finish_frozen(config, model, shape, dtype)
+    if not method.trains_all:
+        from common.freezing import cast_frozen
+
+        cast_frozen(encoder, dtype)
+        if config.quantize != "none":
+            from perception.quantized import quantize_frozen
+
+            quantize_frozen(encoder, config.quantize)
     return model
 
 
-def _finish_frozen(
-    config: ConfigDict, model: PooledClassifier, shape: Backbone, dtype: jnp.dtype
-) -> None:
-    """Casts or quantizes the frozen parameters. With LoRA and `config.freeze_head`, also freezes the head."""
-    from common.freezing import cast_frozen, freeze
-
-    cast_frozen(model.encoder, dtype)
-    if config.quantize != "none":
-        from perception.quantized import quantize_frozen
-
-        quantize_frozen(model.encoder, config.quantize)
-    if config.finetune == "lora" and config.freeze_head:
-        freeze(model.head)
-        for variable in (model.head.kernel, model.head.bias):
-            variable.set_metadata(draw=("uniform", (2 * shape.width) ** -0.5))
-
-
-def _add_adapters(config: ConfigDict, encoder: nnx.Module, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Adds LoRA adapters to the layers `config.lora.targets`; "" means the backbone's `targets`.
-
-    Raises:
-      UserError: a target matches no layer.
-    """
-    from common.model.low_rank import adapt, is_target, linear_layers
-
-    targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
-    for target in targets:
-        check(
-            any(is_target(path, target) for path in layers),
-            f"--config.lora.targets: {target!r} matches no layer of this backbone; its layers are"
-            f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
-        )
-    adapt(encoder, targets, make_lora(config), rngs=rngs)
+def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
+    """Returns the parameters of a backbone by name, without values."""
+    return variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0))).trainable
 
 
 def start(
@@ -330,23 +283,30 @@ def start(
 ) -> Callable[[Params, Params], Params]:
     """Returns the implementation of `Task.start`.
 
-    For the method "full_pretrained", the returned function loads the encoder, except reinitialised embedding tables,
-    from the pretrained model. For the other methods, it returns its first argument.
+    The returned function loads the trained parameters of the encoder from the pretrained model, except reinitialised
+    embedding tables and parameters that the method adds. For a method that starts from random weights, it returns its
+    first argument.
     """
+    method = find(config.finetune)
 
     def read(trainable: Params, frozen: Params) -> Params:
         del frozen
-        if config.finetune != "full_pretrained":
+        if not method.pretrained or method.adapters:
+            return trainable
+        trained = {
+            name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in trainable.items()
+            if name.startswith(ENCODER)
+        }
+        added = trained and not method.trains_all  # the method may have added parameters
+        known = encoder_parameters(pretrained.shape) if added else trained
+        drawn = reinitialized(config, pretrained.shape.family)
+        wanted = {n: x for n, x in trained.items() if n in known and n not in drawn}
+        if not wanted:
             return trainable
         check_agreement(
             lambda: {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
         )
-        drawn = reinitialized(config, pretrained.shape.family)
-        wanted = {
-            name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in trainable.items()
-            if name.startswith(ENCODER) and name.removeprefix(ENCODER) not in drawn
-        }
         return {**trainable, **{ENCODER + n: x for n, x in pretrained.load(wanted).items()}}
 
     return read

@@ -33,13 +33,13 @@ from common.train.workdir import ADDED, CONFIG
 from perception import baseline, datasets, finetuning, hub
 from perception.backbones import Backbone
 from perception.finetuning import (
-    TRAINS_ALL,
     has_segments,
     make_model,
     make_shape,
     open_pretrained,
     outside,
 )
+from perception.methods import find
 from perception.run import validate_fields
 from perception.subword import Subword
 from perception.task import CLASSES, TOKENIZER, in_rows
@@ -236,7 +236,7 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
         from random weights with a named backbone.
     """
     if not weights:
-        if config.finetune in TRAINS_ALL and config.backbone != "auto":
+        if find(config.finetune).trains_all and config.backbone != "auto":
             # The checkpoint stores all parameters, and the name of the backbone determines the architecture.
             return None
         return open_pretrained(config, " any more: pass its new location as --pretrained=DIR")

@@ -11,7 +11,7 @@ from common.config import check_choice, complete
 from common.runtime.processes import is_main
 from common.train import finished, loop
 from perception import datasets, finetuning, task
-from perception.backbones import BACKBONES
+from perception.backbones import BACKBONES, Backbone
 from perception.datasets import DATASETS
 from perception.finetuning import (
     has_segments,
@@ -23,6 +23,7 @@ from perception.finetuning import (
     resolve,
     start,
 )
+from perception.methods import METHODS
 from perception.task import TextClassification
 
 
@@ -72,6 +73,7 @@ def prepare(
     labelled = datasets.load(config)
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer.size)
+    _check_own_method(config, shape, len(labelled[1]))
     build = partial(make_model, config, shape)
     arguments = config, tokenizer, build, mesh, labelled
     read, segments = outside(pretrained, mesh), has_segments(config, shape)
@@ -88,6 +90,13 @@ def prepare(
     return config, prepared
 
 
+def _check_own_method(config: ConfigDict, shape: Backbone, classes: int) -> None:
+    if config.finetune not in METHODS:
+        from perception.own_method import check_complete
+
+        check_complete(config, shape, classes)
+
+
 def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     with complete("--config"):
         if config.dataset:
@@ -98,10 +107,11 @@ def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClass
     config = resolve(config)
     pretrained = open_pretrained(config) if config.pretrained else None
     known = pretrained.shape if pretrained else BACKBONES[config.backbone]
-    own_tokenizer = config.finetune == "full" and config.data.tokenizer != "pretrained"
+    own_tokenizer = finetuning.trains_tokenizer(config)
     vocabulary = config.data.vocab_size if own_tokenizer else known.vocabulary
     classes = DATASETS[config.dataset].classes if config.dataset else 2
     shape = make_shape(config, pretrained, vocabulary)
+    _check_own_method(config, shape, classes)
     build, segments = partial(make_model, config, shape), has_segments(config, shape)
     return config, TextClassification(config, None, build, mesh, classes=classes, segments=segments)
 

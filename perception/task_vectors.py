@@ -149,12 +149,14 @@ def _pair(
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation
     from perception.hugging_face import open_model
+    from perception.methods import find
 
     for run in runs:
-        way = loading.read(run, "--runs").finetune
+        name = loading.read(run, "--runs").finetune
+        method = find(name)
         check(
-            way == "full_pretrained",
-            f"--runs {run} has --config.finetune={way}: a task vector needs full_pretrained",
+            method.trains_all and method.pretrained,
+            f"--runs {run} has --config.finetune={name}: a task vector needs full_pretrained",
         )
     named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
     model = open_model(named, "--pretrained")

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from perception import methods
+from perception.methods import METHODS, Method
+
 METRIC = "weighted_f1"
 
 
@@ -12,36 +15,44 @@ class Way(NamedTuple):
     Attributes:
       name: display name.
       fields: configuration overrides.
-      pretrained: whether training starts from pretrained weights.
-      random: whether the result depends on the seed if training uses all examples.
+      method: method of fine-tuning; None for the baseline.
     """
 
     name: str
     fields: Mapping[str, object]
-    pretrained: bool = False
-    random: bool = True
+    method: Method | None = None
 
+    @property
+    def pretrained(self) -> bool:
+        """Whether training starts from pretrained weights."""
+        return self.method is not None and self.method.pretrained
 
-WAYS = {
-    "lora": Way("LoRA on pretrained weights", {"finetune": "lora"}, pretrained=True),
-    "full_pretrained": Way(
-        "all weights, from pretrained ones", {"finetune": "full_pretrained"}, pretrained=True
-    ),
-    "head": Way(
-        "the head alone, on pretrained weights",
-        {"finetune": "head", "train.steps": 0},
-        pretrained=True,
-        random=False,
-    ),
-    "full": Way("all weights, from random ones", {"finetune": "full"}),
-    "tf_idf": Way("TF-IDF and logistic regression", {}, random=False),
-}
+    @property
+    def random(self) -> bool:
+        """Whether the result depends on the seed if training uses all examples."""
+        return self.method is not None and not self.method.solves_head
 
 
 BASELINE = "tf_idf"
 
-TRAINABLE = tuple(way for way in WAYS if way != BASELINE)
-"""Methods that `perception.worth --ways` can select. The baseline cannot be selected, because it always runs."""
+TRAINABLE = ("lora", "full_pretrained", "head", "full")
+"""Methods that `perception.worth --ways` trains by default. The baseline cannot be selected, because it always runs."""
 
-TRAINED = ("lora", "full_pretrained", "full")
+TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
 """Methods with training steps, in the order in which a time budget includes them."""
+
+
+def find(name: str) -> Way:
+    """Returns the training method with the given name: the baseline, or a method of `methods.find`.
+
+    Raises:
+      UserError: `methods.find` finds no such method.
+    """
+    if name == BASELINE:
+        return Way("TF-IDF and logistic regression", {})
+    method = methods.find(name, "--ways")
+    fields = {"finetune": name} | {"train.steps": 0} if method.solves_head else {"finetune": name}
+    return Way(method.label, fields, method)
+
+
+WAYS = {name: find(name) for name in (*TRAINABLE, BASELINE)}

@@ -1,0 +1,38 @@
+"""Options: configuration fields that only one method of fine-tuning reads.
+
+`common.config` imports this module to parse a command line, so it must not import JAX.
+"""
+
+from ml_collections import ConfigDict
+
+from common import plugin
+from common.plugin import Option
+from perception.methods import FINETUNE, METHODS, Method, find
+
+
+def add_to(config: ConfigDict) -> None:
+    """Adds missing options with their defaults to `config`.
+
+    Raises:
+      UserError: the method is unknown or cannot be imported.
+    """
+    plugin.add_options(config, _declared(config))
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks the options of all methods in `METHODS`, and of a user's method.
+
+    Raises:
+      UserError: an option has an invalid value.
+    """
+    plugin.check_minimum("--config.", config, _declared(config))
+    for method in METHODS.values():
+        method.check(config)
+    if config.finetune not in METHODS:
+        with plugin.user_code(f"{FINETUNE}={config.finetune}", Method, "config"):
+            find(config.finetune).check(config)
+
+
+def _declared(config: ConfigDict) -> dict[str, Option]:
+    methods = [*METHODS.values(), find(config.finetune)]
+    return {name: option for method in methods for name, option in method.options.items()}
