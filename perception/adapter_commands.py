@@ -30,6 +30,7 @@ from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
+from perception.head import BIAS, KERNEL
 from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
 from perception.methods import FINETUNE, find, make_lora
 from perception.quantized import costs
@@ -157,9 +158,8 @@ def export(options: Namespace) -> None:
     base = loading.begun_from(config, options.pretrained)
     trained, fingerprint = loading.load_own(config, options.run, options.mesh)
     own = {**trained.values.frozen, **trained.values.trainable}
-    encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
-    like = None
-    method = find(config.finetune)
+    method, like = find(config.finetune), None
+    encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n not in (KERNEL, BIAS)}
     if method.adapters:
         encoder = {n: x for n, x in encoder.items() if "lora_" not in n}
     wanted = wanted_parameters(trained.shape, options.mesh)
@@ -167,7 +167,7 @@ def export(options: Namespace) -> None:
     check(
         not added,
         f"--run={options.run} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the published"
-        f" model lacks, such as {added[:1]}",
+        f" model lacks, such as {', '.join(added[:1])}",
     )
     if method.pretrained and not method.trains_all:
         like, what = base, f"--run={options.run}"

@@ -1,6 +1,6 @@
 """Plans which training methods fit into a time budget.
 
-A training method is an entry of `perception.ways.WAYS`, such as LoRA on pretrained weights.
+A training method is an argument of `perception.ways.find`, such as "lora" (LoRA on pretrained weights).
 """
 
 import math
@@ -56,8 +56,8 @@ class Plan(NamedTuple):
     """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable training methods (keys of WAYS, without the baseline): the solved head, then the others in
-        order of preference.
+      ways: the affordable training methods (arguments of `ways.find`, without the baseline): the solved head, then the
+        others in order of preference.
       steps: number of training steps, equal in all runs except those of the solved head.
       seeds: number of seeds of each method with its chosen learning rate.
       left_out: training method -> reason why it is not trained.

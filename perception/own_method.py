@@ -9,6 +9,7 @@ from common.errors import check
 from common.plugin import user_code
 from perception.backbones import Backbone
 from perception.finetuning import ENCODER, encoder_parameters, make_model
+from perception.head import BIAS, KERNEL
 from perception.methods import FINETUNE, Method, find
 
 
@@ -45,6 +46,7 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
             name in found and found[name].shape == wanted,
             f"{option} removes the parameter {name}, or changes its shape {wanted}: keep and freeze the parameter",
         )
+    trained = abstract_model.trainable.keys() - {KERNEL, BIAS}
     for name, variable in found.items():
         axes = variable.get_metadata("axes", None)
         check(
@@ -53,7 +55,7 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
             " for each dimension, such as nnx.Param(value, axes=(None,))",
         )
         check(
-            not method.adapters or name not in abstract_model.trainable or name not in known,
+            not method.adapters or name not in trained or "lora_" in name,
             f"{option} trains the parameter {name} beside adapters: set adapters=False",
         )
     for name in abstract_model.frozen.keys() - abstract_model.drawn.keys():

@@ -53,6 +53,3 @@ def find(name: str) -> Way:
     method = methods.find(name, "--ways")
     fields = {"finetune": name} | {"train.steps": 0} if method.solves_head else {"finetune": name}
     return Way(method.label, fields, method)
-
-
-WAYS = {name: find(name) for name in (*TRAINABLE, BASELINE)}

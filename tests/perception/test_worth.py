@@ -45,10 +45,11 @@ from perception.hugging_face import export, open_model
 from perception.model import backbone
 from perception.safetensor_files import TensorFiles
 from perception.subword import Subword, build_subword
-from perception.ways import WAYS
+from perception.ways import BASELINE, TRAINABLE, find
 from tests.perception.helpers import states
 
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+WAYS = {way: find(way) for way in (*TRAINABLE, BASELINE)}
 ROWS = {"train": 120, "validation": 24, "test": 24}
 
 
