@@ -58,9 +58,9 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
             not method.adapters or name not in trained or "lora_" in name,
             f"{option} trains the parameter {name} beside adapters: set adapters=False",
         )
-    for name in abstract_model.frozen.keys() - abstract_model.drawn.keys():
+    for name in abstract_model.frozen:
         check(
-            method.pretrained and name in known,
+            name in abstract_model.drawn or (method.pretrained and name in known),
             f"{option}: the frozen parameter {name} has no value, because"
             f" {'the backbone lacks it' if method.pretrained else 'pretrained is False'}: draw it from the seed with"
             " common.freezing.freeze",
