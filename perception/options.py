@@ -29,7 +29,9 @@ def validate(config: ConfigDict) -> None:
     for method in METHODS.values():
         method.check(config)
     if config.finetune not in METHODS:
-        with plugin.user_code(f"{FINETUNE}={config.finetune}", Method, "config"):
+        from common.user_code import user_code
+
+        with user_code(f"{FINETUNE}={config.finetune}", Method, "config"):
             find(config.finetune).check(config)
 
 

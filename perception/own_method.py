@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.errors import check
-from common.plugin import user_code
+from common.user_code import user_code
 from perception.backbones import Backbone
 from perception.finetuning import ENCODER, encoder_parameters, make_model
 from perception.head import BIAS, KERNEL

@@ -216,7 +216,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     if name in RESERVOIRS:
         kind.check(model)
         return
-    from common.plugin import user_code
+    from common.user_code import user_code
     from reservoir.own_kind import check_complete
 
     with user_code(f"--config.model.reservoir={name}", Kind, "model"):

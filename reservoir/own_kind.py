@@ -10,7 +10,7 @@ from common import variables
 from common.errors import check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
-from common.plugin import user_code
+from common.user_code import user_code
 from reservoir.kinds import Kind
 
 

@@ -1,0 +1,37 @@
+"""Error messages for exceptions in a user's plugin. Imported only for plugins."""
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ml_collections import config_dict
+
+from common.errors import UserError
+
+
+@contextmanager
+def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
+    """Context manager that turns any exception of a user's part into a UserError with the place in the user's code.
+
+    Args:
+      option: option that names the part, for the error message.
+      kind: dataclass of the part.
+      fields: name of the configuration that the part reads, such as "model".
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+    except Exception as error:  # a user's part may raise any exception
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename]
+        place = f"{own[-1].name} ({own[-1].filename}, line {own[-1].lineno})"
+        if Path(frames[-1].filename).parent == Path(config_dict.__file__).parent:
+            name = re.findall(r"\w+", str(error))[0]
+            raise UserError(
+                f"{option}: {place} reads {fields}.{name}, but the {kind.__name__.lower()} declares no option {name};"
+                f" declare it: {kind.__name__}(..., options={{'{name}': Option(DEFAULT)}})"
+            ) from error
+        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
