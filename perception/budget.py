@@ -89,9 +89,17 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+class TimeLimitReached(Exception):
+    """The time limit of `time_limit` was reached.
+
+    This is not a TimeoutError, which is an OSError: code that reads or writes a file turns an OSError into an error
+    about the file.
+    """
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises a TimeoutError inside the context after `seconds`, or at the end of a compilation that runs at that time.
+    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that runs at that time.
 
     Only the main thread can use the context, because it sets a signal handler.
     """
@@ -102,7 +110,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         if _is_compiling(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         else:
-            raise TimeoutError
+            raise TimeLimitReached
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -152,7 +152,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         The head is trained in these steps instead of solved.
 
         Raises:
-          TimeoutError: the measurement took half of the time until `end` (a value of time.monotonic).
+          TimeLimitReached: the measurement took half of the time until `end` (a value of time.monotonic).
         """
         fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
         probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
@@ -249,7 +249,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
                 if way == "full_pretrained" and way in plan.ways:
                     costs[way] = suite.measure(way, splits, end)
-            except TimeoutError:
+            except budget.TimeLimitReached:
                 costs.pop(way, None)
                 known = (*costs, *solved, *left_out, BASELINE)
                 lacking = [way for way in ways if way not in known]

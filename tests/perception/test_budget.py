@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from common.data.files import lines_of
 from common.errors import UserError
 from perception import budget
 from perception.budget import Cost, format_seconds, make_plan, parse_seconds
@@ -65,7 +66,15 @@ def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
     """An abandoned compilation of JAX crashes the end of the program."""
     namespace = {"__name__": "jax._src.compiler", "time": time, "done": []}
     exec("def compile(seconds):\n    time.sleep(seconds)\n    done.append(seconds)", namespace)
-    with pytest.raises(TimeoutError), budget.time_limit(0.05):
+    with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):
         namespace["compile"](0.4)
         time.sleep(5)
     assert namespace["done"] == [0.4]
+
+
+def test_time_limit_passes_through_code_that_reads_files(tmp_path) -> None:
+    """Readers turn an OSError into an error about the file."""
+    (tmp_path / "text").write_text("a line\n" * 200_000)
+    with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):
+        while True:
+            list(lines_of(tmp_path / "text"))

@@ -38,7 +38,7 @@ from perception import (
     worth,
 )
 from perception.backbones import bert
-from perception.budget import Cost
+from perception.budget import Cost, TimeLimitReached
 from perception.comparison import ExperimentSuite
 from perception.conclusions import answer, choose, example_interval, judge
 from perception.hugging_face import export, open_model
@@ -213,7 +213,7 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
 def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkeypatch) -> None:
     def measure(suite, way, *_):
         if way != "head":
-            raise TimeoutError
+            raise TimeLimitReached
         return Cost(start=1.0, step=0.01, evaluation=0.1, test=0.1)
 
     monkeypatch.setattr(ExperimentSuite, "measure", measure)
