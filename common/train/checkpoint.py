@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from common.errors import UserError, check
-from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
+from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main, warn
 from common.sharding import abstract
 from common.storage.addresses import address
 from common.storage.folders import open_folder
@@ -44,9 +44,6 @@ def checksum(tree: Any) -> jax.Array:
 
 SNAPSHOTS = "snapshots"
 """Name of the folder of snapshots: checkpoints without optimizer state, which are never deleted."""
-
-TOP = "top"
-"""Name of the folder of the `checkpoint.keep_best` best checkpoints, without optimizer state."""
 
 
 def _reason(error: Exception) -> str:
@@ -120,7 +117,7 @@ class Checkpoints:
 
     @cached_property
     def _top(self) -> ocp.CheckpointManager:
-        return self._manager(TOP, self._keep_best, best_fn=lambda metrics: metrics["score"])
+        return self._manager("top", self._keep_best, best_fn=lambda metrics: metrics["score"])
 
     @cached_property
     def _snapshots(self) -> ocp.CheckpointManager:
@@ -233,14 +230,11 @@ class Checkpoints:
         """Returns the frozen values that `save_frozen` has written, with the shardings of the abstract `target`."""
         return self._use("frozen", self._frozen, 0, {"frozen": target})[0]["frozen"]
 
-    def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
+    def restore(self, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of the newest intact checkpoint, with the shardings of the abstract `target`.
 
         A checkpoint is intact if every process can read it, so all processes resume from the same step. Moves damaged
-        newer checkpoints to the folder "damaged".
-
-        Args:
-          say: function that prints a line for each damaged checkpoint.
+        newer checkpoints to the folder "damaged", with a warning for each.
 
         Raises:
           UserError: no checkpoint is intact.
@@ -256,7 +250,7 @@ class Checkpoints:
             # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
             for newer, reason in damaged.items():
                 self._set_aside(newer)
-                say(
+                warn(
                     f"checkpoint {newer} is damaged ({reason}): moved to {self._directory / 'damaged'},"
                     f" resuming from step {step}"
                 )

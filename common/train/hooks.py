@@ -46,12 +46,10 @@ class Hook:
 
         Not called after every step: without a vote, `due` receives 0.
         """
-        del run
         return 0
 
     def due(self, run: Run, vote: int) -> bool:
         """Returns whether to call `act` now. The result must be equal on all processes."""
-        del run, vote
         return False
 
     def act(self, run: Run) -> None:
