@@ -263,10 +263,8 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps the best checkpoint of the run, and earlier best checkpoints (`_KeepBest`).
-
         Args:
-          step: step of the checkpoint; None for the best checkpoint of the run.
+          step: step of one of the best checkpoints that `_KeepBest` keeps; None for the best checkpoint of the run.
 
         Raises:
           UserError: the checkpoint is missing or damaged.
