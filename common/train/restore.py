@@ -16,7 +16,7 @@ from common.config import from_json
 from common.errors import check
 from common.storage.addresses import shown
 from common.train import frozen
-from common.train.checkpoint import Checkpoints, model_arrays
+from common.train.checkpoint import SNAPSHOTS, Checkpoints, check_snapshot, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
@@ -78,7 +78,9 @@ def load_run(
         if best:
             arrays, meta = mean_of_best(checkpoints, model, mesh, best)
         elif snapshots:
-            restores = [partial(checkpoints.restore_snapshot, step=step) for step in snapshots]
+            for step in snapshots:
+                check_snapshot(workdir.absolute(), step)
+            restores = [partial(checkpoints.restore_from, SNAPSHOTS, step) for step in snapshots]
             arrays, meta = _mean(restores, model, mesh)
         else:
             arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
@@ -121,7 +123,7 @@ def mean_of_best(
         f"cannot average the {count} best checkpoints: the run has kept only {len(kept)}"
         " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
     )
-    restores = [partial(checkpoints.restore_top, step=step) for step in kept[:count]]
+    restores = [partial(checkpoints.restore_from, "top", step) for step in kept[:count]]
     return _mean(restores, model, mesh)
 
 
