@@ -21,8 +21,6 @@ class Tracker:
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
     timestamps and no host names: apart from logged seconds and the AUCC over seconds, an interrupted and resumed run
     writes the same file as an uninterrupted run.
-
-    `common.track.wandb_run` writes to wandb.
     """
 
     def __init__(

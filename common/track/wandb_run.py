@@ -10,8 +10,6 @@ from typing import Any
 
 from common.atomic import write_whole
 
-WANDB_ID = "wandb_id"
-
 WANDB_TIMEOUT = 20
 """Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
 
@@ -86,7 +84,7 @@ class WandbRun:
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
     """Returns the wandb id in the workdir. With `anew`, or if the workdir has no id, makes and stores a new id."""
-    path = workdir / WANDB_ID
+    path = workdir / "wandb_id"
     if not anew and path.exists() and (identity := path.read_text().strip()):
         return identity
     identity = secrets.token_hex(4)

@@ -287,6 +287,19 @@ class Checkpoints:
                 " another folder"
             ) from error
 
+    def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
+        """Averages the trained values of the checkpoints of a kind at `steps`; see `restore_from`.
+
+        Returns:
+          (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the last checkpoint.
+        """
+        mean: dict | None = None
+        for step in steps:
+            arrays, meta = self.restore_from(kind, step, target)
+            share = jax.tree.map(lambda x: x / len(steps), arrays["trainable"])
+            mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
+        return {"trainable": mean, "frozen": arrays["frozen"]}, meta
+
     def _read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint. Raises on all processes if one process cannot read the checkpoint.
 
