@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
