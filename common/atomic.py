@@ -2,15 +2,17 @@
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from common.errors import UserError
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Calls `write` on a temporary file and renames the file to `path`, so that readers never see an incomplete file.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Context manager that yields a temporary path, and on exit renames the file at this path to `path`.
 
     Several processes may write the same path. The last rename wins.
 
@@ -20,14 +22,19 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            write(file)
+        yield temporary
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
     finally:
         if temporary.exists():
             temporary.unlink()
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes a file atomically: calls `write` on a temporary file; see `replacing`."""
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        write(file)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -287,7 +287,6 @@ def parse(
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        dest="dry_run",
         help="print parameters, first batch, memory and FLOPs of a step without training",
     )
     parser.add_argument(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from common.errors import check
 from common.runtime.program import COORDINATOR, PROCESSES, several
@@ -51,8 +52,6 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
     """Returns the elementwise maximum of `decision` over all processes. All processes must call this function."""
     if jax.process_count() == 1:
         return decision
-    from jax.experimental import multihost_utils
-
     return np.asarray(multihost_utils.process_allgather(decision)).max(axis=0)
 
 
@@ -90,8 +89,6 @@ def all_gather(value: Any) -> list[Any]:
     """Returns the JSON values of all processes in the order of the processes. All processes must call this function."""
     if jax.process_count() == 1:
         return [value]
-    from jax.experimental import multihost_utils
-
     text_n = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(len(text_n)))
     padded_n = np.zeros(sizes.max(), np.uint8)
@@ -142,14 +139,10 @@ def gather(x: jax.Array) -> np.ndarray:
     """Returns a sharded array as a host array. All processes must call this function."""
     if x.is_fully_addressable:
         return np.asarray(x)
-    from jax.experimental import multihost_utils
-
     return multihost_utils.process_allgather(x, tiled=True)
 
 
 def barrier(name: str) -> None:
     """Waits until every process has called `barrier` with this name."""
     if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
         multihost_utils.sync_global_devices(name)

@@ -56,10 +56,9 @@ def rendezvous(
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"TRAINLESS_COORDINATOR must be host:port, got {address!r}")
-    until = time.monotonic() + seconds
     if index == 0:
-        return _receive(_listen(host, int(port), count), count, token, until, seconds, settings)
-    return _arrive((host.strip("[]"), int(port)), index, token, until, seconds, settings)
+        return _receive(_listen(host, int(port), count), count, token, seconds, settings)
+    return _arrive((host.strip("[]"), int(port)), index, token, seconds, settings)
 
 
 def is_loopback(host: str) -> bool:
@@ -84,14 +83,10 @@ def _listen(host: str, port: int, count: int) -> socket.socket:
 
 
 def _receive(
-    server: socket.socket,
-    count: int,
-    token: str,
-    until: float,
-    seconds: float,
-    settings: dict[str, str],
+    server: socket.socket, count: int, token: str, seconds: float, settings: dict[str, str]
 ) -> Rendezvous:
     """Runs on process 0: accepts connections of the other processes, then sends them the host names or the error."""
+    until = time.monotonic() + seconds
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:
         # The data of a connection in the selector is the bytes of its incomplete line and, after the line, the process
@@ -182,14 +177,10 @@ def _hosts(answer: dict) -> list[str]:
 
 
 def _arrive(
-    address: tuple[str, int],
-    index: int,
-    token: str,
-    until: float,
-    seconds: float,
-    settings: dict[str, str],
+    address: tuple[str, int], index: int, token: str, seconds: float, settings: dict[str, str]
 ) -> Rendezvous:
     """Runs on all processes except process 0: connects to process 0, with retries, and waits for a reply."""
+    until = time.monotonic() + seconds
     reason = "it closed the connection"
     while (left := until - time.monotonic()) > 0:
         try:

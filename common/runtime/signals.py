@@ -32,7 +32,6 @@ class Signals:
         signal.signal(number, self._before[number])
 
     def _continue(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
         self.continued = True
 
     def __enter__(self) -> "Signals":

@@ -8,17 +8,8 @@ and upload files, and are imported only for a folder in a bucket.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from common.storage.addresses import address, copy_of
-
-
-class Lock(Protocol):
-    """An exclusive right to write a folder."""
-
-    def upload(self) -> None: ...
-
-    def release(self) -> None: ...
 
 
 def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
@@ -67,21 +58,6 @@ def open_path(text: str) -> Path:
     """
     path = open_folder(text)
     return path if path.exists() else open_file(text)
-
-
-def lock_bucket(folder: Path) -> Lock | None:
-    """Takes the lease of a run in a bucket, and uploads the run's files until `release`.
-
-    Returns None for a local folder.
-
-    Raises:
-      UserError: another process trains in the folder, or the bucket is not writable.
-    """
-    if not address(folder):
-        return None
-    from common.storage.uploads import Uploads
-
-    return Uploads(folder)
 
 
 @contextmanager

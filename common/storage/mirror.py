@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from common.atomic import replacing
 from common.errors import UserError
 from common.storage import addresses
 from common.storage.stores import Changed, Object, open_store
@@ -120,16 +121,9 @@ class Mirror:
     def download(self, path: str, known: Object) -> None:
         """Replaces a local file with its object in the bucket. Raises Changed if the version is not `known.version`."""
         file = self.folder / path
-        partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-        try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial:
             self.store.download(self.object_name(path), known.version, partial)
             os.utime(partial, (known.time, known.time))
-            partial.replace(file)
-        except OSError as error:
-            raise UserError(f"cannot write to {file.parent}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
         self._record(path, known.version, file.stat())
 
     def delete_file(self, path: str) -> None:
@@ -144,11 +138,8 @@ class Mirror:
                 parent.rmdir()
 
     def _record(self, path: str, version: str, stat: os.stat_result) -> None:
-        record = self._records / path
-        record.parent.mkdir(parents=True, exist_ok=True)
-        partial = record.with_name(f".{record.name}.{uuid.uuid4().hex}")
-        partial.write_text(f"{version} {stat.st_size} {stat.st_mtime_ns}\n")
-        partial.replace(record)
+        with replacing(self._records / path) as partial:
+            partial.write_text(f"{version} {stat.st_size} {stat.st_mtime_ns}\n")
 
 
 def _is_temporary(name: str) -> bool:

@@ -21,8 +21,6 @@ class Tracker:
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
     timestamps and no host names: apart from logged seconds and the AUCC over seconds, an interrupted and resumed run
     writes the same file as an uninterrupted run.
-
-    `common.track.wandb_run` writes to wandb.
     """
 
     def __init__(
@@ -31,22 +29,19 @@ class Tracker:
         config: Mapping[str, Any],
         *,
         wandb_mode: str = "offline",
-        project: str = "train-less",
-        name: str | None = None,
-        group: str | None = None,
         resume_step: int | None = None,
         enabled: bool = True,
+        **names: str,
     ) -> None:
         """Opens `metrics.jsonl` and wandb.
 
         Args:
           config: configuration of the run, for wandb.
           wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
-          name: name of the wandb run; None for the folder name of `workdir`.
-          group: wandb group of the run, such as a group of seeds.
           resume_step: step at which the run resumes. Deletes the lines of later steps and continues the same wandb run.
             None starts an empty file and a new wandb run.
           enabled: False makes all methods do nothing; for all processes except process 0.
+          names: `project`, `name` (default: the folder name of `workdir`) and `group` of the wandb run.
 
         Raises:
           UserError: `wandb_mode` is unknown, or `metrics.jsonl` is damaged.
@@ -69,9 +64,7 @@ class Tracker:
         if wandb_mode != "disabled":
             from common.track.wandb_run import WandbRun
 
-            self._wandb = WandbRun(
-                self._workdir, config, wandb_mode, project, name, group, resume_step
-            )
+            self._wandb = WandbRun(self._workdir, config, wandb_mode, resume_step, **names)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes a line with step and values, and sends the values to wandb.

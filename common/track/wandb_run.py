@@ -10,8 +10,6 @@ from typing import Any
 
 from common.atomic import write_whole
 
-WANDB_ID = "wandb_id"
-
 WANDB_TIMEOUT = 20
 """Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
 
@@ -24,6 +22,7 @@ class WandbRun:
 
     Args:
       resume_step: step at which the run resumes the wandb run of the workdir; None starts a new wandb run.
+      names: `project`, `name` and `group` of the wandb run; "" for the default.
     """
 
     def __init__(
@@ -31,22 +30,15 @@ class WandbRun:
         workdir: Path,
         config: Mapping[str, Any],
         mode: str,
-        project: str,
-        name: str | None,
-        group: str | None,
         resume_step: int | None,
+        **names: str,
     ):
         self._step = resume_step or 0
-        self._run = _start_wandb(
-            mode,
-            dir=str(workdir),
-            config=dict(config),
-            project=project,
-            name=name or workdir.resolve().name,
-            group=group,
-            id=_wandb_id(workdir, anew=resume_step is None),
-            resume="allow",
-        )
+        arguments = {"project": "train-less", "name": workdir.resolve().name}
+        arguments |= {argument: name for argument, name in names.items() if name}
+        arguments |= {"dir": str(workdir), "config": dict(config), "resume": "allow"}
+        arguments["id"] = _wandb_id(workdir, anew=resume_step is None)
+        self._run = _start_wandb(mode, arguments)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._step = step
@@ -92,7 +84,7 @@ class WandbRun:
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
     """Returns the wandb id in the workdir. With `anew`, or if the workdir has no id, makes and stores a new id."""
-    path = workdir / WANDB_ID
+    path = workdir / "wandb_id"
     if not anew and path.exists() and (identity := path.read_text().strip()):
         return identity
     identity = secrets.token_hex(4)
@@ -112,7 +104,7 @@ def log_in() -> None:
         raise ConnectionError("no API key (`wandb login` stores one)")
 
 
-def _start_wandb(mode: str, **arguments: Any) -> Any:
+def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
     """Starts a wandb run: offline if "online" fails. Returns None if both fail. Prints a warning for each failure."""
     times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
     try:

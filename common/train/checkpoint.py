@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from common.errors import UserError, check
-from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
+from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main, warn
 from common.sharding import abstract
 from common.storage.addresses import address
 from common.storage.folders import open_folder
@@ -43,10 +42,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""Name of the folder of snapshots: checkpoints without optimizer state, which are never deleted."""
-
-TOP = "top"
-"""Name of the folder of the `checkpoint.keep_best` best checkpoints, without optimizer state."""
+"""Kind of the snapshots: checkpoints without optimizer state, which are never deleted."""
 
 
 def _reason(error: Exception) -> str:
@@ -86,7 +82,7 @@ class _KeepBest(PreservationPolicy):
 
 
 class Checkpoints:
-    """The checkpoints of a workdir.
+    """The checkpoints of a workdir, in a folder for each kind: "latest", "best", "top", "snapshots" and "frozen".
 
     All processes must call each method together. A process may read the property `exist` alone.
 
@@ -111,25 +107,24 @@ class Checkpoints:
         self._directory = workdir.absolute() / "checkpoints"
         self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
         self._keep_best = keep_best
-        self._managers: list[ocp.CheckpointManager] = []
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self._latest = self._manager("latest", keep)
-        self._best = self._manager("best", None, preservation_policy=_KeepBest(self._latest))
-        self._frozen = self._manager("frozen", 1)
+        self._managers: dict[str, ocp.CheckpointManager] = {}
+        latest = self._open("latest", max_to_keep=keep)
+        self._open("best", preservation_policy=_KeepBest(latest))
+        self._open("frozen", max_to_keep=1)
 
-    @cached_property
-    def _top(self) -> ocp.CheckpointManager:
-        return self._manager(TOP, self._keep_best, best_fn=lambda metrics: metrics["score"])
+    def _manager(self, kind: str) -> ocp.CheckpointManager:
+        """Returns the manager of a kind of checkpoints. First opens "top" or "snapshots", which few runs have."""
+        if kind in self._managers:
+            return self._managers[kind]
+        best = {"max_to_keep": self._keep_best, "best_fn": lambda metrics: metrics["score"]}
+        return self._open(kind, **(best if kind == "top" else {}))
 
-    @cached_property
-    def _snapshots(self) -> ocp.CheckpointManager:
-        return self._manager(SNAPSHOTS, None)
-
-    def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
+    def _open(self, kind: str, **options: Any) -> ocp.CheckpointManager:
         # Threads of several managers, also of other runs (`turns`), wait at the same time: without a prefix, their
         # barriers would have the same name. The name of the workdir is equal on all hosts, unlike its path.
-        prefix = f"{self._directory.parent.name}/{name}"
+        prefix = f"{self._directory.parent.name}/{kind}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder
             me = jax.process_index()
@@ -137,25 +132,24 @@ class Checkpoints:
                 primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{prefix}{me}"
             )
             options["create"] = False  # Orbax cannot create folders with `active_processes`.
-            (self._directory / name).mkdir(parents=True, exist_ok=True)
+            (self._directory / kind).mkdir(parents=True, exist_ok=True)
         wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes=hosts.active_processes))
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
             multiprocessing_options=hosts,
             async_options=ocp.AsyncOptions(barrier_sync_fn=wait),
             **options,
         )
-        self._managers.append(ocp.CheckpointManager(self._directory / name, options=options))
-        return self._managers[-1]
+        self._managers[kind] = ocp.CheckpointManager(self._directory / kind, options=options)
+        return self._managers[kind]
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints to resume from, ascending: the union over all processes."""
-        return sorted(set(itertools.chain(*all_gather([*self._latest.all_steps()]))))
+        return sorted(set(itertools.chain(*all_gather([*self._managers["latest"].all_steps()]))))
 
     @property
     def exist(self) -> bool:
         """Whether this process finds a checkpoint to resume from."""
-        return bool(self._latest.all_steps())
+        return bool(self._managers["latest"].all_steps())
 
     def save(self, step: int, state: Any, meta: dict) -> None:
         """Starts writing a checkpoint to resume from. The caller may donate the arrays after this method returns.
@@ -163,12 +157,10 @@ class Checkpoints:
         First waits until all other checkpoints are on disk: a run that resumes from this checkpoint does not save the
         earlier best checkpoints and snapshots again.
         """
-        for manager in self._managers[1:]:
-            manager.wait_until_finished()
-        self._save(self._latest, step, state, meta)
-
-    def save_best(self, step: int, state: Any, meta: dict) -> None:
-        self._save(self._best, step, state, meta)
+        for kind, manager in self._managers.items():
+            if kind != "latest":
+                manager.wait_until_finished()
+        self.save_as("latest", step, state, meta)
 
     def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
         """Saves a checkpoint if `score` is among the `keep_best` largest scores.
@@ -177,7 +169,7 @@ class Checkpoints:
         """
         kept = self._scores()
         if len(kept) < self._keep_best or score > kept[-1][1]:
-            self._save(self._top, step, state, meta, metrics={"score": score})
+            self.save_as("top", step, state, meta, metrics={"score": score})
 
     def top(self) -> list[int]:
         """Returns the steps of the checkpoints that `save_top` has kept, best first."""
@@ -185,24 +177,22 @@ class Checkpoints:
 
     def _scores(self) -> list[tuple[int, float]]:
         """Returns step and score of the checkpoints that `save_top` keeps, best first."""
-        self._top.wait_until_finished()  # the scores are read from disk
-        found = [(step, self._top.metrics(step)["score"]) for step in self._top.all_steps()]
+        manager = self._manager("top")
+        manager.wait_until_finished()  # the scores are read from disk
+        found = [(step, manager.metrics(step)["score"]) for step in manager.all_steps()]
         found = sorted(found, key=lambda one: one[1], reverse=True)
         return all_gather(found)[0] if self._copies else found
 
     def discard_best(self, known: Collection[int]) -> None:
-        """Deletes the checkpoints of `save_best` and `save_top` at steps that are not in `known`."""
-        for manager in (self._best, self._top) if self._keep_best > 1 else (self._best,):
+        """Deletes the checkpoints of the kinds "best" and "top" at steps that are not in `known`."""
+        for kind in ("best", "top") if self._keep_best > 1 else ("best",):
+            manager = self._manager(kind)
             for step in sorted(set(manager.all_steps()) - set(known)):
                 manager.delete(step)
 
-    def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
-        """Saves a checkpoint that is never deleted."""
-        self._save(self._snapshots, step, state, meta)
-
-    def _save(
-        self, manager: ocp.CheckpointManager, step: int, state: Any, meta: dict, **options: Any
-    ) -> None:
+    def save_as(self, kind: str, step: int, state: Any, meta: dict, **options: Any) -> None:
+        """Starts writing a checkpoint of a kind, if the step has no checkpoint of this kind."""
+        manager = self._manager(kind)
         saved = step in manager.all_steps()
         if all_gather(saved)[0] if self._copies else saved:
             return
@@ -221,26 +211,20 @@ class Checkpoints:
 
         Overwrites the frozen values of an earlier attempt that was killed before its first checkpoint.
         """
-        if self._frozen.all_steps():
-            self._frozen.delete(0)
-        self._save(self._frozen, 0, {"frozen": values}, meta)
+        if self._managers["frozen"].all_steps():
+            self._managers["frozen"].delete(0)
+        self.save_as("frozen", 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
         """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values."""
-        return _meta(self._frozen.directory / "0") if self._frozen.all_steps() else None
+        manager = self._managers["frozen"]
+        return _meta(manager.directory / "0") if manager.all_steps() else None
 
-    def restore_frozen(self, target: Params) -> Params:
-        """Returns the frozen values that `save_frozen` has written, with the shardings of the abstract `target`."""
-        return self._use("frozen", self._frozen, 0, {"frozen": target})[0]["frozen"]
-
-    def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
+    def restore(self, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of the newest intact checkpoint, with the shardings of the abstract `target`.
 
         A checkpoint is intact if every process can read it, so all processes resume from the same step. Moves damaged
-        newer checkpoints to the folder "damaged".
-
-        Args:
-          say: function that prints a line for each damaged checkpoint.
+        newer checkpoints to the folder "damaged", with a warning for each.
 
         Raises:
           UserError: no checkpoint is intact.
@@ -248,7 +232,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                result = self._read(self._latest, step, target)
+                result = self._read("latest", step, target)
             # Orbax and its storage library may raise any type of exception for a damaged file.
             except Exception as error:
                 damaged[step] = _reason(error)
@@ -256,7 +240,7 @@ class Checkpoints:
             # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
             for newer, reason in damaged.items():
                 self._set_aside(newer)
-                say(
+                warn(
                     f"checkpoint {newer} is damaged ({reason}): moved to {self._directory / 'damaged'},"
                     f" resuming from step {step}"
                 )
@@ -269,51 +253,31 @@ class Checkpoints:
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a best checkpoint by the validation objective.
 
-        The run keeps the best checkpoint of the run, and earlier best checkpoints (`_KeepBest`).
-
         Args:
-          step: step of the checkpoint; None for the best checkpoint of the run.
+          step: step of one of the best checkpoints that `_KeepBest` keeps; None for the best checkpoint of the run.
 
         Raises:
           UserError: the checkpoint is missing or damaged.
         """
-        steps = self._best.all_steps()
+        steps = self._managers["best"].all_steps()
         chosen = max(steps, default=None) if step is None else step
         if chosen not in steps:
             raise UserError(
                 f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
                 " not reached its first evaluation, or the checkpoint was removed"
             )
-        return self._use("best", self._best, chosen, target)
+        return self.restore_from("best", chosen, target)
 
-    def restore_top(self, target: Any, step: int) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a checkpoint that `save_top` has kept. `step` must be in `top()`."""
-        return self._use("top", self._top, step, target)
-
-    def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the snapshot at `step`.
-
-        Raises:
-          UserError: the snapshot is missing or damaged.
-        """
-        check_snapshot(self._directory.parent, step)
-        return self._use("snapshot", self._snapshots, step, target)
-
-    def _use(
-        self, what: str, manager: ocp.CheckpointManager, step: int, target: Any
-    ) -> tuple[Any, dict]:
-        """Reads the checkpoint at `step`. Does not fall back to an older checkpoint.
-
-        Args:
-          what: kind of the checkpoint in the error message, such as "best".
+    def restore_from(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
+        """Returns arrays and `meta` of the checkpoint of a kind at `step`, which must exist.
 
         Raises:
           UserError: the checkpoint is damaged, or belongs to another model.
         """
         try:
-            return self._read(manager, step, target)
+            return self._read(kind, step, target)
         except Exception as error:
-            path = manager.directory / str(step)
+            path, what = self._directory / kind / str(step), kind.removesuffix("s")
             if differences := _differences(path, target):
                 raise UserError(
                     f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences}"
@@ -323,14 +287,26 @@ class Checkpoints:
                 " another folder"
             ) from error
 
-    @staticmethod
-    def _read(manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
+    def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
+        """Averages the trained values of the checkpoints of a kind at `steps`; see `restore_from`.
+
+        Returns:
+          (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the last checkpoint.
+        """
+        mean: dict | None = None
+        for step in steps:
+            arrays, meta = self.restore_from(kind, step, target)
+            share = jax.tree.map(lambda x: x / len(steps), arrays["trainable"])
+            mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
+        return {"trainable": mean, "frozen": arrays["frozen"]}, meta
+
+    def _read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint. Raises on all processes if one process cannot read the checkpoint.
 
         Calls orbax's handler instead of `manager.restore`, which ends with a barrier: processes that have read the
         checkpoint would wait there for a process that has failed.
         """
-        path = manager.directory / str(step)
+        path = self._directory / kind / str(step)
 
         def read() -> tuple[Any, dict]:
             with closing(ocp.StandardCheckpointHandler()) as handler:
@@ -353,7 +329,7 @@ class Checkpoints:
             target = next(path for path in paths if not path.exists())
             (self._directory / "latest" / str(step)).rename(target)
         barrier(f"set aside {step}")
-        self._latest.reload()
+        self._managers["latest"].reload()
 
     def share(self) -> None:
         """Copies the checkpoints of process 0 to all other processes, if each has its own copy of the workdir."""
@@ -365,17 +341,17 @@ class Checkpoints:
         barrier("checkpoints are uploaded")
         if not is_main():
             open_folder(str(self._directory.parent))
-            for manager in self._managers:
+            for manager in self._managers.values():
                 manager.reload()
         barrier("checkpoints are downloaded")
 
     def wait(self) -> None:
         """Waits until all saved checkpoints are on disk."""
-        for manager in self._managers:
+        for manager in self._managers.values():
             manager.wait_until_finished()
 
     def close(self) -> None:
-        for manager in self._managers:
+        for manager in self._managers.values():
             manager.close()
 
 

@@ -19,9 +19,6 @@ from common.model.linear import kernel_dtypes
 from common.sharding import RULES
 from common.variables import AbstractModel, Params
 
-REDUCE_DTYPES = ("float32", "bfloat16")
-"""Dtypes in which gradients can be exchanged."""
-
 BATCH = RULES["batch"]
 """Mesh axes over which sums are exchanged."""
 
@@ -70,7 +67,7 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
 
     Args:
       places: tree with the sharding of each total.
-      dtype: dtype of the exchange, one of `REDUCE_DTYPES`. Scalars, such as the loss, keep their dtype in the exchange.
+      dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange.
         Totals have the dtypes of the sums.
     """
 

@@ -6,7 +6,9 @@ from common.config import check_choice, check_least
 from common.errors import check
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
-from common.train.exchange import REDUCE_DTYPES
+
+REDUCE_DTYPES = ("float32", "bfloat16")
+"""Dtypes in which gradients can be exchanged."""
 
 _LEAST = {
     0: (

@@ -74,7 +74,9 @@ def load(
         )
     if written:
         names = {name: model.frozen[name] for name in written["names"]}
-        values = checkpoints.restore_frozen(abstract(names, mesh))
+        values = checkpoints.restore_from("frozen", 0, {"frozen": abstract(names, mesh)})[0][
+            "frozen"
+        ]
     else:
         check_agreement(lambda: {"the fingerprint of the drawn frozen values": drawn[:16]})
         values = place(initial, shardings(model.drawn, mesh))

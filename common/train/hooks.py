@@ -12,6 +12,7 @@ from typing import NamedTuple
 from common.metrics.aucc import aucc
 from common.metrics.curve import Point
 from common.runtime.signals import Interrupted, Signals
+from common.train.checkpoint import SNAPSHOTS
 from common.train.run import Run
 
 
@@ -46,12 +47,10 @@ class Hook:
 
         Not called after every step: without a vote, `due` receives 0.
         """
-        del run
         return 0
 
     def due(self, run: Run, vote: int) -> bool:
         """Returns whether to call `act` now. The result must be equal on all processes."""
-        del run, vote
         return False
 
     def act(self, run: Run) -> None:
@@ -98,7 +97,7 @@ class Snapshot(Hook):
 
     def act(self, run: Run) -> None:
         with run.clock.section("checkpoint"):
-            run.checkpoints.save_snapshot(run.step, run.trained(), run.metadata())
+            run.checkpoints.save_as(SNAPSHOTS, run.step, run.trained(), run.metadata())
 
 
 class Evaluate(Hook):
@@ -149,7 +148,7 @@ class Evaluate(Hook):
         self._show(run, metrics, best)
         with run.clock.section("checkpoint"):
             if best:
-                run.checkpoints.save_best(run.step, run.trained(), run.metadata())
+                run.checkpoints.save_as("best", run.step, run.trained(), run.metadata())
             if run.config.checkpoint.keep_best > 1 and math.isfinite(value):
                 score = value if run.task.mode == "max" else -value
                 run.checkpoints.save_top(run.step, run.trained(), run.metadata(), score)

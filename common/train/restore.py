@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -16,7 +13,7 @@ from common.config import from_json
 from common.errors import check
 from common.storage.addresses import shown
 from common.train import frozen
-from common.train.checkpoint import Checkpoints, model_arrays
+from common.train.checkpoint import SNAPSHOTS, Checkpoints, check_snapshot, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
@@ -75,13 +72,21 @@ def load_run(
     """
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
+        target = model_arrays(model, mesh)
         if best:
-            arrays, meta = mean_of_best(checkpoints, model, mesh, best)
+            kept = checkpoints.top()
+            check(
+                best <= len(kept),
+                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}"
+                " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
+            )
+            arrays, meta = checkpoints.restore_mean("top", kept[:best], target)
         elif snapshots:
-            restores = [partial(checkpoints.restore_snapshot, step=step) for step in snapshots]
-            arrays, meta = _mean(restores, model, mesh)
+            for step in snapshots:
+                check_snapshot(workdir.absolute(), step)
+            arrays, meta = checkpoints.restore_mean(SNAPSHOTS, snapshots, target)
         else:
-            arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
+            arrays, meta = checkpoints.restore_best(target)
         values = frozen.load(checkpoints, model, config.seed, outside(model), meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
 
@@ -101,43 +106,3 @@ def load_own(
         values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
     state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
     return state, pretrained.fingerprint
-
-
-def mean_of_best(
-    checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, count: int
-) -> tuple[dict, dict]:
-    """Averages the trained values of the `count` best checkpoints by validation.
-
-    Returns:
-      (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the worst of the
-      averaged checkpoints.
-
-    Raises:
-      UserError: the run has kept fewer than `count` checkpoints.
-    """
-    kept = checkpoints.top()
-    check(
-        count <= len(kept),
-        f"cannot average the {count} best checkpoints: the run has kept only {len(kept)}"
-        " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
-    )
-    restores = [partial(checkpoints.restore_top, step=step) for step in kept[:count]]
-    return _mean(restores, model, mesh)
-
-
-def _mean(restores: Sequence[Callable], model: AbstractModel, mesh: Mesh) -> tuple[dict, dict]:
-    """Averages the trained values of several checkpoints.
-
-    Args:
-      restores: functions (abstract arrays) -> (arrays, meta), one for each checkpoint.
-
-    Returns:
-      (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the checkpoint of the
-      last function in `restores`.
-    """
-    mean: dict | None = None
-    for restore in restores:
-        arrays, meta = restore(model_arrays(model, mesh))
-        share = jax.tree.map(lambda x: x / len(restores), arrays["trainable"])
-        mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
-    return {"trainable": mean, "frozen": arrays["frozen"]}, meta

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers
-from common.runtime.processes import warn
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
@@ -29,7 +28,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
-    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)), warn)
+    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)))
     state = run_state(meta)
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.outside(model)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -175,23 +174,22 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 
 def _open_displays(run: Run, stack: ExitStack, name: str) -> None:
     """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
-    model, wandb = run.train_step.abstract_model, run.config.wandb
+    model, config = run.train_step.abstract_model, to_json(run.config)
     if is_main():
         show_parameters(model)
+    names = dict(config["wandb"])
     run.tracker = Tracker(
         run.workdir,
-        to_json(run.config),
-        wandb_mode=wandb.mode,
-        project=wandb.project,
-        name=wandb.name or None,
-        group=wandb.group or None,
+        config,
+        wandb_mode=names.pop("mode"),
         resume_step=run.step if run.checkpoints.exist else None,
         enabled=is_main(),
+        **names,
     )
     stack.callback(run.tracker.finish)
     run.tracker.table("parameters", *parameter_rows(model))
-    kind, dtype = jax.devices()[0].device_kind, getattr(run.config.model, "dtype", "float32")
-    peak = peak_flops(kind, jnp.bfloat16 if dtype == "auto" else dtype)
+    dtype = config["model"].get("dtype", "float32")
+    peak = peak_flops(jax.devices()[0].device_kind, "bfloat16" if dtype == "auto" else dtype)
     run.progress = Progress(
         run.config.train.steps,
         run.step,

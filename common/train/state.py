@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
-from common.train import exchange, flops
+from common.train import flops
 from common.train import optimizer as optimizers
 from common.train.conditions import cores
 from common.train.task import Task
@@ -151,6 +151,8 @@ class Step:
         if sharding.num_batch_shards(mesh) == 1:
             build = partial(model.build, frozen=frozen)
             return self._sums(loss, build, batch, trainable, key)
+        from common.train import exchange
+
         places = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
 
         def of_shard(batch: Any, trainable: Params, frozen: Params, key: jax.Array) -> tuple:

@@ -35,10 +35,7 @@ def finish(run: Run, signals: Signals) -> dict:
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")
             if run.config.checkpoint.keep_best > 1:
-                from common.train.restore import mean_of_best
-
-                count = len(run.checkpoints.top())
-                arrays, _ = mean_of_best(run.checkpoints, model, run.mesh, count)
+                arrays, _ = run.checkpoints.restore_mean("top", run.checkpoints.top(), target)
                 mean = replace(last, trainable=arrays["trainable"])
                 tests["test_mean_of_best"] = run.task.evaluate(mean, "test")
     summary = summarize(run, tests) | {"timing": timing}

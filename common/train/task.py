@@ -106,12 +106,10 @@ class Task(Protocol):
 
         The result may also contain values of frozen variables that have no initializer and are missing in `frozen`.
         """
-        del frozen
         return trainable
 
     def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
         """Loads pretrained frozen values. Called at every start and resume of a run, and to load its trained model."""
-        del abstract_model
         return NO_PRETRAINED_WEIGHTS
 
     def loss(
@@ -128,7 +126,6 @@ class Task(Protocol):
 
         The training step is compiled once per loss function and batch shape.
         """
-        del step
         return self.loss
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
@@ -147,7 +144,6 @@ class Task(Protocol):
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
         """Returns the program that generates text, to compile it without data; None for tasks without decoding."""
-        del abstract_model
         return None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
@@ -171,7 +167,6 @@ class Task(Protocol):
 
         A task without predictions per example returns None and overrides `evaluate`.
         """
-        del values, split
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:

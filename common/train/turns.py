@@ -79,19 +79,15 @@ def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
     """
     order = random.Random(0)
     failure: Exception | None = None
-    while live and not failure:
-        for run, steps in tuple(live):
-            try:
-                next(steps)
-                continue
-            except StopIteration:
-                pass
-            except (Preempted, UserError) as error:
-                failure = error
-            live.remove((run, steps))
-            if failure:
-                break
-        order.shuffle(live)
+    try:
+        while live:
+            for run, steps in tuple(live):
+                live.remove((run, steps))
+                if next(steps, "ended") is None:
+                    live.append((run, steps))
+            order.shuffle(live)
+    except (Preempted, UserError) as error:
+        failure = error  # Saving below fails while an exception is handled; see `checkpoint.unless_failing`.
     if failure:
         for run, _ in live:
             if run.step:

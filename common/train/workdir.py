@@ -13,8 +13,7 @@ from common.atomic import write_whole
 from common.config import flatten, from_json, to_json
 from common.data.cache import fingerprint
 from common.errors import UserError, check, file_error
-from common.storage.addresses import shown
-from common.storage.folders import lock_bucket
+from common.storage.addresses import address, shown
 
 ROOT = Path(__file__).parents[2]
 """Folder with the packages of this project."""
@@ -176,11 +175,15 @@ class Lock:
             raise UserError(
                 f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
             ) from error
-        try:
-            self._bucket = lock_bucket(workdir)
-        except BaseException:
-            self._file.close()
-            raise
+        self._bucket = None
+        if address(workdir):
+            from common.storage.uploads import Uploads
+
+            try:
+                self._bucket = Uploads(workdir)
+            except BaseException:
+                self._file.close()
+                raise
 
     def upload(self) -> None:
         """Uploads the changed files of a run in a bucket. Does nothing for a local run."""

@@ -100,9 +100,7 @@ def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
 
     takes(1, Step, "compile")
     takes(10, toy.Toy, "evaluate")
-    takes(100, Checkpoints, "save")
-    takes(100, Checkpoints, "save_best")
-    takes(100, Checkpoints, "save_snapshot")
+    takes(100, Checkpoints, "save_as")
     takes(1000, toy.Toy, "start")
     task = toy.Toy(scores=[3.0, 2.0, 2.5, 2.5, 2.5])
     summary = toy.run(tmp_path, task, eval__start=eval_start, checkpoint__snapshots=10)

@@ -220,9 +220,14 @@ def test_best_checkpoint_has_the_only_copy_of_stacked_values(
             copied.setdefault("parameters", sum(x.nbytes for x in values.trainable.values()))
             return {"error": 0.0}
 
-    def save_best(self, step, state, meta):
-        copied.setdefault("checkpoint", live())
+    save_as = Checkpoints.save_as
 
-    monkeypatch.setattr(Checkpoints, "save_best", save_best)
+    def measured(self, kind, *arguments):
+        if kind == "best":
+            copied.setdefault("checkpoint", live())
+        else:
+            save_as(self, kind, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "save_as", measured)
     toy.run(tmp_path, Measured(), train__steps=5, train__scan_layers=4, eval__test=False)
     assert copied["checkpoint"] < copied["evaluation"] + copied["parameters"] / 2

@@ -280,7 +280,7 @@ def test_best_checkpoint_is_on_disk_before_the_checkpoint_that_names_it(tmp_path
     checkpoints = Checkpoints(tmp_path)
     state = {"x": jax.numpy.arange(4.0)}
     for step in range(1, 4):
-        checkpoints.save_best(step, state, {})
+        checkpoints.save_as("best", step, state, {})
         checkpoints.save(step, state, {})
         assert (tmp_path / "checkpoints" / "best" / str(step)).is_dir()
     checkpoints.close()
