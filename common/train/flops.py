@@ -26,13 +26,16 @@ _RECOMPUTED = "rematted_computation"
 _BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
 """Name scope of a random `jax.lax.cond` (`common.model.stack`). The number is the probability of the true branch."""
 
+_ITERATIONS = re.compile(r"iterations=([\d.e+-]+)")
+"""Name scope of a `while_loop` (`common.model.scan`). The number is the mean number of iterations."""
+
 
 def count(function: Callable, *arguments: Any) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
     Other operations are a few per cent of a transformer's FLOPs. Frozen weights have no weight gradient in the
     jaxpr, so the count shows how much freezing saves. The body of a `scan` counts once per iteration, the body of a
-    `while_loop` once. A `jax.lax.cond` counts as the expected FLOPs of its branches if its scope names a
+    `while_loop` as often as its scope `iterations` says, else once. A `jax.lax.cond` counts as the expected FLOPs of its branches if its scope names a
     `branch_probability`, else as its most expensive branch.
 
     The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention
@@ -87,6 +90,8 @@ def _equation(equation: Any, causal: bool) -> float:
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
+    if name == "while" and (scopes := _ITERATIONS.findall(str(equation.source_info.name_stack))):
+        times = float(scopes[-1])
     if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
         times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
