@@ -42,7 +42,11 @@ def count(function: Callable, *arguments: Any) -> int:
     (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward. On TPUs, these
     products include the padding of the kernel's lengths.
     """
-    closed = jax.make_jaxpr(function)(*arguments)
+    return count_jaxpr(jax.make_jaxpr(function)(*arguments))
+
+
+def count_jaxpr(closed: ClosedJaxpr) -> int:
+    """Counts the FLOPs of a jaxpr; see `count`."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     return round(_count(jaxpr))
 
