@@ -47,7 +47,11 @@ def interleaved(
     """
     trained = [n for n, still in enumerate(frozen) if not still]
     still = [n for n, still in enumerate(frozen) if still]
-    if not still or frozen[-1] or {len({kinds[n] for n in group}) for group in (trained, still)} != {1}:
+    if (
+        not still
+        or frozen[-1]
+        or {len({kinds[n] for n in group}) for group in (trained, still)} != {1}
+    ):
         return None
     firsts = [n for start, period, _ in runs(kinds) for n in range(start, start + period)]
     compiled = sum(not frozen[n] for n in firsts)
@@ -100,7 +104,7 @@ class ScannedStack(Stack):
         return self._leave(x_BLD)
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
-        """Returns a function (x, context, value) -> output of a block, and the stacked values of the blocks `numbers`."""
+        """Returns a function (x, context, value) -> output, and the stacked values of the blocks `numbers`."""
         graphdef, state = nnx.split(_read(self.blocks[stacked_name(numbers)]))
         keys = None if keys_P[0] is None else keys_P[np.array(numbers)]
 
@@ -127,10 +131,10 @@ class ScannedStack(Stack):
 def _frozen_loop(
     call: Callable, x: jax.Array, context: Context, values: Any, iterations: float
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1, for the body of a scan.
+    """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1.
 
-    Automatic differentiation would store the residuals of a frozen block for every iteration of the scan. This function
-    stores them once for each frozen block.
+    The body of a scan can call the function. Automatic differentiation would store the residuals of a frozen block for
+    every iteration of the scan. The function stores the residuals in arrays with one slot for each frozen block.
 
     Args:
       call: function (x, context, value) -> output of a block.
@@ -142,13 +146,15 @@ def _frozen_loop(
     is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in flat_context]
     scope = jax.named_scope(f"{iterations=!r}")
     count = jax.tree.leaves(values)[0].shape[0]
+    # Tracing `linearize` fills the list: the structure of the residuals, and for each of them its index in the leaves
+    # of (context, value), or None.
     structure: list = []
 
     def at(values: Any, index: jax.Array) -> Any:
         return jax.tree.map(lambda v: v[index], values)
 
     def linearize(x: jax.Array, context: list, value: Any) -> tuple[jax.Array, list]:
-        """Returns the output and the residuals of a block. Residuals that are inputs, such as weights, are left out."""
+        """Returns the output of a block, and those of its residuals that are not in `context` or `value`."""
 
         def of_floats(x: jax.Array, floats: list) -> jax.Array:
             floats = iter(floats)
@@ -165,7 +171,8 @@ def _frozen_loop(
         stored = [r for r, source in zip(residuals, sources, strict=True) if source is None]
         return y, stored
 
-    def backward_of(stored: list, context: list, value: Any) -> Callable:
+    def gradients_of(stored: list, context: list, value: Any) -> Callable:
+        """Returns the function from the gradient of a block's output to those of x and of the floats in `context`."""
         tree, sources = structure
         inputs, stored = jax.tree.leaves((context, value)), iter(stored)
         return tree.unflatten([next(stored) if n is None else inputs[n] for n in sources])
@@ -199,7 +206,7 @@ def _frozen_loop(
         def body(number: jax.Array, carry: tuple) -> tuple:
             gradient, sums = carry
             index = stop - 1 - number
-            of_block = backward_of([k[index] for k in kept], context, at(values, index))
+            of_block = gradients_of([k[index] for k in kept], context, at(values, index))
             gradient, floats = of_block(gradient)
             return gradient, jax.tree.map(jnp.add, sums, floats)
 
