@@ -7,7 +7,7 @@ training step reads and writes are stacked. Checkpoints and evaluation have an a
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -45,18 +45,6 @@ def layers_of(name: str) -> list[str]:
     before, layers, after = re.split(r"([\d:,]*:[\d:,]*)", name)
     ranges = (range(*map(int, numbers.split(":"))) for numbers in layers.split(","))
     return [f"{before}{layer}{after}" for numbers in ranges for layer in numbers]
-
-
-def stacked_name(layers: Sequence[int]) -> str:
-    """Returns the name "start:stop:step,..." of increasing numbers of layers."""
-    ranges, rest = [], list(layers)
-    while rest:
-        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
-        steady = [layer == first + n * step for n, layer in enumerate(rest)]
-        length = steady.index(False) if False in steady else len(rest)
-        ranges.append(f"{first}:{first + length * step}:{step}")
-        rest = rest[length:]
-    return ",".join(ranges)
 
 
 def unstack_layers(tree: Any) -> Any:

@@ -10,7 +10,6 @@ from flax import nnx
 
 from common.model.block import Block, Context
 from common.model.dropout import Key
-from common.model.layers import stacked_name
 from common.model.stack import Stack
 from common.variables import split
 
@@ -220,6 +219,18 @@ def _frozen_loop(
     _, stored = jax.eval_shape(linearize, x, flat_context, jax.eval_shape(at, values, 0))
     slots = [jax.new_ref(jnp.zeros((count, *s.shape), s.dtype)) for s in stored]
     return lambda x, start, stop: run(slots, x, flat_context, values, start, stop)
+
+
+def stacked_name(layers: Sequence[int]) -> str:
+    """Returns the name "start:stop:step,..." of layers with increasing numbers, as in `common.model.layers`."""
+    ranges, rest = [], list(layers)
+    while rest:
+        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
+        steady = [layer == first + n * step for n, layer in enumerate(rest)]
+        length = steady.index(False) if False in steady else len(rest)
+        ranges.append(f"{first}:{first + length * step}:{step}")
+        rest = rest[length:]
+    return ",".join(ranges)
 
 
 def scan_stacks(model: nnx.Module, least: int) -> None:

@@ -19,12 +19,11 @@ from common.model.layers import (
     layers_of,
     scan_layers,
     stack_layers,
-    stacked_name,
     unstack_layers,
 )
 from common.model.linear import Linear
 from common.model.low_rank import Lora, adapt
-from common.model.scan import interleaved, runs
+from common.model.scan import interleaved, runs, stacked_name
 from common.sharding import make_mesh, place, shardings
 from common.track.tracker import read_metrics
 from common.train.checkpoint import Checkpoints
