@@ -1,13 +1,17 @@
 """Stacks that scan their repeating blocks; see `common.model.layers`."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from common.model.block import Block, Context
 from common.model.dropout import Key
 from common.model.stack import Stack
+from common.variables import split
 
 
 def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
@@ -31,41 +35,202 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     return found
 
 
+def interleaved(
+    kinds: Sequence[Hashable], frozen: Sequence[bool]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the indices of the trained blocks and of the frozen blocks that one loop over the trained blocks can run.
+
+    Before each trained block, the loop runs the frozen blocks that are below it. Returns None if the stack has other
+    than two kinds of blocks, one trained and one frozen, if its last block is frozen, or if `runs` has the trained
+    block in one run only.
+    """
+    trained = [n for n, still in enumerate(frozen) if not still]
+    still = [n for n, still in enumerate(frozen) if still]
+    if (
+        not still
+        or frozen[-1]
+        or {len({kinds[n] for n in group}) for group in (trained, still)} != {1}
+    ):
+        return None
+    firsts = [n for start, period, _ in runs(kinds) for n in range(start, start + period)]
+    compiled = sum(not frozen[n] for n in firsts)
+    return (tuple(trained), tuple(still)) if compiled > 1 else None
+
+
 class ScannedStack(Stack):
     """A stack in a training step: each run of blocks (see `runs`) is one `jax.lax.scan`. Cannot decode.
+
+    If trained and frozen blocks are `interleaved`, the whole stack is one scan over the trained blocks.
 
     The backward pass computes the gradient at the input of every block, even if no array before the first block trains.
 
     Attributes:
       depth: number of blocks of the unrolled stack.
-      runs: (start, period, stop) of each run.
-      blocks: "first:stop:period" -> block whose variables hold the values of the blocks range(first, stop, period).
+      interleaved: see the function `interleaved`.
+      runs: (start, period, stop) of each run; empty if `interleaved`.
+      blocks: `stacked_name(numbers)` -> block whose variables hold the values of the blocks `numbers`.
     """
 
     def __init__(self, stack: Stack):
         self.norm, self.remat, self.skip_rate = stack.norm, stack.remat, stack.skip_rate
-        self.depth, self.runs = len(stack.blocks), tuple(runs([_kind(b) for b in stack.blocks]))
+        self.depth, kinds = len(stack.blocks), [_kind(b) for b in stack.blocks]
+        self.interleaved = interleaved(kinds, [not split(b).trainable for b in stack.blocks])
+        self.runs = () if self.interleaved else tuple(runs(kinds))
         self.blocks = nnx.Dict()
-        for start, period, stop in self.runs:
-            for number in range(start, start + period):
-                block = _stacked(stack.blocks[number], (stop - start) // period)
-                self.blocks[f"{number}:{stop}:{period}"] = block
+        groups = self.interleaved or [
+            tuple(range(number, stop, period))
+            for start, period, stop in self.runs
+            for number in range(start, start + period)
+        ]
+        for numbers in groups:
+            block = _stacked(stack.blocks[numbers[0]], len(numbers))
+            self.blocks[stacked_name(numbers)] = block
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         keys_P = self._block_keys(key, self.depth)
+        if self.interleaved:
+            return self._leave(self._interleave(x_BLD, context, keys_P))
         for start, period, stop in self.runs:
-            numbers = range(start, start + period)
-            parts = [nnx.split(_read(self.blocks[f"{n}:{stop}:{period}"])) for n in numbers]
-            keys = [None if key is None else keys_P[n:stop:period] for n in numbers]
+            numbers = [range(first, stop, period) for first in range(start, start + period)]
+            calls, values = zip(*(self._group(group, keys_P) for group in numbers), strict=True)
 
-            def unit(x_BLD: jax.Array, scanned: tuple, numbers=numbers, parts=parts) -> tuple:
-                for number, (graphdef, _), state, key in zip(numbers, parts, *scanned, strict=True):
-                    block = nnx.merge(graphdef, state)
-                    x_BLD = self._call_block(block, number, x_BLD, context, key)
+            def unit(x_BLD: jax.Array, values: tuple, calls=calls) -> tuple:
+                for call, value in zip(calls, values, strict=True):
+                    x_BLD = call(x_BLD, context, value)
                 return x_BLD, None
 
-            x_BLD, _ = jax.lax.scan(unit, x_BLD, ([state for _, state in parts], keys))
+            x_BLD, _ = jax.lax.scan(unit, x_BLD, values)
         return self._leave(x_BLD)
+
+    def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
+        """Returns a function (x, context, value) -> output, and the stacked values of the blocks `numbers`."""
+        graphdef, state = nnx.split(_read(self.blocks[stacked_name(numbers)]))
+        keys = None if keys_P[0] is None else keys_P[np.array(numbers)]
+
+        def call(x_BLD: jax.Array, context: Context, value: tuple) -> jax.Array:
+            state, key = value
+            return self._call_block(nnx.merge(graphdef, state), numbers[0], x_BLD, context, key)
+
+        return call, (state, keys)
+
+    def _interleave(self, x_BLD: jax.Array, context: Context, keys_P: Any) -> jax.Array:
+        trained, still = self.interleaved
+        (call, values), (call_frozen, frozen) = (self._group(g, keys_P) for g in (trained, still))
+        stops = np.searchsorted(still, trained)  # number of frozen blocks below each trained block
+        starts = np.concatenate([[0], stops[:-1]])
+        run_frozen = _frozen_loop(call_frozen, x_BLD, context, frozen, len(still) / len(trained))
+
+        def unit(x_BLD: jax.Array, scanned: tuple) -> tuple:
+            start, stop, value = scanned
+            return call(run_frozen(x_BLD, start, stop), context, value), None
+
+        return jax.lax.scan(unit, x_BLD, (jnp.asarray(starts), jnp.asarray(stops), values))[0]
+
+
+def _frozen_loop(
+    call: Callable, x: jax.Array, context: Context, values: Any, iterations: float
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1.
+
+    The body of a scan can call the function. Automatic differentiation would store the residuals of a frozen block for
+    every iteration of the scan. The function stores the residuals in arrays with one slot for each frozen block.
+
+    Args:
+      call: function (x, context, value) -> output of a block.
+      x: an input, for its shape.
+      values: stacked values of the frozen blocks, which get no gradient.
+      iterations: mean of stop - start, for `common.train.flops`.
+    """
+    flat_context, context_tree = jax.tree.flatten(context)
+    is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in flat_context]
+    scope = jax.named_scope(f"{iterations=!r}")
+    count = jax.tree.leaves(values)[0].shape[0]
+    # Tracing `linearize` fills the list: the structure of the residuals, and for each of them its index in the leaves
+    # of (context, value), or None.
+    structure: list = []
+
+    def at(values: Any, index: jax.Array) -> Any:
+        return jax.tree.map(lambda v: v[index], values)
+
+    def linearize(x: jax.Array, context: list, value: Any) -> tuple[jax.Array, list]:
+        """Returns the output of a block, and those of its residuals that are not in `context` or `value`."""
+
+        def of_floats(x: jax.Array, floats: list) -> jax.Array:
+            floats = iter(floats)
+            pairs = zip(context, is_float, strict=True)
+            leaves = [next(floats) if moving else leaf for leaf, moving in pairs]
+            return call(x, context_tree.unflatten(leaves), value)
+
+        floats = [leaf for leaf, moving in zip(context, is_float, strict=True) if moving]
+        y, backward = jax.vjp(of_floats, x, floats)
+        residuals, tree = jax.tree.flatten(backward)
+        inputs = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves((context, value)))}
+        sources = [inputs.get(id(leaf)) for leaf in residuals]
+        structure[:] = tree, sources
+        stored = [r for r, source in zip(residuals, sources, strict=True) if source is None]
+        return y, stored
+
+    def gradients_of(stored: list, context: list, value: Any) -> Callable:
+        """Returns the function from the gradient of a block's output to those of x and of the floats in `context`."""
+        tree, sources = structure
+        inputs, stored = jax.tree.leaves((context, value)), iter(stored)
+        return tree.unflatten([next(stored) if n is None else inputs[n] for n in sources])
+
+    @jax.custom_vjp
+    def run(slots, x, context, values, start, stop):
+        del slots
+
+        def body(index: jax.Array, x: jax.Array) -> jax.Array:
+            return call(x, context_tree.unflatten(context), at(values, index))
+
+        with scope:
+            return jax.lax.fori_loop(start, stop, body, x)
+
+    def forward(slots, x, context, values, start, stop):
+        def body(index: jax.Array, carry: tuple) -> tuple:
+            x, kept = carry
+            x, stored = linearize(x, context, at(values, index))
+            return x, [k.at[index].set(s) for k, s in zip(kept, stored, strict=True)]
+
+        with scope:
+            x, kept = jax.lax.fori_loop(start, stop, body, (x, [slot[...] for slot in slots]))
+        for slot, value in zip(slots, kept, strict=True):
+            slot[...] = value
+        return x, (slots, context, values, start, stop)
+
+    def backward(residuals, gradient):
+        slots, context, values, start, stop = residuals
+        kept = [slot[...] for slot in slots]
+
+        def body(number: jax.Array, carry: tuple) -> tuple:
+            gradient, sums = carry
+            index = stop - 1 - number
+            of_block = gradients_of([k[index] for k in kept], context, at(values, index))
+            gradient, floats = of_block(gradient)
+            return gradient, jax.tree.map(jnp.add, sums, floats)
+
+        zeros = [jnp.zeros_like(c) for c, moving in zip(context, is_float, strict=True) if moving]
+        with scope:
+            gradient, sums = jax.lax.fori_loop(0, stop - start, body, (gradient, zeros))
+        sums = iter(sums)
+        return None, gradient, [next(sums) if moving else None for moving in is_float], *[None] * 3
+
+    run.defvjp(forward, backward)
+    _, stored = jax.eval_shape(linearize, x, flat_context, jax.eval_shape(at, values, 0))
+    slots = [jax.new_ref(jnp.zeros((count, *s.shape), s.dtype)) for s in stored]
+    return lambda x, start, stop: run(slots, x, flat_context, values, start, stop)
+
+
+def stacked_name(layers: Sequence[int]) -> str:
+    """Returns the name "start:stop:step,..." of layers with increasing numbers, as in `common.model.layers`."""
+    ranges, rest = [], list(layers)
+    while rest:
+        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
+        steady = [layer == first + n * step for n, layer in enumerate(rest)]
+        length = steady.index(False) if False in steady else len(rest)
+        ranges.append(f"{first}:{first + length * step}:{step}")
+        rest = rest[length:]
+    return ",".join(ranges)
 
 
 def scan_stacks(model: nnx.Module, least: int) -> None:

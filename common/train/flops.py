@@ -26,22 +26,33 @@ _RECOMPUTED = "rematted_computation"
 _BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
 """Name scope of a random `jax.lax.cond` (`common.model.stack`). The number is the probability of the true branch."""
 
+_ITERATIONS = re.compile(r"iterations=([\d.e+-]+)")
+"""Name scope of a `while_loop` (`common.model.scan`). The number is the mean number of iterations."""
+
 
 def count(function: Callable, *arguments: Any) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
     Other operations are a few per cent of a transformer's FLOPs. Frozen weights have no weight gradient in the
-    jaxpr, so the count shows how much freezing saves. The body of a `scan` counts once per iteration, the body of a
-    `while_loop` once. A `jax.lax.cond` counts as the expected FLOPs of its branches if its scope names a
-    `branch_probability`, else as its most expensive branch.
+    jaxpr, so the count shows how much freezing saves. The body of a `scan` counts once per iteration. The body of a
+    `while_loop` counts `iterations` times if its scope names this number, else once. A `jax.lax.cond` counts as the
+    expected FLOPs of its branches if its scope names a `branch_probability`, else as its most expensive branch.
 
     The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention
     (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward. On TPUs, these
     products include the padding of the kernel's lengths.
     """
-    closed = jax.make_jaxpr(function)(*arguments)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return round(_count(jaxpr))
+    return count_jaxpr(jax.make_jaxpr(function)(*arguments))
+
+
+def count_jaxpr(closed: ClosedJaxpr) -> int:
+    """Counts the FLOPs of a jaxpr; see `count`."""
+    return round(_count(_live(closed.jaxpr)))
+
+
+def _live(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns the jaxpr without dead code, also inside of its inner jaxprs, except for those of `while_loop`."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def _count(jaxpr: Jaxpr, causal: bool = False) -> float:
@@ -87,6 +98,9 @@ def _equation(equation: Any, causal: bool) -> float:
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
+    if name == "while":
+        scopes = _ITERATIONS.findall(str(equation.source_info.name_stack))
+        times, inner = float(scopes[-1]) if scopes else 1, map(_live, inner)
     if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
         times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)

@@ -306,8 +306,9 @@ class Step:
         counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
         arguments = (trainable, opt_state, frozen, batch, *counters)
         places = (where(trainable), where(opt_state), whole)
-        lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=places).lower(*arguments)
-        return lowered, flops.count(step, *arguments)
+        jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
+        traced = jitted.trace(*arguments)
+        return traced.lower(), flops.count_jaxpr(traced.jaxpr)
 
     def __call__(
         self,

@@ -14,15 +14,22 @@ from common import variables
 from common.freezing import freeze
 from common.model import transformer
 from common.model.block import Context
-from common.model.layers import is_stacked, layers_of, scan_layers, stack_layers, unstack_layers
+from common.model.layers import (
+    is_stacked,
+    layers_of,
+    scan_layers,
+    stack_layers,
+    unstack_layers,
+)
+from common.model.linear import Linear
 from common.model.low_rank import Lora, adapt
-from common.model.scan import runs
+from common.model.scan import interleaved, runs, stacked_name
 from common.sharding import make_mesh, place, shardings
 from common.track.tracker import read_metrics
 from common.train.checkpoint import Checkpoints
 from common.train.prefetch import put
 from common.train.state import Step
-from reservoir.attention_blocks import encoder_block
+from reservoir.attention_blocks import decoder_block, encoder_block
 from tests.train import toy
 
 MODEL = ConfigDict(
@@ -38,6 +45,7 @@ class Deep(toy.Toy):
       layers: for each block, "L" for a trained block, or "R" for a frozen feed-forward block.
       remat, skip_rate: arguments of the stack.
       adapters: whether each block has LoRA adapters.
+      cross: whether all blocks, also frozen blocks, are decoder blocks. They attend to a trained linear map of x.
     """
 
     def __init__(
@@ -46,9 +54,10 @@ class Deep(toy.Toy):
         remat: str = "none",
         skip_rate: float = 0.0,
         adapters: bool = False,
+        cross: bool = False,
     ):
         super().__init__()
-        self.layers, self.adapters, self.skip_rate = layers, adapters, skip_rate
+        self.layers, self.adapters, self.skip_rate, self.cross = layers, adapters, skip_rate, cross
         self.model = ConfigDict({**MODEL, "remat": remat})
 
     def build(self, rngs):
@@ -56,7 +65,11 @@ class Deep(toy.Toy):
 
     def loss(self, model, batch, key):
         x_BLD = batch["x"] + jnp.zeros((len(batch["x"]), 3, 8))
-        y_BLD = model.stack(x_BLD, Context(lengths_B=jnp.full(len(x_BLD), 2)), key)
+        lengths_B = jnp.full(len(x_BLD), 2)
+        context = Context(lengths_B=lengths_B)
+        if self.cross:
+            context = Context(encoded_BSD=model.encode(x_BLD), encoded_lengths_B=lengths_B)
+        y_BLD = model.stack(x_BLD, context, key)
         return jnp.square(y_BLD - x_BLD[..., ::-1]).sum(), jnp.float32(x_BLD.size)
 
     def batches(self, start):
@@ -72,7 +85,11 @@ class Wrapped(nnx.Module):
     def __init__(self, task: Deep, rngs: nnx.Rngs):
         blocks = []
         for letter in task.layers:
-            if letter == "L":
+            if task.cross:
+                block = decoder_block(task.model, rngs=rngs)
+                if letter == "R":
+                    freeze(block)
+            elif letter == "L":
                 block = encoder_block(task.model, rngs=rngs)
             else:
                 feed_forward = transformer.feed_forward(task.model, rngs=rngs)
@@ -80,6 +97,8 @@ class Wrapped(nnx.Module):
                 freeze(block)
             blocks.append(block)
         self.stack = transformer.stack(task.model, blocks, rngs=rngs, skip_rate=task.skip_rate)
+        if task.cross:
+            self.encode = Linear(8, 8, ("embed", "mlp"), rngs=rngs)
         if task.adapters:
             adapt(self, ("query", "down"), Lora(rank=2, rate=0.3), rngs=rngs)
 
@@ -97,6 +116,38 @@ def test_runs_find_repeating_blocks(kinds: str, expected: list[tuple[int, int, i
     assert runs(kinds) == expected
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("LLLRLRL", ((0, 1, 2, 4, 6), (3, 5))),
+        ("LLRRLL", ((0, 1, 4, 5), (2, 3))),
+        ("RRLLLL", None),  # `runs` compiles each kind once
+        ("RLRLRL", None),
+        ("LLRLLR", None),  # the last block is frozen
+        ("LLRLSL", None),  # two kinds of frozen blocks
+        ("LLRLMM", None),  # two kinds of trained blocks
+        ("LLLL", None),
+    ],
+)
+def test_interleaved_finds_frozen_blocks_between_trained_blocks(
+    kinds: str, expected: tuple | None
+) -> None:
+    assert interleaved(kinds, [kind in "RS" for kind in kinds]) == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([2, 4, 6], "2:8:2"),
+        ([5], "5:6:1"),
+        ([0, 1, 2, 3, 5, 7, 8, 9], "0:4:1,5:9:2,8:10:1"),
+    ],
+)
+def test_names_of_stacked_layers(layers: list[int], expected: str) -> None:
+    assert stacked_name(layers) == expected
+    assert layers_of(f"blocks/{expected}/a") == [f"blocks/{layer}/a" for layer in layers]
+
+
 def test_names_of_stacked_arrays() -> None:
     names = ["encoder/blocks/2/a/0", "encoder/blocks/4/a/0", "encoder/blocks/6/a/0"]
     assert layers_of("encoder/blocks/2:8:2/a/0") == names
@@ -110,6 +161,17 @@ def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
 
     assert scanned("LLLL", 4) and not scanned("LLLL", 5) and not scanned("LLLL", 0)
     assert scanned("RLRL", 4) and not scanned("RL", 2)
+
+
+def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
+    """Automatic differentiation of a scan would store them for each trained block."""
+    config = toy.config(train__scan_layers=4)
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        step = Step.of(config, Deep("LLLLLRLRL"), mesh)
+        text = step.lower(*step.arguments(), put(BATCH, mesh), 0)[0].as_text()
+    # The masks of the activation: hidden layers (4, 3, 16) of 7 trained and 2 frozen blocks.
+    assert "tensor<7x4x3x16x" in text and "tensor<2x4x3x16x" in text
 
 
 def train(
@@ -162,6 +224,7 @@ def train(
         pytest.param(
             Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}, marks=pytest.mark.medium
         ),
+        pytest.param(Deep("LLRRLRL", cross=True), {}, marks=pytest.mark.medium),
         pytest.param(Deep(), {"sizes": {"data": 2, "tensor": 2}}, marks=pytest.mark.medium),
     ],
 )
