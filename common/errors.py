@@ -1,4 +1,6 @@
-"""The exception for wrong input."""
+"""The exception for wrong input, and the place of an exception in a user's code."""
+
+import traceback
 
 
 class UserError(ValueError):
@@ -15,6 +17,12 @@ def check(condition: bool, message: str) -> None:
     """Raises a UserError with `message` if `condition` is false."""
     if not condition:
         raise UserError(message)
+
+
+def last_frame(error: Exception) -> traceback.FrameSummary:
+    """Returns the last frame of an exception that is outside of installed packages, such as a line of a user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return ([frame for frame in frames if "site-packages" not in frame.filename] or frames)[-1]
 
 
 def file_error(path: object, error: Exception) -> UserError:

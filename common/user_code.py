@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
-from common.errors import UserError
+from common.errors import UserError, last_frame
 
 
 @contextmanager
@@ -25,10 +25,9 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
     except Exception as error:  # a user's part may raise any exception
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in frame.filename]
-        place = f"{own[-1].name} ({own[-1].filename}, line {own[-1].lineno})"
-        if Path(frames[-1].filename).parent == Path(config_dict.__file__).parent:
+        frame, raised = last_frame(error), traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
+        if Path(raised.filename).parent == Path(config_dict.__file__).parent:
             name = re.findall(r"\w+", str(error))[0]
             raise UserError(
                 f"{option}: {place} reads {fields}.{name}, but the {kind.__name__.lower()} declares no option {name};"

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import check_choice, complete, imported
-from common.errors import UserError, check
+from common.errors import UserError, check, last_frame
 from common.train import loop
 from common.train.task import Task
 from reservoir import model
@@ -84,8 +84,19 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
 
         return finetuning.prepare(config, mesh, read_data)
     validate(config)
-    task = own_task(config.task) or getattr(task_module(config), TASKS[config.task])
-    return config, task(config, mesh, read_data=read_data)
+    own = own_task(config.task)
+    if not own:
+        task = getattr(task_module(config), TASKS[config.task])
+        return config, task(config, mesh, read_data=read_data)
+    try:
+        return config, own(config, mesh, read_data=read_data)
+    except UserError:
+        raise
+    except Exception as error:  # a user's task may raise any exception
+        frame = last_frame(error)
+        raise UserError(
+            f"--config.task={config.task}: {type(error).__name__} in {frame.filename}, line {frame.lineno}: {error}"
+        ) from error
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from common.report.table import text
 from common.runtime.processes import is_main
-from common.train.prefetch import put
+from common.train.prefetch import device_prefetch
 from common.train.run import show_parameters
 from common.train.state import Step
 from common.train.task import Task
@@ -48,8 +48,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     """Compiles the step for the first batch; prints parameters, batch, memory and FLOPs. Allocates no parameters."""
     step = Step.of(config, task, mesh)
-    first, _ = next(iter(task.batches(None)))
-    batch = put(first, mesh)
+    batch, _ = next(device_prefetch(task.batches(None), mesh, ahead=0))
     sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
     _, flops = step.compiled[step.cache_key(batch, 0)]

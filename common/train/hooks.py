@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
+from common.errors import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Point
 from common.runtime.signals import Interrupted, Signals
@@ -137,7 +138,13 @@ class Evaluate(Hook):
             run.state.stop_reason, run.stopping = "", True
             return
         del values  # `Run.trained` copies stacked values again.
-        value, curve, state = metrics[run.task.objective], run.state.curve, run.state
+        objective = run.task.objective
+        check(
+            objective in (metrics or {}),
+            f"Task.evaluate returned {metrics!r:.80} without the objective {objective!r}; return a metric of this name,"
+            " or set Task.objective to another name",
+        )
+        value, curve, state = metrics[objective], run.state.curve, run.state
         best = math.isfinite(value) and (not curve.points or curve.better(value, curve.best.value))
         state.last_evaluation = run.step, run.clock["train"]
         curve.add(Point(run.step, run.clock["train"], state.flops, value))

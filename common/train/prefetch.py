@@ -1,12 +1,13 @@
 """Copies batches to the devices before the training step needs them."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from common.errors import check
 from common.sharding import batch_sharding
 from common.train.task import Batch
 
@@ -22,9 +23,19 @@ def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 def device_prefetch(
     batches: Iterable[tuple[Batch, Any]], mesh: Mesh, ahead: int = 2
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
-    """Yields (batch on the devices, data state after the batch). Copies `ahead` batches in advance."""
+    """Yields (batch on the devices, data state after the batch). Copies `ahead` batches in advance.
+
+    Raises:
+      UserError: `batches` yields another value than a pair of dictionaries.
+    """
     queue: deque = deque()
-    for batch, data_state in batches:
+    for pair in batches:
+        check(
+            isinstance(pair, tuple)
+            and [isinstance(part, Mapping) for part in pair] == [True, True],
+            f"Task.batches must yield (batch, data state), two dictionaries; it yielded {pair!r:.80}",
+        )
+        batch, data_state = pair
         queue.append((put(batch, mesh), data_state))
         if len(queue) > ahead:
             yield queue.popleft()

@@ -100,10 +100,12 @@ def open_run(
 
     Raises:
       UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact, or
-        the processes differ in configuration, data or frozen values.
+        the processes differ in configuration, data or frozen values, or the task lacks a required member.
     """
     # Processes must agree before any file is written.
     check_agreement(lambda: _inputs(config, task))
+    step = Step.of(config, task, mesh)
+    stack.callback(step.cancel)
     lock = open_workdir(workdir, config) if is_main() else None
     if lock:
         stack.callback(lock.release)
@@ -116,8 +118,7 @@ def open_run(
     checkpoints = Checkpoints(workdir, *kept, *([lock.upload] if lock else []))
     stack.callback(checkpoints.close)
     checkpoints.share()
-    step, resumed = Step.of(config, task, mesh), bool(checkpoints.steps())
-    stack.callback(step.cancel)
+    resumed = bool(checkpoints.steps())
     if resumed:
         from common.train import resume
 

@@ -14,12 +14,13 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
+from common.errors import check
 from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import flops
 from common.train import optimizer as optimizers
 from common.train.conditions import cores
-from common.train.task import Task
+from common.train.task import Task, check_complete
 from common.variables import AbstractModel, Params
 
 _COUNTERS = (jnp.int32, jnp.uint32)
@@ -119,7 +120,12 @@ class Step:
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
-        """Makes the training step of a configuration and task."""
+        """Makes the training step of a configuration and task.
+
+        Raises:
+          UserError: the task lacks a required member.
+        """
+        check_complete(task)
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
@@ -174,7 +180,12 @@ class Step:
         """
 
         def of_values(trainable, batch, key):
-            return loss(build(trainable), batch, key)
+            sums = loss(build(trainable), batch, key)
+            check(
+                isinstance(sums, tuple) and [jnp.shape(x) for x in sums] == [(), ()],
+                f"Task.loss must return (loss, weight), two scalars; it returned {sums!r:.80}",
+            )
+            return sums
 
         gradient = jax.value_and_grad(of_values, has_aux=True)
         if self.accumulate == 1:

@@ -9,6 +9,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from common.errors import check
+from common.metrics.curve import Curve
 from common.metrics.predictions import Predictions
 from common.variables import AbstractModel, Params
 
@@ -71,8 +73,8 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 class Task(Protocol):
     """Model, data, loss and evaluation of an experiment.
 
-    A subclass sets `objective` and `mode`, defines `build`, `loss`, `batches` and `save`, and overrides `predict` or
-    `evaluate`. The other members are optional.
+    A subclass sets `objective` and `mode`, defines `build`, `loss` and `batches`, and overrides `predict` or `evaluate`
+    (`check_complete`). The other members are optional.
     """
 
     objective: str
@@ -179,3 +181,23 @@ class Task(Protocol):
 
     def save(self, workdir: Any) -> None:
         """Writes tokenizers and all other files that are needed to use the trained model."""
+
+
+def check_complete(task: Task) -> None:
+    """Checks that a task has the members that `Task` requires.
+
+    Raises:
+      UserError: a required member is missing, or `mode` is neither "min" nor "max".
+    """
+    cls = type(task)
+    missing = [name for name in ("objective", "mode") if not hasattr(task, name)]
+    methods = ("build", "loss", "batches")
+    missing += [name for name in methods if getattr(cls, name) is getattr(Task, name)]
+    if cls.predict is Task.predict and cls.evaluate is Task.evaluate:
+        missing.append("predict or evaluate")
+    check(
+        not missing,
+        f"the task {cls.__module__}:{cls.__qualname__} lacks {', '.join(missing)}; define the members that"
+        " common.train.task.Task requires",
+    )
+    Curve(task.objective, task.mode)  # checks the mode

@@ -1,7 +1,11 @@
 """A task from a module outside the project."""
 
+import re
+
+import jax.numpy as jnp
 import pytest
 
+from common.train.task import Task
 from tests.programs import call
 from tests.train import toy
 
@@ -13,7 +17,82 @@ class Own(toy.Toy):
 
     def __init__(self, config, mesh, *, read_data=True):
         super().__init__()
-        assert config.task.endswith(":Own") and dict(mesh.shape) and read_data
+        assert config.task.endswith(f":{type(self).__name__}") and dict(mesh.shape) and read_data
+
+
+class Raising(Own):
+    def __init__(self, config, mesh, *, read_data=True):
+        config.data.my_file  # noqa: B018
+
+
+class NoMethods(Task):
+    mode = "min"
+
+    def __init__(self, config, mesh, *, read_data=True):
+        pass
+
+
+class Lower(Own):
+    mode = "lower"
+
+
+class OtherObjective(Own):
+    objective = "accuracy"
+
+
+class NoMetrics(Own):
+    def evaluate(self, values, split):
+        pass
+
+
+class OneValue(Own):
+    def loss(self, model, batch, key):
+        return super().loss(model, batch, key)[0]
+
+
+class LossPerRow(Own):
+    def loss(self, model, batch, key):
+        return jnp.square(model(batch["x"]) - batch["y"]), jnp.float32(8)
+
+
+class NoDataState(Own):
+    def batches(self, start):
+        return (batch for batch, _ in super().batches(start))
+
+
+INVALID = {
+    "Raising": rf"--config.task={__name__}:Raising: AttributeError in {__file__}, line \d+: .*my_file",
+    "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
+    "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
+    "OneValue": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[\]",
+    "LossPerRow": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[8,1\]",
+    "NoDataState": r"Task.batches must yield \(batch, data state\), two dictionaries; it yielded {'x'",
+}
+"""Class -> error before the first step."""
+
+
+@pytest.mark.parametrize("name", INVALID)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["train", "dry run"])
+def test_invalid_tasks_raise_user_errors_before_the_first_step(name, dry, tmp_path):
+    own, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, *dry, own, workdir, code=2)
+    assert re.search(rf"^error: .*{INVALID[name]}", output.splitlines()[-1])
+    if name in ("Raising", "NoMethods", "Lower"):
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("OtherObjective", "returned {'error': .*} without the objective 'accuracy'"),
+        ("NoMetrics", "Task.evaluate returned None without the objective 'error'"),
+    ],
+)
+def test_invalid_tasks_raise_user_errors_in_training(name, line, tmp_path):
+    own, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, own, workdir, code=2)
+    assert re.search(f"^error: .*{line}", output.splitlines()[-1])
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.medium
