@@ -90,7 +90,7 @@ def train(
       turn: number of steps between yields; 0 to never yield.
 
     Raises:
-      UserError: the loss or the gradient is not finite.
+      UserError: the loss or the gradient is not finite, or `Task.batches` ends.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
     run.stopping = False
@@ -160,6 +160,9 @@ def _steps(
             unread = _read(run, hooks, unread)
             with run.clock.section(None):
                 yield
+    raise UserError(
+        f"Task.batches ended after step {state.step}; it must yield batches without end"
+    )
 
 
 def _compile_ahead(run: Run, signals: Signals) -> None:

@@ -1,6 +1,7 @@
 """A task from a module outside the project."""
 
 import re
+from itertools import islice
 
 import jax.numpy as jnp
 import pytest
@@ -60,6 +61,11 @@ class NoDataState(Own):
         return (batch for batch, _ in super().batches(start))
 
 
+class Ending(Own):
+    def batches(self, start):
+        return islice(super().batches(start), 2)
+
+
 INVALID = {
     "Raising": rf"--config.task={__name__}:Raising: AttributeError in {__file__}, line \d+: .*my_file",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
@@ -86,6 +92,7 @@ def test_invalid_tasks_raise_user_errors_before_the_first_step(name, dry, tmp_pa
     [
         ("OtherObjective", "returned {'error': .*} without the objective 'accuracy'"),
         ("NoMetrics", "Task.evaluate returned None without the objective 'error'"),
+        ("Ending", "Task.batches ended after step 2; it must yield batches without end"),
     ],
 )
 def test_invalid_tasks_raise_user_errors_in_training(name, line, tmp_path):
