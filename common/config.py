@@ -146,12 +146,16 @@ def imported(option: str, name: str) -> Any:
 
     Args:
       option: name of the command-line option, for the error message.
-      name: value of the option, "module:attribute".
+      name: value of the option, "module:attribute" or "import:module:attribute".
 
     Raises:
-      UserError: importing the module fails, or the module lacks the attribute.
+      UserError: `name` has another form, importing the module fails, or the module lacks the attribute.
     """
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.removeprefix("import:").partition(":")
+    check(
+        bool(attribute),
+        f"{option}={name} lacks the name of a function or object: {option}={name.rstrip(':')}:NAME",
+    )
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # A user's module may raise any type of exception.

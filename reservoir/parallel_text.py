@@ -60,6 +60,12 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
             from common.data.own import own_examples
 
             pairs = own_examples(data.source, split, (tuple, list), "a pair of sentences")
+            for number, pair in enumerate(pairs):
+                check(
+                    [isinstance(side, str) for side in pair] == [True, True],
+                    f"--config.data.source={data.source}: example {number} of split {split!r} is {pair!r:.80} instead"
+                    " of a pair of sentences",
+                )
             text = ParallelText(*map(list, zip(*pairs, strict=True)))
         case _:
             raise UserError(

@@ -3,7 +3,6 @@
 from typing import Any
 
 from common.config import imported
-from common.data.text_sources import OWN
 from common.errors import UserError, check
 
 
@@ -28,7 +27,7 @@ def own_examples(
         UserError: the function cannot be imported, raises an exception, or returns an example of another type, or no
             example although `optional` is False.
     """
-    function = imported("--config.data.source", source.removeprefix(OWN))
+    function = imported("--config.data.source", source)
     try:
         examples = list(function(split))
     except Exception as error:  # A user's function may raise any type of exception.

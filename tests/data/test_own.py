@@ -1,5 +1,6 @@
 """Data from a user's function."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -76,9 +77,26 @@ def test_data_change_when_the_file_of_the_module_changes():
 
 
 @pytest.mark.parametrize(
+    "example", [(1, 2), ("ein", "Haus", "house"), ("Haus",), ("Haus", None)], ids=str
+)
+def test_examples_that_are_no_sentence_pairs_raise_one_line_errors(monkeypatch, example):
+    monkeypatch.setitem(TEXTS, "valid", [("Haus", "house"), example])
+    wrong = f"import:{__name__}:texts: example 1 of split 'valid' is {example!r} instead of a pair of sentences"
+    with pytest.raises(UserError, match=re.escape(wrong)):
+        load_parallel(data("texts"), "valid")
+
+
+def test_source_without_a_function_raises_an_error():
+    source = f"import:{__name__}"
+    line = f"^--config.data.source={source} lacks the name of a function .*={source}:NAME$"
+    with pytest.raises(UserError, match=line):
+        own_examples(source, "train", str, "a text")
+
+
+@pytest.mark.parametrize(
     ("function", "split", "line"),
     [
-        ("missing", "train", "has no attribute 'missing'"),
+        ("missing", "train", "source=import:.*:missing: .* has no attribute 'missing'"),
         ("broken", "train", "fails for split 'train': OSError: no disk"),
         ("texts", "other", "fails for split 'other': KeyError: 'other'"),
         ("texts", "test", "has no example in split 'test'"),
