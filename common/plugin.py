@@ -25,10 +25,11 @@ def find(option: str, name: str, kind: type) -> Any:
 
     Args:
       option: command-line option that names the part, for error messages.
-      kind: dataclass of the part.
+      kind: dataclass of the part, with the fields `label`, `options` and `check`.
 
     Raises:
-      UserError: importing the module fails, the attribute is missing or no `kind`, or an option is no `Option`.
+      UserError: importing the module fails, the attribute is missing or no `kind`, or the part's label, check or an
+        option has the wrong type.
     """
     part = imported(option, name)
     check(
@@ -39,10 +40,20 @@ def find(option: str, name: str, kind: type) -> Any:
         isinstance(part.options, Mapping),
         f"{option}={name}: options must be a dictionary, got {part.options!r}",
     )
+    check(isinstance(part.label, str), f"{option}={name}: label must be a text, got {part.label!r}")
+    check(callable(part.check), f"{option}={name}: check must be a function, got {part.check!r}")
     for key, declared in part.options.items():
+        check(
+            isinstance(key, str) and all(map(str.isidentifier, key.split("."))),
+            f"{option}={name}: an option must have a name such as gain, got {key!r}",
+        )
         check(
             isinstance(declared, Option),
             f"{option}={name}: the option {key} must be a {kind.__module__}.Option, got {declared!r}",
+        )
+        check(
+            declared.minimum is None or all(isinstance(x, int | float) for x in declared),
+            f"{option}={name}: the default and the minimum of the option {key} must be numbers, got {declared}",
         )
     return part
 
@@ -65,6 +76,7 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
     values = flatten(fields)
     for name, option in options.items():
         check(
-            option.minimum is None or values[name] >= option.minimum,
-            f"{prefix}{name} must be at least {option.minimum}, got {values[name]}",
+            option.minimum is None
+            or (isinstance(values[name], int | float) and values[name] >= option.minimum),
+            f"{prefix}{name} must be at least {option.minimum}, got {values[name]!r}",
         )

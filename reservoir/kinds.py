@@ -133,7 +133,9 @@ def find(name: str) -> Kind | None:
     if ":" not in name:
         check_choice(option, name, ("none", *RESERVOIRS))
         return RESERVOIRS.get(name)
-    return plugin.find(option, name, Kind)
+    kind = plugin.find(option, name, Kind)
+    check(callable(kind.build), f"{option}={name}: build must be a function, got {kind.build!r}")
+    return kind
 
 
 def fixed_length(config: ConfigDict) -> bool:

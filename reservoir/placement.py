@@ -6,6 +6,7 @@ of `config.model` with the parameter's default.
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,8 +76,8 @@ def placement(
     options = defaults(strategy, "placement")
     options = {name: (fields or options)[name] for name in options}
     try:
-        indices = tuple(function(layers, reservoirs, **options))
-        valid = len(set(indices)) == reservoirs and set(indices) <= set(range(layers))
+        indices = tuple(map(operator.index, function(layers, reservoirs, **options)))
+        valid = len(indices) == reservoirs == len(set(indices) & set(range(layers)))
     except ValueError:
         raise
     except Exception as error:  # A user's function may raise any type of exception.

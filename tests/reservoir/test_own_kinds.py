@@ -33,7 +33,7 @@ SPREAD = "my_package.placements:spread"
 
 MODULE = """
 from configs import translation
-from reservoir.kinds import Kind
+from reservoir.kinds import Kind, Option
 from tests.reservoir.test_own_kinds import NoCache, NoInitializer, kind_of
 
 
@@ -48,6 +48,13 @@ def lacks_width(model, layer, causal, *, rngs):
 no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
 undeclared, no_argument = Kind(reads_gain, "undeclared"), Kind(lacks_width, "no argument")
 no_option = Kind(reads_gain, "no option", options={"gain": 2})
+no_build, no_label = Kind(None, "no build"), Kind(reads_gain, None)
+listed = Kind(reads_gain, "listed", options=["gain"])
+numbered = Kind(reads_gain, "numbered", options={2: Option(1.0)})
+two_words = Kind(reads_gain, "two words", options={"my gain": Option(1.0)})
+text_minimum = Kind(reads_gain, "text minimum", options={"gain": Option("one", minimum=0)})
+minimum_text = Kind(reads_gain, "minimum text", options={"gain": Option(1.0, "the gain")})
+declared = Kind(reads_gain, "declared", options={"gain": Option(1, minimum=0)})
 bad_check = Kind(reads_gain, "bad check", check=lambda model: model.width + "4")
 """
 
@@ -55,6 +62,14 @@ PLACEMENTS = """
 
 def ends(layers, reservoirs):
     return 0, layers - 1
+
+
+def twice(layers, reservoirs):
+    return [0, 0]
+
+
+def fractions(layers, reservoirs):
+    return [float(index) for index in range(reservoirs)]
 
 
 def no_default(layers, reservoirs, *, gap):
@@ -150,6 +165,8 @@ def test_label_of_a_users_kind(make_config, own_package):
 def test_options_of_a_users_kind(make_config, own_package):
     with pytest.raises(UserError, match="feature_scale must be at least 0, got -1"):
         validate(make_config(OWN, reservoirs=1, feature_scale=-1.0).model)
+    with pytest.raises(UserError, match="gain must be at least 0, got 'one'"):
+        validate(make_config("my_package.incomplete:declared", reservoirs=1, gain="one").model)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +195,21 @@ def test_options_of_a_users_kind(make_config, own_package):
             r"TypeError in lacks_width .*incomplete.py, line 1\d\): .* argument: 'width'",
         ),
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
+        ("my_package.incomplete:no_build", {}, "build must be a function, got None"),
+        ("my_package.incomplete:no_label", {}, "label must be a text, got None"),
+        ("my_package.incomplete:listed", {}, r"options must be a dictionary .*, got \['gain'\]"),
+        ("my_package.incomplete:numbered", {}, "option must have a name .*, got 2"),
+        ("my_package.incomplete:two_words", {}, "option must have a name .*, got 'my gain'"),
+        (
+            "my_package.incomplete:text_minimum",
+            {},
+            "the minimum of the option gain must be numbers, got Option.default='one', minimum=0",
+        ),
+        (
+            "my_package.incomplete:minimum_text",
+            {},
+            "gain must be numbers, got .*minimum='the gain'",
+        ),
         ("my_package.incomplete:bad_check", {}, "TypeError in <lambda> .*unsupported operand"),
         ("my_package.broken:kind", {}, "ZeroDivisionError: division by zero"),
         ("nowhere.kinds:kind", {}, "No module named 'nowhere'"),
@@ -298,6 +330,14 @@ def test_own_placement(make_config, own_package):
     assert {name.split("/")[2] for name in frozen} == {"0", "2"}
     for fields, message in (
         ({"placement": own, "reservoirs": 1}, r"returned \(0, 2\); it must return 1 different"),
+        (
+            {"placement": "my_package.placements:twice", "reservoirs": 1},
+            r"returned \(0, 0\); .* 1 diff",
+        ),
+        (
+            {"placement": "my_package.placements:fractions"},
+            r"TypeError: 'float' .* an integer",
+        ),
         ({"placement": "my_package.placements:fails"}, "placement: .*:fails: IndexError: list"),
         (
             {"decoder_placement": "nowhere:f"},
