@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -19,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check
+from common.errors import UserError, check, last_frame
 from common.storage.folders import open_folder
 
 
@@ -46,9 +45,12 @@ def load(spec: str) -> ConfigDict:
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
         raise UserError(f"--config={spec}: {error}") from error
     except Exception as error:  # The user's code may raise any type of exception.
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        frame, reason = last_frame(error), f"{type(error).__name__}: {error}"
+        if "config is locked" in str(error):  # ml_collections lists all other fields
+            unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
+            near = f"; did you mean {near[0]}?" if near else ""
+            reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
+        raise UserError(f"{frame.filename}, line {frame.lineno}: {reason}") from error
     check(
         isinstance(config, ConfigDict),
         f"get_config of {path} must return a ConfigDict, got {type(config).__name__}",

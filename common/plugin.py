@@ -60,15 +60,16 @@ def find(option: str, name: str, kind: type) -> Any:
 
 def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
     """Adds missing options with their defaults to `fields`."""
-    for name, option in options.items():
-        *groups, last = name.split(".")
-        part = fields
-        for group in groups:
-            if group not in part:
-                part[group] = ConfigDict()
-            part = part[group]
-        if last not in part:
-            part[last] = option.default
+    with fields.unlocked():
+        for name, option in options.items():
+            *groups, last = name.split(".")
+            part = fields
+            for group in groups:
+                if group not in part:
+                    part[group] = ConfigDict()
+                part = part[group]
+            if last not in part:
+                part[last] = option.default
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:

@@ -42,7 +42,7 @@ def enwik8(reservoir: str) -> ConfigDict:
     )
     config.train.steps = 100_000
     config.eval.stride = 256
-    return config
+    return config.lock()
 
 
 def laptop(config: ConfigDict) -> ConfigDict:

@@ -35,7 +35,7 @@ def babylm(aggregate: str) -> ConfigDict:
     config.optimizer.update({"name": "adagrad", "learning_rate": 0.01, "epsilon": 1e-10})
     # Number of training tokens, evenly spaced over the text, that measure training perplexity.
     config.eval.train_tokens = 100_000
-    return config
+    return config.lock()
 
 
 def tiny_text(config: ConfigDict) -> ConfigDict:
@@ -60,7 +60,7 @@ def mnist() -> ConfigDict:
     config.solution.priming = 0.0
     config.optimizer.update({"name": "adam", "learning_rate": 1e-3, "beta2": 0.999})
     config.train.update({"epochs": 100, "batch": 64})
-    return config
+    return config.lock()
 
 
 def tiny_digits(config: ConfigDict) -> ConfigDict:

@@ -48,7 +48,7 @@ def sst2() -> ConfigDict:
     # GLUE hides the labels of its test split.
     config.data.splits = {"train": "train", "valid": "validation", "test": "validation"}
     config.train.steps, config.optimizer.warmup_steps = 20_935, 1256
-    return config
+    return config.lock()
 
 
 def mnli() -> ConfigDict:
@@ -59,7 +59,7 @@ def mnli() -> ConfigDict:
     config.data.splits = {"train": "train", "valid": matched, "test": matched}
     config.train.steps, config.optimizer.warmup_steps = 123_873, 7432
     config.eval.steps = config.checkpoint.steps = 5000
-    return config
+    return config.lock()
 
 
 def laptop(config: ConfigDict) -> ConfigDict:

@@ -111,7 +111,7 @@ def paper(kind: str, corpus: str) -> ConfigDict:
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.width = 768
-    return config
+    return config.lock()
 
 
 def code(kind: str, corpus: str) -> ConfigDict:
@@ -141,7 +141,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
     # The authors' program sums the gradients of four batches of 16 rows and clips the sum at norm 0.5. Our gradient,
     # the mean over 64 rows, is a quarter of that sum.
     config.optimizer.clip = 0.5 / 4
-    return config
+    return config.lock()
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
@@ -159,7 +159,7 @@ def fixed(kind: str, corpus: str) -> ConfigDict:
             "clip": 1.0,
         }
     )
-    return config
+    return config.lock()
 
 
 def _set_shape(config: ConfigDict, shape: dict) -> None:

@@ -51,7 +51,7 @@ def roberta(reservoir: str) -> ConfigDict:
     config.train.steps = 125_000
     config.eval.update({"steps": 2500, "patience": 0, "sequences": 0, "batch": 256})
     config.checkpoint.steps = 2500
-    return config
+    return config.lock()
 
 
 def laptop(config: ConfigDict) -> ConfigDict:

@@ -83,7 +83,7 @@ def _base() -> ConfigDict:
     config.train.steps = 10_000
     config.eval.update({"steps": 500, "patience": 0, "tokens_per_batch": 16_384, "select": "valid"})
     config.checkpoint.steps = 500
-    return config
+    return config.lock()
 
 
 def _paper(config: ConfigDict) -> ConfigDict:

@@ -8,6 +8,9 @@ from ml_collections import ConfigDict
 def base(paper: str) -> ConfigDict:
     """Returns the fields of the training loop. A recipe adds `data`, `model` and the fields of its task.
 
+    Then the recipe locks the configuration (`ConfigDict.lock`): setting an unknown field, such as a misspelled field,
+    raises an exception, except within `with config.unlocked():`.
+
     Args:
       paper: the package that trains the experiment.
     """

@@ -55,7 +55,7 @@ def base() -> ConfigDict:
             "decode": {"beams": 5, "length_penalty": 1.0, "ratio": 1.2, "extra": 10},
         }
     )
-    return config
+    return config.lock()
 
 
 def iwslt(reservoir: str) -> ConfigDict:

@@ -230,7 +230,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         check(learning_rate > 0, f"{option} must be positive, got {learning_rate}")
         config.optimizer.learning_rate = learning_rate
     if "learning_rates" in config:
-        del config.learning_rates
+        with config.unlocked():
+            del config.learning_rates
     if solves_head(config):
         config.eval.start = True
     return config

@@ -100,7 +100,8 @@ def make_config() -> Callable[..., ConfigDict]:
         config.model.width, config.model.hidden, config.model.heads = 16, 24, 2
         config.model.encoder_layers, config.model.decoder_layers = 3, 2
         config.model.max_length = 32
-        config.model.update(model)
+        with config.model.unlocked():  # the model may have options of a user's kind
+            config.model.update(model)
         return config
 
     return make

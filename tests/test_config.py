@@ -20,6 +20,7 @@ from common.config import (
     to_json,
 )
 from common.errors import UserError
+from tests.programs import call
 
 ROOT = Path(__file__).parents[1]
 TINY = f"--config={ROOT}/configs/wmt_ffn_res.py:tiny"
@@ -210,6 +211,57 @@ def test_user_configuration_with_its_own_argument(tmp_path):
     config, options = parse("reservoir.train", [f"--config={path}:x=1/y"])
     assert config.a.b == "x=1/y"
     assert options.workdir == Path("runs/mine_x_1_y")
+
+
+FILE = """
+from configs import translation
+
+
+def get_config(argument=""):
+    config = translation.tiny(translation.iwslt("ffn"))
+    {line}
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "config.model.encoder_layer = 4",
+            "unknown field encoder_layer; did you mean encoder_layers?",
+        ),
+        (
+            "config.model.update(encoder_layer=4)",
+            "unknown field encoder_layer; did you mean encoder_layers?",
+        ),
+        ("config.modle = {}", "unknown field modle; did you mean model?"),
+        ("config.zzz = 4", "unknown field zzz (new fields need `with config.unlocked():`)"),
+        (
+            "config.optimizer.learning_rate = 'fast'",
+            "TypeError: Could not override field 'learning_rate'",
+        ),
+    ],
+)
+def test_wrong_fields_of_a_user_configuration_name_the_line_of_the_file(tmp_path, line, message):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.format(line=line))
+    with pytest.raises(UserError) as caught:
+        load(str(path))
+    assert str(caught.value).startswith(f"{path}, line 7: {message}")
+
+
+def test_user_configuration_may_add_fields(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.format(line="with config.unlocked(): config.model.my_option = 4"))
+    assert load(str(path)).model.my_option == 4
+
+
+def test_configuration_without_a_mesh_raises_user_error(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.format(line="with config.unlocked(): del config.mesh"))
+    output = call("reservoir.train", f"--config={path}", f"--workdir={tmp_path / 'run'}", code=2)
+    assert output.endswith("not a configuration of this program: the field mesh is missing\n")
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,15 @@ def test_docstring_has_command_target_hardware_and_data(name):
     assert "\nData: " in text
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_unknown_fields_cannot_be_set(name, size):
+    config = load(name, size)
+    for group in (config, *(value for value in config.values() if isinstance(value, ConfigDict))):
+        with pytest.raises(AttributeError, match="config is locked"):
+            group.unknown_field = 1
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tiny_needs_no_data_and_keeps_the_model_kind(name):
     full, tiny = load(name), load(name, "tiny")

@@ -46,7 +46,8 @@ def train(
     processes.initialize(lambda: _settings(f"{paper}.{program}", experiment, options))
     if download and options.download:
         download(experiment)
-    mesh = make_mesh(experiment.mesh)
+    with config.complete(f"--config={options.config}"):
+        mesh = make_mesh(experiment.mesh)
     if options.dry_run:
         from common.train import dry_run
 
