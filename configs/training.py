@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 
 def base(paper: str) -> ConfigDict:
-    """Returns the fields of the training loop. A recipe adds `data`, `model` and the fields of its task.
+    """Returns the fields of the training loop. A recipe adds the fields of `data`, `model` and its task.
 
     Then the recipe locks the configuration (`ConfigDict.lock`): setting an unknown field, such as a misspelled field,
     raises an exception, except within `with config.unlocked():`.
@@ -55,6 +55,8 @@ def base(paper: str) -> ConfigDict:
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
             "wandb": {"mode": "offline", "project": "train-less", "name": "", "group": ""},
+            "data": {},
+            "model": {},
         }
     )
 

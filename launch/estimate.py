@@ -161,6 +161,10 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     config, task, mesh = prepare(config, topology)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
     spec = task.batch_spec(multiple)
+    check(
+        spec is not None,
+        f"define batch_spec in the task {type(task).__name__}: a plan needs the shapes of a batch",
+    )
     # Dtypes and kernels depend on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)

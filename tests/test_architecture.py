@@ -1,28 +1,68 @@
 """The example of a task in ARCHITECTURE.md trains as printed."""
 
 import re
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 
+from common.config import load
 from common.errors import UserError
 from common.sharding import make_mesh
+from launch import estimate
+from launch.topology import find
 from reservoir import run
+from tests.programs import call
 from tests.train import toy
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_example_task_trains_if_a_configuration_names_it(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
-    (tmp_path / "my_tasks.py").write_text(code)
+@pytest.fixture
+def examples(tmp_path, monkeypatch) -> Path:
+    """Returns a folder of importable packages with the files of the page. A file's first line is its path."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for path, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(code)
+    assert text.count("```python\n") == len(list(tmp_path.glob("*/*.py")))
     monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] in ("my_package", "my_paper")]:
+        del sys.modules[name]
+
+
+def test_example_task_trains_if_a_configuration_names_it(tmp_path, examples):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = toy.config(train__steps=100, eval__steps=50, checkpoint__steps=50)
-    config.task = "my_tasks:Line"
+    config.task = "my_package.tasks:Line"
     summary = run.fit(config, tmp_path / "run", mesh)
     assert summary["best_valid"] < 0.1
+
+
+def test_example_paper_trains_from_the_command_line(examples):
+    (command,) = re.findall(
+        r"python -m (my_paper.train .*)", (ROOT / "ARCHITECTURE.md").read_text()
+    )
+    program, config = command.split()
+    config = config.replace("=", f"={examples}/")
+    run = f"--workdir={examples / 'run'}"
+    offline = "--config.wandb.mode=disabled"
+    assert "FLOPs in matrix products" in call(program, config, run, offline, "--dry-run")
+    output = call(program, config, run, offline)
+    (error,) = re.findall(r"run: {'error': (.*)}\n", output)
+    assert float(error) < 0.1
+    assert "resuming from step 100" in call(
+        program, config, run, offline, "--config.train.steps=101"
+    )
+    out = f"--out={examples / 'report'}"
+    assert "test error" in call("common.report.__main__", examples / "run", out)
+
+
+def test_plan_of_a_task_without_batch_spec_raises_user_error(examples):
+    with pytest.raises(UserError, match="define batch_spec in the task Line"):
+        estimate.estimate(load(f"{examples}/configs/my_paper.py"), find("cpu:8"))
 
 
 def test_task_that_cannot_be_called_is_refused(tmp_path, monkeypatch):
