@@ -197,7 +197,8 @@ def test_cpu_devices_replace_chips_without_tpu_compiler(
 def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
     """Memory traffic is not known without the TPU compiler."""
     config = small(fsdp=2)
-    config.model.dtype = "auto"
+    with config.unlocked():
+        config.model.dtype = "auto"
     found = estimate.estimate(config, find("v5p:2x2x2"))
     assert found.dtype == "bfloat16"  # the dtype on the chips
     assert found.bound.compute == pytest.approx(found.compiled_flops / 459e12)
