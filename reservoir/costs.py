@@ -62,7 +62,8 @@ def planned(
     for tuning in downstream.tunings(suite, target) if target in downstream.FIGURES else ():
         before = suite.configuration(tuning.case, 1)
         config = inherit(downstream.configuration(suite, tuning, 1), before.model)
-        config.data.vocab_size = before.data.vocab_size
+        with config.unlocked():  # a fine-tuning run reads its vocabulary from the pretraining run
+            config.data.vocab_size = before.data.vocab_size
         yield tuning.name, config
 
 

@@ -167,8 +167,9 @@ def test_invalid_initialization_fields_are_rejected(make_config):
 def test_older_configurations_get_defaults(make_config):
     """An older configuration lacks newer fields, and calls the reward "own_rms" by its old name "norm"."""
     old = make_config("ffn").model
-    for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
-        del old[name]
+    with old.unlocked():
+        for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
+            del old[name]
     old.backskip.reward = "norm"
     filled = with_defaults(old)
     validate(filled)
