@@ -197,7 +197,7 @@ def test_options_of_a_users_kind(make_config, own_package):
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
         ("my_package.incomplete:no_build", {}, "build must be a function, got None"),
         ("my_package.incomplete:no_label", {}, "label must be a text, got None"),
-        ("my_package.incomplete:listed", {}, r"options must be a dictionary .*, got \['gain'\]"),
+        ("my_package.incomplete:listed", {}, r"options must be a dictionary, got \['gain'\]"),
         ("my_package.incomplete:numbered", {}, "option must have a name .*, got 2"),
         ("my_package.incomplete:two_words", {}, "option must have a name .*, got 'my gain'"),
         (
