@@ -58,7 +58,7 @@ def test_table_3_units(suite):
     for row in rows[::2]:
         run = suite.out / "runs" / f"wikitext2_{kind_of(row)}_fixed_seed1"
         summary = json.loads((run / "summary.json").read_text())
-        whole = json.loads((run / experiments.WHOLE).read_text())["metrics"]
+        whole = json.loads((run / experiments.WHOLE).read_text())["value"]
         assert float(row["best bits/byte"]) == pytest.approx(summary["best_valid"], abs=1e-3)
         assert float(row["test bits/byte"]) == pytest.approx(
             summary["test"]["bits_per_byte"], abs=1e-3
