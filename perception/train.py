@@ -28,12 +28,19 @@ def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run, and a command that classifies texts with the trained model."""
     from common.report.table import text
 
-    best, last, counts = summary["test"], summary["test_last"], summary["params"]
-    select = summary["config"]["eval"]["select"]
-    rows = [
-        ("test weighted F1, best step", f"{best['weighted_f1']:.2f}"),
-        ("test weighted F1, last step", f"{last['weighted_f1']:.2f}"),
-        ("test accuracy, best and last step", f"{best['accuracy']:.2f}, {last['accuracy']:.2f}"),
+    select, counts = summary["config"]["eval"]["select"], summary["params"]
+    rows = []
+    if best := summary["test"]:
+        last = summary["test_last"]
+        rows += [
+            ("test weighted F1, best step", f"{best['weighted_f1']:.2f}"),
+            ("test weighted F1, last step", f"{last['weighted_f1']:.2f}"),
+            (
+                "test accuracy, best and last step",
+                f"{best['accuracy']:.2f}, {last['accuracy']:.2f}",
+            ),
+        ]
+    rows += [
         (
             f"best step, by weighted F1 on {select}",
             f"{summary['best_step']} ({summary['best_valid']:.2f})",

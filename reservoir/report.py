@@ -30,8 +30,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
     unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
     best = f"{summary['best_valid']:{form}} at step {summary['best_step']}"
     others = {} if objective == "bleu" else {n: v for n, v in test.items() if n != objective}
+    tested = [(f"test {measure}", f"{test[objective]:{form}}")] if test else []
     rows = [
-        (f"test {measure}", f"{test[objective]:{form}}"),
+        *tested,
         *((f"test {name}", f"{value:.3f}") for name, value in others.items()),
         (f"best validation {measure}", best),
         ("AUCC", f"{aucc['seconds']:.1f} {measure} seconds, {aucc['hours']:.4f} {measure} hours"),
