@@ -58,4 +58,4 @@ def print_summary(summary: dict, workdir: Path) -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)
