@@ -27,6 +27,7 @@ def fetch_pretrained(config: ConfigDict) -> None:
 def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run, and a command that classifies texts with the trained model."""
     from common.report.table import text
+    from common.storage.addresses import shown
 
     select, counts = summary["config"]["eval"]["select"], summary["params"]
     rows = []
@@ -51,9 +52,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("speed", f"{summary['tokens_per_second']:,.0f} examples/s"),
     ]
     print(text(("", workdir.name), rows))
-    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
     print("classify your own texts, one per line:")
-    run = shlex.quote(str(workdir))
+    run = shlex.quote(shown(workdir))
     print(f'  echo "(a text)" | python -m perception.classify --workdir={run}')
 
 
