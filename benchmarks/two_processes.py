@@ -128,4 +128,4 @@ def work(size: str, workdir: str) -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

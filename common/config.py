@@ -238,6 +238,15 @@ def complete(source: object) -> Iterator[None]:
         ) from error
 
 
+def check_paper(file: str, config: ConfigDict, program: str) -> None:
+    """Raises a UserError if the configuration from `file` is for another paper than `program`, "PAPER.PROGRAM"."""
+    expected, paper = program.split(".")[0], config.get("paper", "")
+    check(
+        paper in ("", expected),
+        f"--config={file} is a configuration for {paper}, not for {program}: choose another file",
+    )
+
+
 def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
     """Splits a command line into overrides "--config.a.b=VALUE" and all other arguments.
 
@@ -308,11 +317,7 @@ def parse(
     options = parser.parse_args(rest)
     config = load(options.config)
     override_all(config, fields)
-    expected, paper = program.split(".")[0], config.get("paper", "")
-    check(
-        paper in ("", expected),
-        f"--config={options.config} is a configuration for {paper}, not for {program}: choose another file",
-    )
+    check_paper(options.config, config, program)
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
     options.workdir = open_folder(options.workdir or f"runs/{name}")

@@ -260,7 +260,7 @@ def fig1(suite: ExperimentSuite) -> None:
     path = suite.out / f"{suite.named('fig1')}.png"
     training = {name: [(e, t) for e, t, _ in p] for name, p in curves.items()}
     figures.scaling_and_curves(frequency, mean, slope, training, path)
-    print(f"slope of log mean co-occurrence over log count: {slope:.3f}\nfigure: {path}")
+    print(f"slope of log mean co-occurrence over log count: {slope:.3f}\nfigure: {shown(path)}")
 
 
 def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
@@ -287,7 +287,7 @@ def fig3(suite: ExperimentSuite) -> None:
     }
     path = suite.out / f"{suite.named('fig3')}.png"
     figures.perplexities(panels, path)
-    print(f"figure: {path}")
+    print(f"figure: {shown(path)}")
 
 
 def fig2(suite: ExperimentSuite) -> None:
@@ -336,7 +336,7 @@ def fig2(suite: ExperimentSuite) -> None:
         tied = [row[0] for row in scan if row[column] == highest]
         best = f"{tied[0]:g}" if len(tied) == 1 else f"{tied[0]:g} to {tied[-1]:g}, {len(tied)} tie"
         print(f"best K of the {name} form: {best} ({highest:.2f} %)")
-    print(f"average norm: {norm:.2f}\nfigure: {path}")
+    print(f"average norm: {norm:.2f}\nfigure: {shown(path)}")
 
 
 def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:

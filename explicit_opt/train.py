@@ -14,6 +14,7 @@ def main() -> None:
 def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run."""
     from common.report.table import text
+    from common.storage.addresses import shown
 
     objective = summary["objective"]
     rows = [(f"test {name}", f"{value:.4g}") for name, value in summary["test"].items()]
@@ -30,9 +31,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("parameters", f"{summary['params']['total']:,}"),
     ]
     print(text(("", workdir.name), rows))
-    curve = f"curve: {workdir / 'curve.png'}   " if summary["steps"] else ""
-    print(f"{curve}summary: {workdir / 'summary.json'}")
+    curve = f"curve: {shown(workdir / 'curve.png')}   " if summary["steps"] else ""
+    print(f"{curve}summary: {shown(workdir / 'summary.json')}")
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

@@ -260,7 +260,7 @@ def fig4(suite: ExperimentSuite) -> None:
     suite.write("fig4", (*names, "printed rise"), rows)
     columns = ("data", "model", "seed", "step", "seconds", "FLOPs", "bits per byte")
     suite.write_csv("fig4_curves", columns, every)
-    print(f"figure: {suite.out / 'fig4.png'}")
+    print(f"figure: {shown(suite.out / 'fig4.png')}")
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)

@@ -14,6 +14,7 @@ def main() -> None:
 def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run and a command that samples text from the model."""
     from common.report.table import text
+    from common.storage.addresses import shown
 
     unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
     rows = [
@@ -28,9 +29,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("parameters", f"{summary['params']['total']:,}"),
     ]
     print(text(("", workdir.name), rows))
-    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
-    print(f'try it: python -m gmlp_lm.sample --workdir={workdir} --prompt="The "')
+    print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
+    print(f'try it: python -m gmlp_lm.sample --workdir={shown(workdir)} --prompt="The "')
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

@@ -31,7 +31,8 @@ case $action in
     [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
     "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" || fail "cannot install Python"
     "$uv" pip install --quiet --python "$home/venv/bin/python" \
-      -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 || fail "cannot install the packages"
+      -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 gcsfs==2026.10.1 ||
+      fail "cannot install the packages"
     ;;
   start) # SECONDS LOG_DIR COMMIT CACHE TOKEN TYPE LIBTPU_INIT_ARGS ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
@@ -40,6 +41,7 @@ case $action in
     mkdir -p "$1" || fail "cannot write to $1"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
+    export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # JAX reads a cache in a bucket with gcsfs, which needs fewer requests
     LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$6 # the user's flags follow those of the VM's image
     recommend "$5"
     shift 6

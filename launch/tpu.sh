@@ -61,8 +61,8 @@ Environment of each process:
                             for libtpu, which connects the slices
   LIBTPU_INIT_ARGS          the flags of launch/flags.sh, followed by your own LIBTPU_INIT_ARGS at the time of run,
                             which win; resume uses the same flags
-  JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, so that all hosts share compiled programs; with gs:// on
-                            the disk of each host
+  JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, or gs://BUCKET/.cache/compiled-TYPE, so that all hosts
+                            share compiled programs
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
 missed the rendezvous (300 s). TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS keep these defaults on TPU VMs.
 
@@ -388,10 +388,10 @@ case $action in
     # run is active.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
     on all "install" "$new/launch/host.sh" install "$setup"
-    # Put JAX's compilation cache on the storage that all hosts share, if any, because only process 0 writes the cache.
+    # Put JAX's compilation cache on the storage that all hosts share, because only process 0 writes the cache.
     find_workdir "${arguments[@]}"
     case $workdir in
-      gs://*) cache=.cache/compiled-$type ;;
+      gs://*) bucket=${workdir#gs://} cache=gs://${bucket%%/*}/.cache/compiled-$type ;;
       *) cache=$(dirname "$workdir")/.cache/compiled-$type ;;
     esac
     ((slices == 1)) || find_address

@@ -17,6 +17,7 @@ from common.errors import check, file_error
 from common.model.low_rank import Lora
 from common.report.table import publish, text
 from common.sharding import abstract
+from common.storage.addresses import shown
 from common.variables import Params
 from perception import (
     adapter_arithmetic,
@@ -127,7 +128,7 @@ def add(options: Namespace) -> None:
     kind = kinds.pop() if len(kinds) == 1 else "none"
     with staged(options.out) as folder:
         _save(folder, Opened(total, found[0][0].family, source, kind), None)
-    print(f"written: {options.out}")
+    print(f"written: {shown(options.out)}")
 
 
 def peft(options: Namespace) -> None:
@@ -148,7 +149,7 @@ def peft(options: Namespace) -> None:
         trained.tokenizer.save(folder / TOKENIZER)
         thresholds = loading.read_thresholds(options.run, config)
         write_classifier(folder, trained, base.directory.absolute(), thresholds)
-    print(f"written: {options.out}")
+    print(f"written: {shown(options.out)}")
 
 
 def export(options: Namespace) -> None:
@@ -187,7 +188,7 @@ def export(options: Namespace) -> None:
         like,
         lambda out: write_classifier(out, trained, thresholds=thresholds),
     )
-    print(f"written: {options.out}")
+    print(f"written: {shown(options.out)}")
 
 
 def quantize(options: Namespace) -> None:
@@ -214,7 +215,7 @@ def quantize(options: Namespace) -> None:
     print(f"kernels are {before / after:.2f} times smaller")
     if options.save:
         quantized_files.write(options.save, base, wanted, options.kind, BESIDE)
-        print(f"written: {options.save}")
+        print(f"written: {shown(options.save)}")
     else:
         print(
             f"No weights were written: a run with --config.quantize={options.kind} quantizes the kernels at every"
@@ -336,4 +337,4 @@ def _weights(pretrained: Pretrained, mesh: Mesh) -> Params:
 
 def _export(out: Path, like: Pretrained, values: Params) -> None:
     hugging_face.export(out, like.shape, values, like=like)
-    print(f"written: {out}")
+    print(f"written: {shown(out)}")

@@ -154,6 +154,7 @@ def main() -> None:
 
     from common.atomic import write_atomic
     from common.sharding import make_mesh
+    from common.storage.addresses import shown
     from common.storage.folders import output
     from perception import baseline, loading
     from perception.labelling import Answers, Labeller, Network, WordCounts
@@ -209,7 +210,7 @@ def main() -> None:
     for note in labeller.notes:
         print(note, file=sys.stderr)
     if options.output:
-        print(f"written: {options.output}, {labeller.texts:,} texts")
+        print(f"written: {shown(options.output)}, {labeller.texts:,} texts")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from common.errors import check
 from common.report.runs import Run, load_local
 from common.report.table import Table, keep
 from common.report.verdict import MARGINS
+from common.storage.addresses import shown
 from perception import baseline, budget, datasets, finetuning, report_page, richness, run
 from perception.budget import Cost, Plan, format_seconds
 from perception.conclusions import (
@@ -363,7 +364,7 @@ def publish(
         notes=notes,
     )
     report_page.write(report, suite.out / "report.html")
-    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {use}")
+    print(f"\n{lines}\n\nwritten: {shown(suite.out / 'report.html')}\nuse it: {use}")
 
 
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:

@@ -20,6 +20,7 @@ from common.report.verdict import (
     resample,
     shared_variance,
 )
+from common.storage.addresses import shown
 from perception import richness
 from perception.objective import average_precisions
 from perception.ways import METRIC, find
@@ -94,7 +95,7 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
       options: further options of perception.classify.
     """
     given = (
-        f"--run={run.folder}",
+        f"--run={shown(run.folder)}",
         f"--input=new{ending}",
         f"--output=labelled{ending}",
         *options,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.report.panels import COLOURS, panels
+from common.storage.addresses import shown
 from perception import printed, richness
 from perception.experiments import EMBEDDED, ExperimentSuite, f1
 from perception.richness import SIZES, Line, fit, gaps, means, points, without_artefacts
@@ -38,7 +39,7 @@ def fig1(suite: ExperimentSuite) -> None:
     for part, (name, some) in zip(axes, found.items(), strict=True):
         _draw(part, name, some, lines.get(name))
     figure.savefig(suite.out / "fig1.png")
-    print(f"figure: {suite.out / 'fig1.png'}")
+    print(f"figure: {shown(suite.out / 'fig1.png')}")
     if "measured" not in found:
         print(
             "--out has no data set with finished runs of both LoRA and full training: run the target table1 first"

@@ -31,8 +31,9 @@ def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1
     """Returns the weighted cross-entropy of each row, (B,). Multi-label: the mean binary cross-entropy over classes."""
     if labels.ndim == 1:
         return cross_entropy(logits_BC, labels) * weights
-    signs_BC = jnp.where(labels == 1, 1.0, -1.0)
-    return (weights * jax.nn.softplus(-signs_BC * logits_BC.astype(jnp.float32))).mean(-1)
+    with jax.named_scope("loss"):
+        signs_BC = jnp.where(labels == 1, 1.0, -1.0)
+        return (weights * jax.nn.softplus(-signs_BC * logits_BC.astype(jnp.float32))).mean(-1)
 
 
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.config import check_choice, complete
 from common.runtime.processes import is_main
+from common.storage.addresses import shown
 from common.train import finished, loop
 from perception import datasets, finetuning, task
 from perception.backbones import BACKBONES, Backbone
@@ -127,5 +128,5 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
     validate(config)
     summary = finished.ended(resolve(config), workdir)
     if summary is not None and is_main():
-        print(f"{workdir} is a finished run: printing its summary")
+        print(f"{shown(workdir)} is a finished run: printing its summary")
     return summary

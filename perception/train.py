@@ -27,13 +27,21 @@ def fetch_pretrained(config: ConfigDict) -> None:
 def print_summary(summary: dict, workdir: Path) -> None:
     """Prints the results of a finished run, and a command that classifies texts with the trained model."""
     from common.report.table import text
+    from common.storage.addresses import shown
 
-    best, last, counts = summary["test"], summary["test_last"], summary["params"]
-    select = summary["config"]["eval"]["select"]
-    rows = [
-        ("test weighted F1, best step", f"{best['weighted_f1']:.2f}"),
-        ("test weighted F1, last step", f"{last['weighted_f1']:.2f}"),
-        ("test accuracy, best and last step", f"{best['accuracy']:.2f}, {last['accuracy']:.2f}"),
+    select, counts = summary["config"]["eval"]["select"], summary["params"]
+    rows = []
+    if best := summary["test"]:
+        last = summary["test_last"]
+        rows += [
+            ("test weighted F1, best step", f"{best['weighted_f1']:.2f}"),
+            ("test weighted F1, last step", f"{last['weighted_f1']:.2f}"),
+            (
+                "test accuracy, best and last step",
+                f"{best['accuracy']:.2f}, {last['accuracy']:.2f}",
+            ),
+        ]
+    rows += [
         (
             f"best step, by weighted F1 on {select}",
             f"{summary['best_step']} ({summary['best_valid']:.2f})",
@@ -44,11 +52,11 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("speed", f"{summary['tokens_per_second']:,.0f} examples/s"),
     ]
     print(text(("", workdir.name), rows))
-    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
     print("classify your own texts, one per line:")
-    run = shlex.quote(str(workdir))
+    run = shlex.quote(shown(workdir))
     print(f'  echo "(a text)" | python -m perception.classify --workdir={run}')
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

@@ -238,6 +238,7 @@ def main() -> None:
     config.check_folder("--out", out)
     spec = options.config or f"{find_spec('configs.perception').origin}:laptop"
     experiment = config.load(spec)
+    config.check_paper(spec, experiment, "perception.worth")
     config.override_all(experiment, fields)
     if options.download:
         _download(options.data, experiment)
@@ -252,8 +253,9 @@ def main() -> None:
     if options.data:
         more, about = _prepare(options, out)
         fields += more
-    seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
-    arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
+    with config.complete(f"--config={spec}"):
+        seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
+        arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     only = tuple(options.ways.split(",")) if options.ways else ()
     suite = ExperimentSuite(*arguments, options.margin, only, **fair)

@@ -123,7 +123,7 @@ def _against_depth(suite: "ExperimentSuite", name: str, x: str) -> None:
         figure = layers_figure([row.group for row in rows], x, "hours")
         suite.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
         figure.savefig(suite.out / f"{name}_{task}.png")
-        print(f"figure: {suite.out / name}_{task}.png")
+        print(f"figure: {shown(suite.out / name)}_{task}.png")
 
 
 def fig6(suite: "ExperimentSuite") -> None:
@@ -143,7 +143,7 @@ def fig6(suite: "ExperimentSuite") -> None:
         axes.legend(frameon=False)
         suite.write(f"fig6_{task}", _COLUMNS, [_row(row) for row in rows])
     figure.savefig(suite.out / "fig6.png")
-    print(f"figure: {suite.out / 'fig6.png'}")
+    print(f"figure: {shown(suite.out / 'fig6.png')}")
 
 
 _COLUMNS = (

@@ -39,7 +39,8 @@ class EncoderDecoder(nnx.Module):
         # Rows of padding get length 1, because a softmax over no keys would be 0/0.
         lengths_B = jnp.maximum(lengths_B, 1)
         x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))
-        encoded_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
+        with jax.named_scope("encoder"):
+            encoded_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
         return Context(encoded_BSD=encoded_BSD, encoded_lengths_B=lengths_B)
 
     def hidden(self, source_BS: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
@@ -51,7 +52,9 @@ class EncoderDecoder(nnx.Module):
         """Returns logits (B, T, V) of the token that follows each token of `target_BT` (teacher forcing)."""
         context = self.encode(source_BS, fold(key, 0))
         x_BTD = self.target_embed(target_BT, self.dtype, fold(key, 1))
-        return self.target_embed.logits(self.decoder(x_BTD, context, fold(key, 2)))
+        with jax.named_scope("decoder"):
+            x_BTD = self.decoder(x_BTD, context, fold(key, 2))
+        return self.target_embed.logits(x_BTD)
 
     def cache(self, batch: int, length: int, context: Context) -> list:
         return self.decoder.cache(batch, CacheSpec(length, self.dtype), context)

@@ -11,4 +11,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

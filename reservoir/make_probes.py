@@ -12,6 +12,7 @@ def main() -> None:
     from common.data.files import read_lines
     from common.data.text_sources import DOCUMENTS, cut, python_manual
     from common.errors import check
+    from common.storage.addresses import shown
     from common.storage.folders import open_file, open_folder, output
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences
@@ -67,7 +68,9 @@ def main() -> None:
     for name, examples in made.items():
         sizes = " / ".join(f"{len(rows):,}" for rows in examples.values())
         labels = len({label for label, _ in examples["train"]})
-        print(f"{paths[name]}: {labels:,} labels, {sizes} sentences to train, validate and test")
+        print(
+            f"{shown(paths[name])}: {labels:,} labels, {sizes} sentences to train, validate and test"
+        )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from common.report.comparison import aucc_table
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
+from common.storage.addresses import shown
 from reservoir.experiments import ExperimentSuite
 from reservoir.targets import Case
 
@@ -91,4 +92,4 @@ def _save(
 ) -> None:
     suite.write(name, *aucc_table(groups, "hours", suite.horizon(setting)))
     figure.savefig(suite.out / f"{name}.png")
-    print(f"figure: {suite.out / name}.png")
+    print(f"figure: {shown(suite.out / name)}.png")

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from common.report.table import text
+from common.storage.addresses import shown
 
 EXAMPLES = {
     "de": "Mein Bruder kam am 7. März 2011 nach Hamburg.",
@@ -30,8 +31,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
     unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
     best = f"{summary['best_valid']:{form}} at step {summary['best_step']}"
     others = {} if objective == "bleu" else {n: v for n, v in test.items() if n != objective}
+    tested = [(f"test {measure}", f"{test[objective]:{form}}")] if test else []
     rows = [
-        (f"test {measure}", f"{test[objective]:{form}}"),
+        *tested,
         *((f"test {name}", f"{value:.3f}") for name, value in others.items()),
         (f"best validation {measure}", best),
         ("AUCC", f"{aucc['seconds']:.1f} {measure} seconds, {aucc['hours']:.4f} {measure} hours"),
@@ -44,7 +46,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("speed", f"{summary['tokens_per_second']:,.0f} {unit}/s on {summary['device']}"),
     ]
     print(text(("", workdir.name), rows))
-    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
     if objective in _NEXT:
         _NEXT[objective](summary, workdir)
 
@@ -53,13 +55,13 @@ def _translate(summary: dict, workdir: Path) -> None:
     source = summary["config"]["data"]["source_language"]
     example = EXAMPLES.get(source, f"(a sentence in the language {source})")
     print("translate a sentence of your own:")
-    command = f"{_python()} -m reservoir.translate --workdir={shlex.quote(str(workdir))}"
+    command = f"{_python()} -m reservoir.translate --workdir={shlex.quote(shown(workdir))}"
     print(f'  echo "{example}" | {command}')
 
 
 def _fine_tune(summary: dict, workdir: Path) -> None:
     print("fine-tune this model on a classification task:")
-    run = shlex.quote(str(workdir))
+    run = shlex.quote(shown(workdir))
     embedded = summary["config"]["data"]["source"].startswith("embedded:")
     config = f"--config=configs/sst2.py{':tiny' if embedded else ''}"
     print(f"  {_python()} -m reservoir.finetune {config} --config.pretrained={run}")

@@ -30,7 +30,7 @@ def attend(
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
     Uses a fused kernel only without dropout and bias. On GPUs, this is the kernel of cuDNN for bfloat16 and float16, if
-    the head size is a multiple of 8 and the attention is causal or has no window. On TPUs, this is
+    JAX supports the head size and the attention is causal or has no window. On TPUs, this is
     `common.model.splash` for bfloat16, if its function `supports` accepts the shapes. The TPU kernel has no dropout.
     cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
 
@@ -45,7 +45,7 @@ def attend(
     if not rate and bias_BHTS is None:
         platform, dtype, size = backend(), query_BTHK.dtype, query_BTHK.shape[-1]
         half = dtype in (jnp.bfloat16, jnp.float16)
-        if platform == "gpu" and half and size % 8 == 0 and (causal or window is None):
+        if platform == "gpu" and half and (causal or window is None) and _cudnn_supports(size):
             return _cudnn(*heads, *options)
         if platform == "tpu" and dtype == jnp.bfloat16:
             from common.model import splash
@@ -53,6 +53,13 @@ def attend(
             if splash.supports(*heads):
                 return splash.attend(*heads, *options)
     return _attend(*heads, *options, bias_BHTS, rate, key)
+
+
+def _cudnn_supports(size: int) -> bool:
+    """Returns whether JAX's cuDNN attention supports a head size. GPUs before Hopper support sizes up to 128."""
+    if size % 8 or size > 256:
+        return False
+    return size <= 128 or float(jax.local_devices(backend="gpu")[0].compute_capability) >= 9
 
 
 def _cudnn(query_BTHK, key_BSGK, value_BSGK, causal, key_lengths_B, window) -> jax.Array:

@@ -57,6 +57,7 @@ class Embed(nnx.Module):
             nnx.Param(draw(rngs.params(), (types, width)), axes=(None, "embed")) if types else None
         )
 
+    @jax.named_scope("embed")
     def __call__(
         self,
         tokens_BL: jax.Array,
@@ -79,6 +80,7 @@ class Embed(nnx.Module):
             x_BLD = x_BLD + self.types[...][0 if types_BL is None else types_BL]
         return dropout(x_BLD.astype(dtype), self.dropout_rate, key)
 
+    @jax.named_scope("logits")
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Returns logits (B, L, V) in float32, with the embedding table as output layer."""
         return matmul(x_BLD, self.table[...], True)

@@ -33,7 +33,8 @@ class LanguageModel(nnx.Module):
     def _logits(self, x_BLD: jax.Array) -> jax.Array:
         if self.output is None:
             return self.embed.logits(x_BLD)
-        return self.output(x_BLD, jnp.float32)
+        with jax.named_scope("logits"):
+            return self.output(x_BLD, jnp.float32)
 
     def __call__(self, tokens_BL: jax.Array, key: Key = None) -> jax.Array:
         """Returns logits (B, L, V)."""

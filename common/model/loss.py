@@ -18,6 +18,7 @@ def cross_entropy(
     return _forward(logits_BTV, targets_BT, smoothing)[0]
 
 
+@jax.named_scope("loss")
 def _forward(logits_BTV, targets_BT, smoothing):
     logits_BTV = logits_BTV.astype(jnp.float32)
     normalizer_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
@@ -30,6 +31,7 @@ def _forward(logits_BTV, targets_BT, smoothing):
     return loss_BT, (logits_BTV, targets_BT, normalizer_BT)
 
 
+@jax.named_scope("loss")
 def _backward(smoothing, residuals, g_BT):
     logits_BTV, targets_BT, normalizer_BT = residuals
     vocabulary = logits_BTV.shape[-1]

@@ -41,8 +41,8 @@ class Layers(NamedTuple):
         return self.total - self.frozen
 
     def __str__(self) -> str:
-        frozen = f"{self.frozen} of {self.total}" if self.frozen else f"{self.total} layers"
-        return f"{self.kind}, {frozen}"
+        layers = f"{self.total} layer{'s' * (self.total > 1)}"
+        return f"{self.kind}, {f'{self.frozen} of {self.total}' if self.frozen else layers}"
 
 
 @dataclass(frozen=True)

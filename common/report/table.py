@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.storage.addresses import shown
+
 _NUMBER = re.compile(r"[-+]?\.?\d|nan|[-+]?inf|$")
 
 
@@ -62,7 +64,7 @@ def keep(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
 def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Writes a table to STEM.csv and STEM.md and prints it."""
     keep(stem, columns, rows)
-    print(f"\n{text(columns, rows)}\nwritten: {stem}.csv, .md")
+    print(f"\n{text(columns, rows)}\nwritten: {shown(stem)}.csv, .md")
 
 
 def mean_std(values: Sequence[float], digits: int = 1) -> str:

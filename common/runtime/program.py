@@ -12,22 +12,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from common.errors import UserError
+from common.errors import UserError, check
 
 # Environment variables that a launcher sets to start several processes.
 COORDINATOR = "TRAINLESS_COORDINATOR"
 PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], joins: bool = False) -> None:
     """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
 
     After the loss of another process, the exit code is `common.runtime.heartbeat.LOST`.
+
+    Args:
+      joins: whether `main` calls `processes.initialize`. Without it, each of several processes would do all the work,
+        so a launcher that starts several processes is an error.
     """
     keep_compiled(Path(".cache"))
     # Ctrl-C exits at once until a run installs its handlers: before that, there is nothing to save.
     signal.signal(signal.SIGINT, _interrupted)
     try:
+        check(
+            joins or not several(),
+            f"this program runs as one process, but {PROCESSES} is {os.environ.get(PROCESSES)}: start it without a"
+            " launcher",
+        )
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -171,11 +171,16 @@ class GoogleStore(Store):
             from google.api_core.exceptions import GoogleAPICallError
             from google.auth.exceptions import GoogleAuthError, TransportError
             from google.cloud.storage import Client
-            from requests import RequestException
+            from requests import RequestException, exceptions
         except ImportError as error:
             raise _lacks("gs", "google-cloud-storage", "gcs") from error
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
+        self._malformed = (
+            exceptions.InvalidURL,
+            exceptions.InvalidSchema,
+            exceptions.MissingSchema,
+        )
         try:
             client = Client(project=None)  # Requests for objects need no project.
         except GoogleAuthError as error:
@@ -184,6 +189,10 @@ class GoogleStore(Store):
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
     def _status(self, error: Exception) -> int | None:
+        if isinstance(error, self._malformed):  # These types are subtypes of RequestException.
+            raise UserError(
+                f"{self._address}: {error} (check STORAGE_EMULATOR_HOST and HTTPS_PROXY)"
+            ) from error
         if isinstance(error, self._silences):
             return 503
         return error.code if isinstance(error, self._answers) else None
@@ -244,6 +253,8 @@ class S3Store(Store):
             self._client = boto3.client("s3", config=once)
         except exceptions.BotoCoreError as error:
             raise UserError(f"{self._address}: {error}") from error
+        except ValueError as error:
+            raise UserError(f"{self._address}: {error} (check AWS_ENDPOINT_URL)") from error
         self._bucket = bucket
 
     def _status(self, error: Exception) -> int | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from common.runtime.processes import Votes, barrier
+from common.runtime.processes import Votes, all_reduce_max, barrier
 from common.runtime.signals import Preempted, Signals
 from common.storage.addresses import shown
 from common.train.fields import validate
@@ -169,15 +170,19 @@ def _compile_ahead(run: Run, signals: Signals) -> None:
     """Compiles the training step for all shapes of `Task.batch_samples` in threads, while training continues.
 
     On CPUs, the threads would slow the steps, so training and its clock stop until all shapes are compiled, or until a
-    signal stops the run.
+    signal stops the run. The processes vote once a second, so that they stop together.
     """
+
+    def stopped(ended: bool) -> bool:
+        compiling, number = all_reduce_max(np.asarray([not ended, signals.received or 0]))
+        return not compiling or bool(number)
+
     samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
     state = run.train_state
     run.train_step.compile_ahead(state.params, state.opt_state, run.frozen, samples, run.step)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):
-            run.train_step.wait(lambda: signals.received is not None)
-            barrier("compiled ahead")
+            run.train_step.wait(stopped)
 
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:

@@ -283,14 +283,14 @@ class Step:
                 self._ahead[key] = threads.submit(run, key, batch)
         threads.shutdown(wait=False)
 
-    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, stopped: Callable[[bool], bool] = lambda ended: ended) -> None:
         """Waits until the threads of `compile_ahead` have compiled all steps.
 
         Args:
-          stopped: function that is called every second. If it returns True, this method cancels all compilations that
-            have not begun, and returns.
+          stopped: function that is called at least every second, with True after the last compilation. When it returns
+            True, this method cancels all compilations that have not begun, and returns.
         """
-        while self._ahead and not stopped():
+        while not stopped(not self._ahead):
             ended, _ = futures.wait(
                 self._ahead.values(), timeout=1, return_when=futures.FIRST_COMPLETED
             )

@@ -106,6 +106,14 @@ def test_failed_process_is_named_and_ends_the_others(launch, tmp_path):
     assert "disk full" in err, "its last lines are shown, though it is not process 0"
 
 
+def test_program_that_does_not_join_is_refused(launch, tmp_path):
+    run = launch("-m", "common.compare", "--log-dir", "logs", "2", "c.py", "--case", "a")
+    run.communicate(timeout=60)
+    assert run.returncode == 2
+    for text in logs(tmp_path / "logs"):
+        assert text.startswith("error: this program runs as one process") and text.count("\n") == 1
+
+
 def test_process_ignoring_sigterm_is_killed_after_grace(launch, tmp_path):
     args = ["-m", "standin", "--log-dir", "logs", "--grace", "1", "2", "c.py"]
     run = launch(*args, "--0=stubborn", "--1=sleep")

@@ -1,6 +1,7 @@
 """launch/tpu.sh with a stand-in for gcloud that runs the commands of each host in a directory."""
 
 import json
+import re
 import shlex
 import socket
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import CACHE, Checkout, flags_of, given, token
+from tests.launch.standins import CACHE, LAUNCH, Checkout, flags_of, given, token
 
 # The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
 # missing file stands for a missing resource. Slice S has the files vm-S and the hosts slices/S. A call that contains
@@ -176,13 +177,23 @@ def test_hosts_share_a_token_that_each_start_replaces(cloud):
     assert all(len(one) == 32 and one.isalnum() for one in (*first, *again))
 
 
-def test_run_in_a_bucket_keeps_compiled_programs_on_each_host(cloud):
+def test_run_in_a_bucket_keeps_compiled_programs_in_the_bucket(cloud):
+    """JAX reads and writes them with gcsfs. The other files of .cache survive a new copy of the code."""
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=gs://lab/runs/x")
     for log in finished(cloud):
         environment, program = given(log)
-        assert environment[CACHE] == f".cache/compiled-{TYPE[1]}"
+        assert environment[CACHE] == f"gs://lab/.cache/compiled-{TYPE[1]}"
         assert program[-1] == "--workdir=gs://lab/runs/x"
     assert (cloud.folder / "hosts/0/train-less/code/.cache").readlink().name == "cache"
+
+
+def test_hosts_install_the_tested_packages_for_buckets():
+    host, tested = (
+        (LAUNCH / place).read_text() for place in ("host.sh", "../requirements-dev.txt")
+    )
+    pins = re.findall(r"\S+==\S+", host)
+    assert {pin.partition("==")[0] for pin in pins} == {"google-cloud-storage", "gcsfs"}
+    assert set(pins) <= set(tested.split())
 
 
 def test_old_endpoint_format(cloud):

@@ -1,12 +1,15 @@
 """Layer normalization, positions, embeddings and activations, each against a loop."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src import xla_bridge
+from jax._src.cudnn import fused_attention_stablehlo as stablehlo
 
 from common.model import attend as attend_module
 from common.model.block import Context
@@ -137,17 +140,28 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
     )
 
 
-@pytest.mark.parametrize(("size", "fused"), [(16, True), (12, False)])
-def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused):
-    """cuDNN needs a head size that is a multiple of 8."""
-    asked = []
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+@pytest.mark.parametrize("capability", ["8.6", "9.0", "10.0"])
+@pytest.mark.parametrize("size", [12, 16, 128, 132, 136, 256, 264])
+def test_fused_kernel_is_used_for_the_head_sizes_that_jax_supports(monkeypatch, size, capability):
+    """Compares with JAX's own check, on fake GPUs of three generations."""
+    asked, gpu = [], SimpleNamespace(compute_capability=capability)
+    x, layout = jnp.ones((1, 3, 1, size), jnp.bfloat16), stablehlo.AttentionLayout.BTNH.value
+    with monkeypatch.context() as patch:
+        patch.setattr(xla_bridge, "local_devices", lambda **_: [gpu])
+        cuda = SimpleNamespace(platform_version="cuda")
+        patch.setattr(xla_bridge, "get_backend", lambda: cuda)
+        try:
+            stablehlo.check_is_flash_attention(x, x, x, layout, 91100, False, True)
+            supported = True
+        except NotImplementedError:
+            supported = False
+    monkeypatch.setattr(attend_module, "backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda **_: [gpu])
     monkeypatch.setattr(
         jax.nn, "dot_product_attention", lambda q, k, v, **_: asked.append(q.shape) or q
     )
-    x = jnp.ones((1, 3, 1, size), jnp.bfloat16)
     assert attend_module.attend(x, x, x).shape == x.shape
-    assert bool(asked) == fused
+    assert bool(asked) == supported
 
 
 @pytest.mark.parametrize("causal", [False, True])

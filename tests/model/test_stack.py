@@ -6,8 +6,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common.model.block import Context
+from common.model.embed import Embed
+from common.model.loss import cross_entropy
 from common.model.stack import REMAT, Stack
-from reservoir.attention_blocks import encoder_block
+from reservoir.attention_blocks import decoder_block, encoder_block
+from reservoir.encoder_decoder import EncoderDecoder
 
 MODEL = ConfigDict(
     {"width": 8, "hidden": 32, "heads": 2, "norm": "pre", "activation": "relu", "dropout": 0.0}
@@ -43,3 +46,22 @@ def test_profiles_name_blocks_and_sublayers():
     text = jax.jit(lambda x: model(x, Context())).lower(x_BLD).as_text(debug_info=True)
     for name in ("block0/Attention", "block1/Attention", "block1/FeedForward"):
         assert name in text
+
+
+def test_profiles_name_the_parts_of_a_translator():
+    """Blocks of encoder and decoder differ by the scope around them. The backward pass has the same names."""
+    rngs = nnx.Rngs(0)
+    parts = [Embed(11, MODEL.width, rngs=rngs), Embed(13, MODEL.width, rngs=rngs), stack()]
+    decoder = Stack([decoder_block(MODEL, rngs=rngs)], MODEL.width, rngs=rngs)
+    graph, params = nnx.split(EncoderDecoder(*parts, decoder))
+    source_BS, target_BT = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 4), jnp.int32)
+
+    def loss(params: nnx.State) -> jax.Array:
+        return cross_entropy(nnx.merge(graph, params)(source_BS, target_BT), target_BT).sum()
+
+    text = jax.jit(jax.grad(loss)).lower(params).as_text(debug_info=True)
+    names = ("encoder", "block1", "Attention"), ("decoder", "block0", "CrossAttention")
+    for name in (*names, ("embed",), ("logits",), ("loss",)):
+        first, *rest = name
+        for scope in (f"jvp({first})", f"transpose(jvp({first}))"):
+            assert "/".join([scope, *rest]) in text

@@ -617,10 +617,22 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
         (["--data=a.csv", "--out=README.md"], "cannot write to --out=README.md"),
         (["--data=a.csv", "--config=gone.py"], "gone.py"),
         (["--data=a.csv", "--config.no=1"], "unknown option --config.no"),
+        (
+            ["--config=configs/enwik8_gmlp.py:tiny"],
+            "is a configuration for gmlp_lm, not for perception.worth: choose another file",
+        ),
     ],
 )
 def test_contradictory_worth_options_raise_errors(given, message) -> None:
     assert message in refused(worth, *given)
+
+
+def test_configuration_without_a_field_of_worth_raises_an_error(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    lines = "from ml_collections import ConfigDict", "get_config = lambda: ConfigDict({'data': {}})"
+    file.write_text("\n".join(lines))
+    message = f"--config={file} is not a configuration of this program: the field shots is missing"
+    assert refused(worth, f"--config={file}") == message
 
 
 def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:

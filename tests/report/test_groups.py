@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from common.config import to_json
 from common.errors import UserError
 from common.report.groups import differences, groups
 from common.report.runs import run_of
+from configs import explicit
 from reservoir.layers import layers_of
 from tests.report.helpers import made, summary
 
@@ -30,6 +32,15 @@ def test_depths_have_distinct_names_and_one_line():
         ("T, 2 of 6", "T, 2 frozen"),
         ("T, 2 of 8", "T, 2 frozen"),
     ]
+
+
+def test_digit_classifiers_are_named_by_their_softmax_layers():
+    runs = []
+    for layers in (1, 2):
+        config = explicit.mnist()
+        config.model.layers = layers
+        runs.append(run_of(summary([1.0]) | {"config": to_json(config)}, f"run{layers}"))
+    assert [group.name for group in groups(runs)] == ["softmax, 1 layer", "softmax, 2 layers"]
 
 
 def test_names_are_minimal_and_differences_complete():

@@ -11,6 +11,7 @@ from common.report.table import (
     text,
     write_csv,
 )
+from common.storage import addresses
 
 COLUMNS = ["group", "trainable", "share"]
 ROWS = [("encoder|ffn", 1234567, 0.12345), ("total", 89, None)]
@@ -104,3 +105,9 @@ def test_table_unpacks_and_renders_in_jupyter(tmp_path, capsys):
     assert (tmp_path / "deep" / "x.md").read_text() == markdown(COLUMNS, ROWS)
     assert (tmp_path / "deep" / "x.csv").read_text().startswith("group,trainable,share\n")
     assert text(COLUMNS, ROWS) in capsys.readouterr().out
+
+
+def test_table_in_a_bucket_is_written_to_an_address(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(addresses, "ROOT", tmp_path)
+    publish(addresses.copy_of("gs://lab/report") / "x", COLUMNS, ROWS)
+    assert "written: gs://lab/report/x.csv, .md" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def main():
     time.sleep({"early": 0, "late": 4}.get(behaviour, 30))
     watcher.end()
 
-program.run(main)
+program.run(main, joins=True)
 """
 
 CASES = {

@@ -89,6 +89,20 @@ def test_store_without_server_raises_one_line_error(bucket, monkeypatch):
         store.list(name)
 
 
+@pytest.mark.parametrize("endpoint", ["localhost:9", "xyz", "http://", "http://host:port"])
+@pytest.mark.parametrize(
+    ("scheme", "variable"), [("gs", "STORAGE_EMULATOR_HOST"), ("s3", "AWS_ENDPOINT_URL")]
+)
+def test_malformed_endpoint_raises_one_line_error_at_once(scheme, variable, endpoint, monkeypatch):
+    for name in (variable, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, endpoint)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=f"^{scheme}://lab") as caught:
+        open_store(f"{scheme}://lab/run")[0].list("run/")
+    assert "\n" not in str(caught.value) and time.monotonic() - begun < 30
+    assert variable in str(caught.value) or endpoint in str(caught.value)
+
+
 def test_missing_bucket_raises_one_line_error(bucket):
     scheme = bucket.address.partition(":")[0]
     store, _ = open_store(f"{scheme}://other-bucket/run")

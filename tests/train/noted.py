@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

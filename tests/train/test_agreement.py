@@ -120,6 +120,13 @@ def test_signal_is_agreed_after_every_compilation(results):
     assert [found["signal_between_compilations"] for found in results] == [35, 35]
 
 
+def test_signal_is_agreed_between_compilations_ahead(results):
+    """Process 1 gets the signal in the second of ten compilations."""
+    for found in results:
+        step, begun = found["signal_while_compiling_ahead"]
+        assert step == 1 and begun <= 5
+
+
 @pytest.mark.slow
 def test_a_process_may_be_late_at_the_first_exchange():
     """Gloo's own limit for a connection is 30 s."""

@@ -26,7 +26,7 @@ from common.errors import UserError
 from common.runtime import processes, program
 from common.runtime.signals import Preempted
 from common.sharding import make_mesh
-from common.train import checkpoint, clock, frozen, loop
+from common.train import checkpoint, clock, frozen, loop, state
 from common.train.evaluate import PerExample
 from common.train.loop import fit
 from common.train.state import Step
@@ -321,6 +321,35 @@ def signal_between_compilations(workdir: Path) -> int:
         return stopped_step(workdir, Late(32, shapes=True), eval__steps=100)
 
 
+class ManyShapes(TwoToy):
+    """Has ten shapes to compile ahead."""
+
+    def batch_samples(self):
+        batch, _ = next(self.batches(None))
+        return ({name: np.tile(x, (n, 1)) for name, x in batch.items()} for n in range(2, 12))
+
+
+def signal_while_compiling_ahead(workdir: Path) -> tuple[int, int]:
+    """Returns (saved step, number of shapes whose compilation has begun on this process).
+
+    Each shape takes half a second, one after the other. Process 1 gets SIGTERM in the compilation of its second shape.
+    """
+    begun, compile_one = [], Step._compile
+
+    def slow(step: Step, *arguments: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return compile_one(step, *arguments)
+        begun.append(arguments)
+        if len(begun) == 2:
+            terminate()
+        return time.sleep(0.5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "_compile", slow)
+        patch.setattr(state, "cores", lambda: 1)
+        return stopped_step(workdir, ManyShapes(), eval__steps=100), len(begun)
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -335,6 +364,7 @@ CASES = {
         signal_in_evaluation,
         signal_between_slow_steps,
         signal_between_compilations,
+        signal_while_compiling_ahead,
     )
 }
 
@@ -351,4 +381,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, joins=True)

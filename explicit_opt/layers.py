@@ -1,0 +1,12 @@
+"""Names and counts the layers of a digit classifier, from its configuration, for reports."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.report.groups import Layers
+
+
+def layers_of(config: Mapping[str, Any]) -> Layers | None:
+    """Returns the number of softmax layers. Returns None for a language model, which has no number of layers."""
+    total = config.get("model", {}).get("layers")
+    return None if total is None else Layers("softmax", total, 0)

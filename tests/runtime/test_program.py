@@ -1,0 +1,54 @@
+"""Programs under a launcher that starts several processes."""
+
+import runpy
+import signal
+import sys
+
+import pytest
+
+from common.runtime import program
+
+JOINING = {
+    "reservoir.train": "wmt_ffn_res",
+    "reservoir.finetune": "sst2",
+    "gmlp_lm.train": "enwik8_gmlp",
+    "explicit_opt.train": "babylm_cat",
+    "perception.train": "perception",
+}
+"""Programs that divide their work among processes, each with a configuration."""
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """Returns a function that runs `python -m NAME` as one of two processes and returns its error line."""
+    monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")
+    monkeypatch.delenv("TRAINLESS_COORDINATOR", raising=False)
+    monkeypatch.setattr(program, "leave", sys.exit)  # does not wait for other processes
+    interrupted = signal.getsignal(signal.SIGINT)
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as caught:
+            runpy.run_module(name, run_name="__main__")
+        assert caught.value.code == 2
+        output, error = capsys.readouterr()
+        assert not output and error.count("\n") == 1
+        return error
+
+    yield run
+    signal.signal(signal.SIGINT, interrupted)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("name", ["common.compare", "common.report", "perception.worth"])
+def test_program_of_one_process_is_refused(fault, name):
+    line = "this program runs as one process, but TRAINLESS_NUM_PROCESSES is 2: start it without"
+    assert line in fault(name)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("name", JOINING)
+def test_training_program_joins_the_other_processes(fault, name):
+    """Without the address of process 0, joining fails."""
+    config = f"--config=configs/{JOINING[name]}.py:tiny"
+    assert "so TRAINLESS_COORDINATOR must be host:port" in fault(name, config)
