@@ -174,7 +174,7 @@ class _Classification(Classification):
         loss_B = cross_entropy(logits_BC, batch["labels"]) * (batch["ids"] >= 0)
         return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
 
-    def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
+    def pretrained_weights(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
         def make():
             model = self.build(nnx.Rngs(0))
             return {n: v.get_value() for n, v in variables.split(model).frozen.items()}
@@ -232,7 +232,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         step = Step.of(config, task, mesh)
         abstract_model, start = step.abstract_model, step.start()
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
-        frozen |= task.outside(abstract_model).values
+        frozen |= task.pretrained_weights(abstract_model).values
         frozen = stack_layers(frozen, step.scanned.frozen)
         where = sharding.batch_sharding(mesh)
         # Compile step 1, because step 0 is never a skipping step of backskipping.

@@ -142,7 +142,7 @@ def draw_frozen(abstract_model: AbstractModel, seed: int) -> dict[str, np.ndarra
     """Returns {path: initial value} of all seed-initialised frozen variables, as host arrays."""
     return {
         name: draw(v.get_metadata("draw"), seed, name, v.shape)
-        for name, v in abstract_model.drawn.items()
+        for name, v in abstract_model.seed_initialised.items()
     }
 
 

@@ -52,7 +52,7 @@ class AbstractModel:
         return trainable, frozen
 
     @property
-    def drawn(self) -> dict[str, nnx.Variable]:
+    def seed_initialised(self) -> dict[str, nnx.Variable]:
         """The frozen variables that are initialised from the seed."""
         return {name: v for name, v in self.frozen.items() if v.get_metadata("draw") is not None}
 

@@ -313,17 +313,17 @@ def start(
     return read
 
 
-def outside(
+def pretrained_weights(
     pretrained: "Pretrained | None", mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns the implementation of `Task.outside`.
+    """Returns the implementation of `Task.pretrained_weights`.
 
     The returned function reads the frozen parameters from the pretrained model's files, except the frozen parameters
     that are initialised from the seed.
     """
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
-        drawn = abstract_model.drawn
+        drawn = abstract_model.seed_initialised
         frozen = {
             n.removeprefix(ENCODER): v for n, v in abstract_model.frozen.items() if n not in drawn
         }

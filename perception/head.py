@@ -122,18 +122,18 @@ class SolvedHead(TextClassification):
 
     Args:
       arguments: positional arguments of `TextClassification`.
-      outside: implementation of `Task.outside`.
+      pretrained_weights: implementation of `Task.pretrained_weights`.
       segments: the argument of `TextClassification`.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        outside: Callable[[AbstractModel], PretrainedWeights],
+        pretrained_weights: Callable[[AbstractModel], PretrainedWeights],
         segments: bool = False,
     ):
-        self._read, self._pretrained = outside, NO_PRETRAINED_WEIGHTS
-        given = {"start": self._optimum, "outside": self._keep, "segments": segments}
+        self._read, self._pretrained = pretrained_weights, NO_PRETRAINED_WEIGHTS
+        given = {"start": self._optimum, "pretrained_weights": self._keep, "segments": segments}
         super().__init__(*arguments, **given)
         self._encode = PerExample(_pooled, self.mesh)
         self._features: dict[str, np.ndarray] = {}
@@ -144,7 +144,7 @@ class SolvedHead(TextClassification):
         return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.outside`. Stores the result, because `_key` needs its fingerprint."""
+        """Implements `Task.pretrained_weights`. Stores the result, because `_key` needs its fingerprint."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 

@@ -37,7 +37,7 @@ from perception.finetuning import (
     make_model,
     make_shape,
     open_pretrained,
-    outside,
+    pretrained_weights,
 )
 from perception.methods import find
 from perception.run import validate_fields
@@ -261,7 +261,7 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir, weights)
-    values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
+    values = load_run(workdir, config, build, mesh, pretrained_weights(pretrained, mesh))
     return Trained(config, *found, values, mesh)
 
 

@@ -60,7 +60,7 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
         )
     for name in abstract_model.frozen:
         check(
-            name in abstract_model.drawn or (method.pretrained and name in known),
+            name in abstract_model.seed_initialised or (method.pretrained and name in known),
             f"{option}: the frozen parameter {name} has no value, because"
             f" {'the backbone lacks it' if method.pretrained else 'pretrained is False'}: draw it from the seed with"
             " common.freezing.freeze",

@@ -20,7 +20,7 @@ from perception.finetuning import (
     make_shape,
     make_tokenizer,
     open_pretrained,
-    outside,
+    pretrained_weights,
     resolve,
     start,
 )
@@ -77,13 +77,17 @@ def prepare(
     _check_own_method(config, shape, len(labelled[1]))
     build = partial(make_model, config, shape)
     arguments = config, tokenizer, build, mesh, labelled
-    read, segments = outside(pretrained, mesh), has_segments(config, shape)
+    read, segments = pretrained_weights(pretrained, mesh), has_segments(config, shape)
     if finetuning.solves_head(config):
         from perception.head import SolvedHead
 
-        prepared = SolvedHead(*arguments, outside=read, segments=segments)
+        prepared = SolvedHead(*arguments, pretrained_weights=read, segments=segments)
     else:
-        given = {"start": start(config, pretrained), "outside": read, "segments": segments}
+        given = {
+            "start": start(config, pretrained),
+            "pretrained_weights": read,
+            "segments": segments,
+        }
         prepared = TextClassification(*arguments, **given)
     if config.lora.targets or config.reinitialize:
         # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.

@@ -71,7 +71,7 @@ class TextClassification(Classification):
     Args:
       build: function from the number of classes and `rngs` to a model.
       labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
-      start, outside: functions that implement `Task.start` and `Task.outside`.
+      start, pretrained_weights: functions that implement `Task.start` and `Task.pretrained_weights`.
       classes: see `Classification`.
       segments: whether the model distinguishes the two texts of a pair by token types.
     """
@@ -87,13 +87,13 @@ class TextClassification(Classification):
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         *,
         start: Callable[[Params, Params], Params] = lambda trainable, frozen: trainable,
-        outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
+        pretrained_weights: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
             NO_PRETRAINED_WEIGHTS
         ),
         classes: int = 0,
         segments: bool = False,
     ):
-        self.start, self.outside = start, outside
+        self.start, self.pretrained_weights = start, pretrained_weights
         self._build, self._segments = build, segments
         config = in_rows(config)
         given = {"longest": config.data.max_length, "classes": classes}

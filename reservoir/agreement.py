@@ -112,7 +112,9 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     keys = jax.random.split(jax.random.key(config.seed), draws)
     chosen = [put(batch, mesh) for batch, _ in islice(task.batches(None), batches)]
     for number in steps:
-        values = load_run(workdir, config, task.build, mesh, task.outside, snapshots=(number,))
+        values = load_run(
+            workdir, config, task.build, mesh, task.pretrained_weights, snapshots=(number,)
+        )
         arrays = values.trainable, values.frozen
         true_BRP, estimate_BRP = (
             np.stack([[np.asarray(one(*arrays, x, key)) for key in keys] for x in chosen])

@@ -104,7 +104,7 @@ def test_freeze_turns_every_parameter_into_a_frozen_one(pair: Pair):
     assert set(abstract_model.frozen) == {
         f"second/{layer}/{name}" for layer in ("up", "down") for name in ("kernel", "bias")
     }
-    assert abstract_model.drawn.keys() == abstract_model.frozen.keys()
+    assert abstract_model.seed_initialised.keys() == abstract_model.frozen.keys()
     up = abstract_model.frozen["second/up/kernel"]
     assert up.get_metadata("axes") == ("embed", "mlp")
     assert up.get_metadata("draw") == ORTHOGONAL
@@ -173,7 +173,7 @@ def test_loaded_frozen_value_is_kept():
     before = np.asarray(table.table[...])
     freezing.freeze_given(table)
     abstract_model = variables.split(table)
-    assert not abstract_model.trainable and not abstract_model.drawn
+    assert not abstract_model.trainable and not abstract_model.seed_initialised
     assert isinstance(table.table, Frozen)
     np.testing.assert_array_equal(abstract_model.frozen["table"].get_value(), before)
 

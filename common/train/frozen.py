@@ -1,6 +1,6 @@
 """Frozen values of a run: initialised or loaded at the start, written once, and read at every resume.
 
-Pretrained weights (`Task.outside`) are not written, but read from their own files at every start and resume.
+Pretrained weights (`Task.pretrained_weights`) are not written, but read from their own files at every start and resume.
 """
 
 import json
@@ -24,7 +24,7 @@ from common.variables import AbstractModel, Params
 def draw_on_mesh(model: AbstractModel, seed: int, mesh: Mesh) -> tuple[Params, str]:
     """Returns the seed-initialised frozen values on the mesh, and their fingerprint."""
     values: dict[str, np.ndarray] = draw_frozen(model, seed)
-    return place(values, shardings(model.drawn, mesh)), fingerprint(values)
+    return place(values, shardings(model.seed_initialised, mesh)), fingerprint(values)
 
 
 def save(checkpoints: Checkpoints, values: Mapping[str, jax.Array], drawn: str) -> None:
@@ -79,7 +79,7 @@ def load(
         ]
     else:
         check_agreement(lambda: {"the fingerprint of the drawn frozen values": drawn[:16]})
-        values = place(initial, shardings(model.drawn, mesh))
+        values = place(initial, shardings(model.seed_initialised, mesh))
     return values | dict(pretrained.values)
 
 

@@ -55,7 +55,9 @@ def load_run(
     config: ConfigDict,
     build: Callable[[nnx.Rngs], nnx.Module],
     mesh: Mesh,
-    outside: Callable[[AbstractModel], PretrainedWeights] = lambda model: NO_PRETRAINED_WEIGHTS,
+    pretrained_weights: Callable[[AbstractModel], PretrainedWeights] = lambda model: (
+        NO_PRETRAINED_WEIGHTS
+    ),
     snapshots: Sequence[int] = (),
     best: int = 0,
 ) -> ModelState:
@@ -63,7 +65,7 @@ def load_run(
 
     Args:
       build: function that builds the model, `Task.build`.
-      outside: function that loads the pretrained weights, `Task.outside`.
+      pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`.
       snapshots: steps of snapshots to average.
       best: number of best checkpoints to average instead; 0 to average none.
 
@@ -87,7 +89,7 @@ def load_run(
             arrays, meta = checkpoints.restore_mean(SNAPSHOTS, snapshots, target)
         else:
             arrays, meta = checkpoints.restore_best(target)
-        values = frozen.load(checkpoints, model, config.seed, outside(model), meta, mesh)
+        values = frozen.load(checkpoints, model, config.seed, pretrained_weights(model), meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
 
 

@@ -31,7 +31,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)))
     state = run_state(meta)
     checkpoints.discard_best([point.step for point in state.curve.points])
-    pretrained = step.task.outside(model)
+    pretrained = step.task.pretrained_weights(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
     trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
     values = stack_layers(values | arrays["frozen"], step.scanned.frozen)

@@ -151,7 +151,7 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     task, model = step.task, step.abstract_model
     train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
-    pretrained = task.outside(model)
+    pretrained = task.pretrained_weights(model)
     values, fingerprint = {}, ""
     if model.frozen:
         from common.train import frozen

@@ -110,7 +110,7 @@ class Task(Protocol):
         """
         return trainable
 
-    def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
+    def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:
         """Loads pretrained frozen values. Called at every start and resume of a run, and to load its trained model."""
         return NO_PRETRAINED_WEIGHTS
 

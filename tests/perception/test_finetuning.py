@@ -17,7 +17,7 @@ from perception.backbones import BACKBONES
 from perception.finetuning import (
     make_model,
     make_shape,
-    outside,
+    pretrained_weights,
     reinitialized,
     resolve,
     start,
@@ -36,7 +36,7 @@ def test_frozen_matrices_are_cast_to_compute_dtype(make, mesh, pretrained, weigh
     """Frozen matrices are cast to bfloat16. Norms, biases and seed-initialised tables stay float32."""
     config = make(**LORA, reinitialize="embed/positions/table", **{"model.dtype": "bfloat16"})
     found = abstract_model(config)
-    values = outside(open_model(pretrained), mesh)(found).values
+    values = pretrained_weights(open_model(pretrained), mesh)(found).values
     assert set(values) == {n for n in found.frozen if "positions" not in n}
     for name, value in values.items():
         wanted = weights[name.removeprefix("encoder/")]
@@ -65,7 +65,7 @@ def test_paper_recipe_uses_authors_dtypes(backbone, expected):
 def test_head_run_trains_only_the_head(make):
     found = abstract_model(make(finetune="head"))
     assert set(found.trainable) == {"head/kernel", "head/bias"}
-    assert found.frozen and not found.drawn
+    assert found.frozen and not found.seed_initialised
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):

@@ -391,4 +391,4 @@ def test_methods_of_the_project_build_what_they_say(make):
         )
         assert bool(found.frozen) != method.trains_all
         assert method.adapters == any("lora_" in n for n in found.trainable)
-        assert not found.drawn
+        assert not found.seed_initialised

@@ -89,7 +89,7 @@ def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity
     """Computes the gradients of one batch and draw without the training step, and compares them."""
     config = read_config(identity)
     _, task = run.prepare(config, mesh)
-    values = load_run(identity, config, task.build, mesh, task.outside, snapshots=(4,))
+    values = load_run(identity, config, task.build, mesh, task.pretrained_weights, snapshots=(4,))
     ((batch, _),) = islice(task.batches(None), 1)
     (key,) = jax.random.split(jax.random.key(config.seed), 1)
 

@@ -229,7 +229,7 @@ def test_only_the_reservoir_is_frozen(runs):
     for kind, size in (("transformer", 16), ("ffn", 6)):
         abstract_model = runs[kind].abstract_model
         layer = {n for n in abstract_model.paths if n.startswith(FROZEN_LAYER)}
-        assert layer == set(abstract_model.frozen) == set(abstract_model.drawn)
+        assert layer == set(abstract_model.frozen) == set(abstract_model.seed_initialised)
         assert len(layer) == size
     assert set(runs["transformer"].abstract_model.paths) == set(runs["none"].abstract_model.paths)
 

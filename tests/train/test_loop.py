@@ -641,7 +641,9 @@ class PretrainedWeights(toy.Toy):
         freezing.give(model)
         return model
 
-    def outside(self, abstract_model: variables.AbstractModel) -> tasks.PretrainedWeights:
+    def pretrained_weights(
+        self, abstract_model: variables.AbstractModel
+    ) -> tasks.PretrainedWeights:
         values = {n: jax.numpy.full(v.shape, self.value) for n, v in abstract_model.frozen.items()}
         return tasks.PretrainedWeights(values, self.name)
 
