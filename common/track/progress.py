@@ -7,9 +7,6 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO
 
-import jax.numpy as jnp
-from tqdm import tqdm
-
 _BAR_INTERVAL = 0.5
 """Seconds between two refreshes of the bar."""
 
@@ -44,7 +41,10 @@ def peak_flops(device_kind: str, dtype: Any) -> float | None:
     bfloat16 and float16 (the peak of float32 depends on the precision flag). V100 and T4 reach their peak in float16
     only.
     """
-    if jnp.dtype(dtype).name not in ("bfloat16", "float16") or "MIG" in device_kind:
+    import numpy as np
+
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if name not in ("bfloat16", "float16") or "MIG" in device_kind:
         return None
     return next((peak for pattern, peak in _PEAKS if re.search(pattern, device_kind)), None)
 
@@ -83,6 +83,8 @@ class Progress:
         self._enabled, self._stream = enabled, stream or sys.stderr
         self._bar, self._interval = None, _LINE_INTERVAL
         if enabled and _is_screen(self._stream):
+            from tqdm import tqdm
+
             self._interval = _BAR_INTERVAL
             self._bar = tqdm(
                 desc=name or None,
@@ -138,6 +140,8 @@ class Progress:
 
     def _show(self, now: float) -> None:
         """Refreshes the bar, or prints a line to the log file."""
+        from tqdm import tqdm
+
         self._shown_step = self._step
         parts = [f"loss {self._loss:.4g}"]
         seconds = now - self._since
