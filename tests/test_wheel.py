@@ -94,6 +94,18 @@ def python(tmp_path_factory) -> Path:
     return python
 
 
+def as_statements(examples: list[str], folder: Path) -> list[str]:
+    """Writes examples whose first line is the path of a file, and returns statements that run all examples."""
+    statements = [f"import runpy, sys; sys.path.append({str(folder)!r})"]
+    for code in examples:
+        if path := re.match(r"# (\S+\.py)\n", code):
+            (folder / path[1]).parent.mkdir(exist_ok=True)
+            (folder / path[1]).write_text(code)
+            code = f"runpy.run_path({str(folder / path[1])!r})"
+        statements.append(code)
+    return statements
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_path: Path):
     examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -101,7 +113,7 @@ def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_
     if page == "explicit_opt/README.md":  # an example reads this folder
         write_small_bert(tmp_path / "all-MiniLM-L6-v2")
     script = tmp_path / "example.py"
-    script.write_text("\n".join([*examples, CHECK]))
+    script.write_text("\n".join([*as_statements(examples, tmp_path), CHECK]))
     said = run(python, "-I", script, cwd=tmp_path).splitlines()
     loaded = [line.split()[1:] for line in said if line.startswith("loaded ")]
     own = python.parents[1]
