@@ -155,7 +155,7 @@ def _frozen_loop(
         return jax.tree.map(lambda v: v[index], values)
 
     def linearize(x: jax.Array, context: list, value: Any) -> tuple[jax.Array, list]:
-        """Returns the output of a block, and those of its residuals that are not in `context` or `value`."""
+        """Returns the output of a block, and its residuals that are neither in `context` nor in `value`."""
 
         def of_floats(x: jax.Array, floats: list) -> jax.Array:
             floats = iter(floats)
@@ -173,7 +173,7 @@ def _frozen_loop(
         return y, stored
 
     def gradients_of(stored: list, context: list, value: Any) -> Callable:
-        """Returns the function from the gradient of a block's output to those of x and of the floats in `context`."""
+        """Returns the backward pass of a block: output gradient -> gradients of x and of the floats in `context`."""
         tree, sources = structure
         inputs, stored = jax.tree.leaves((context, value)), iter(stored)
         return tree.unflatten([next(stored) if n is None else inputs[n] for n in sources])

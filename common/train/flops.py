@@ -51,7 +51,7 @@ def count_jaxpr(closed: ClosedJaxpr) -> int:
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns the jaxpr without dead code, also inside of its inner jaxprs, except for those of `while_loop`."""
+    """Returns the jaxpr without dead code. Inner jaxprs lose their dead code too, but not the jaxprs of `while_loop`."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
