@@ -51,7 +51,7 @@ def count_jaxpr(closed: ClosedJaxpr) -> int:
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns the jaxpr without dead code. Inner jaxprs lose their dead code too, but not the jaxprs of `while_loop`."""
+    """Returns the jaxpr without dead code. Inner jaxprs lose their dead code too, except in a `while_loop`."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
