@@ -160,7 +160,9 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """Text classification with random instead of pretrained frozen parameters."""
+    """Text classification with random instead of pretrained frozen parameters. It can train, but not evaluate."""
+
+    objective = "accuracy"
 
     def __init__(self, config: ConfigDict, build: Callable, mesh: Mesh, **options: int):
         super().__init__(config, None, mesh, **options)
@@ -180,6 +182,9 @@ class _Classification(Classification):
             return {n: v.get_value() for n, v in variables.split(model).frozen.items()}
 
         return PretrainedWeights(jax.jit(make)(), "")
+
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
+        raise NotImplementedError("this task has no data to evaluate")
 
 
 def classifier_step(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from benchmarks import ours, step
@@ -68,3 +69,12 @@ def test_products_run_with_their_axes_and_dtypes():
         ("bf16", (2, 3, 4)), ("bf16", (2, 5, 4)), ("f32", (2, 3, 5)), ((2,), (2,)), ((0,), (0,))
     )
     ours.run_products(Counter({product: 2}))()
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("bert", (1, 16, 32, 2, 50)), ("qwen2", (1, 16, 32, 2, 1, 50))]
+)
+def test_step_of_a_classifier_with_adapters_runs_and_lists_its_products(family, sizes):
+    step = ours.classifier_step(family, sizes, "lora", "float32", batch=8, length=8, classes=3)
+    assert np.isfinite(step()) and step.memory > 0
+    assert sum(count * product.flops for product, count in step.products().items()) > 0
