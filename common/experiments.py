@@ -3,6 +3,7 @@
 A case is one experiment of a paper, such as a model at one depth. Each case has a run for every seed.
 """
 
+import csv
 import importlib
 import itertools
 import json
@@ -27,7 +28,7 @@ from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train import turns
 from common.train.finished import changed
 from common.train.task import Task
-from common.train.workdir import has_checkpoints
+from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
 """Name of a file in the workdir of a finished run: the configuration that the suite requested for this run.
@@ -177,7 +178,10 @@ class ExperimentSuite:
         return runs
 
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
-        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}."""
+        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}.
+
+        The table keeps the rows of other cases that were tuned on the same fields in the same --out.
+        """
         combinations = itertools.product(*self.sweep.values())
         grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
         configs = {}
@@ -197,12 +201,25 @@ class ExperimentSuite:
                 mark = "chosen" if run is chosen else ""
                 rows.append((name, *point.values(), *measured, mark))
         columns = ("case", *self.sweep, f"best valid {curve.name}", "steps", "FLOPs", "")
-        self.write("sweep", columns, rows)
+        self.write("sweep", columns, self._tuned_before(columns, cases) + rows)
         print(
             f"--sweep: trained each case with {len(grid)} settings and seed 1, and chose the setting with the best"
             " validation value; the test split was not used"
         )
         return best
+
+    def _tuned_before(
+        self, columns: tuple[str, ...], cases: Mapping[str, Experiment]
+    ) -> list[tuple]:
+        """Returns the rows of the table `sweep` in --out of cases other than `cases`; [] if its columns differ."""
+        path = self.out / "sweep.csv"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        before, *rows = [tuple(row) for row in csv.reader(text.splitlines())] or [()]
+        others = [row for row in rows if row[0] not in cases] if before == columns else []
+        return [
+            (*at, float(best), int(steps), float(flops), mark)
+            for *at, best, steps, flops, mark in others
+        ]
 
     def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
         """Returns the summary and the workdir of one run. Trains the run if it is not finished."""
@@ -230,7 +247,7 @@ class ExperimentSuite:
         workdir = self.folder(name)
 
         def is_same(stored: dict) -> bool:
-            stored, requested = flatten(stored), flatten(_requested(config))
+            stored, requested = flatten(upgrade(stored)), flatten(_requested(config))
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
             if not config.eval.test:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
@@ -319,9 +336,10 @@ class ExperimentSuite:
         sides = {text: self.side(text) for text in names}
         missing = {text: side.missing for text, side in sides.items() if side.missing}
         if only_kept:
+            # Do not say which data are missing: the table must not depend on the files of this machine.
             ran = {side.name: self.kept(side.name) for side in sides.values()}
-            none = {t: "no finished run" for t, side in sides.items() if not ran[side.name]}
-            missing = {text: missing.get(text, why) for text, why in none.items()}
+            none = {text: side for text, side in sides.items() if not ran[side.name]}
+            missing = {t: "no finished run" if s.name else s.missing for t, s in none.items()}
         else:
             cases = {s.name: s.experiment for s in sides.values() if not s.missing}
             ran = self.runs(cases) if cases else {}

@@ -19,6 +19,7 @@ from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
+from common.train.workdir import has_checkpoints
 from configs import language
 from gmlp_lm import figures, run
 
@@ -170,10 +171,10 @@ def _measured(suite: ExperimentSuite, runs: list[Run]) -> tuple:
         mean_std(best, 3),
         mean_std(final, 3),
         mean_std([math.exp(b / NATS_TO_BITS) for b in best], 2),
-        mean_std([w["bits_per_byte"] for w in whole], 3),
-        _if_all("perplexity_per_word", whole),
-        mean_std([t["bits_per_byte"] for t in test], 3),
-        _if_all("perplexity_per_word", test),
+        _if_all("bits_per_byte", whole, 3),
+        _if_all("perplexity_per_word", whole, 0),
+        _if_all("bits_per_byte", test, 3),
+        _if_all("perplexity_per_word", test, 0),
         mean_std([100 * s["train_seconds"] / s["steps"] for s in summaries], 1),
         f"{summaries[0]['params']['total']:,}",
         None,
@@ -194,12 +195,19 @@ def _printed(corpus: str, kind: str) -> tuple:
     )
 
 
-def _if_all(name: str, metrics: list[dict]) -> str:
-    return mean_std([m[name] for m in metrics], 0) if all(name in m for m in metrics) else ""
+def _if_all(name: str, metrics: list[dict], digits: int) -> str:
+    """Returns mean and deviation of a metric, or "" if a run lacks the metric."""
+    return mean_std([m[name] for m in metrics], digits) if all(name in m for m in metrics) else ""
 
 
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
-    """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder."""
+    """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder.
+
+    Returns:
+      The metrics; {} for a kept run that has neither a checkpoint nor cached metrics.
+    """
+    if not has_checkpoints(workdir) and not (workdir / WHOLE).exists():
+        return {}
     key = {name: summary[name] for name in ("best_step", "best_valid")}
     key |= {name: summary["config"][name] for name in ("eval", "data")}
 

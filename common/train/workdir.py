@@ -153,10 +153,16 @@ def saved_config(path: Path) -> dict:
         raise file_error(path, error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
+    return upgrade(values)
+
+
+def upgrade(config: dict) -> dict:
+    """Replaces values that older runs store by today's values, in place, and returns the configuration."""
     # Runs from before 82be4da (23 November 2026) store a boolean.
-    if isinstance(values["model"].get("remat"), bool):
-        values["model"]["remat"] = "full" if values["model"]["remat"] else "none"
-    return values
+    model = config.get("model", {})
+    if isinstance(model.get("remat"), bool):
+        model["remat"] = "full" if model["remat"] else "none"
+    return config
 
 
 class Lock:

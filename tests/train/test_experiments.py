@@ -96,6 +96,23 @@ def test_kept_run_is_never_replaced(suite: Toys) -> None:
     assert suite.opened == ["one"]
 
 
+def test_kept_run_with_values_of_older_code_is_reused(suite: Toys) -> None:
+    """Older runs store `model.remat` as a boolean, and lack fields that were added later."""
+    config = toy.config(train__steps=5, model={"remat": "none"})
+    _, workdir = suite.fit("one", config)
+    shutil.rmtree(workdir / "checkpoints")
+    path = workdir / "requested_config.json"
+    stored = json.loads(path.read_text())
+    stored["model"]["remat"] = False
+    del stored["checkpoint"]["keep_best"]
+    path.write_text(json.dumps(stored))
+    suite.fit("one", config)
+    assert suite.opened == ["one"]
+    config.model.remat = "full"
+    with pytest.raises(UserError, match="the results of another configuration"):
+        suite.fit("one", config)
+
+
 def test_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
     _, workdir = suite.fit("one_seed1", toy.config(train__steps=5))
     (workdir / "summary.json").write_text("{")
@@ -160,6 +177,21 @@ def test_sweep_uses_the_best_validation_point_for_all_seeds(tmp_path):
         assert all(ran.summary["test"] for ran in found[name])
     rows = (tmp_path / "sweep.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 2 and sum(row.endswith("chosen") for row in rows) == 2
+
+
+@pytest.mark.medium
+def test_table_of_a_sweep_keeps_the_cases_of_earlier_sweeps(tmp_path):
+    tuned(tmp_path, seeds=1).runs(cases(one=1.0, two=2.0))
+    (first, *earlier) = (tmp_path / "sweep.csv").read_text().splitlines()
+    tuned(tmp_path, seeds=1).runs(cases(three=1.0))
+    tuned(tmp_path, seeds=1).runs(cases(two=2.0))
+    header, *rows = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert header == first and rows[:2] == earlier[:2] and rows[4:] == earlier[2:]
+    assert [row.split(",")[0] for row in rows] == ["one", "one", "three", "three", "two", "two"]
+    # A sweep over another field has other columns: it replaces the table.
+    other = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
+    other.runs(cases(four=1.0))
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.medium

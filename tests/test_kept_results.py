@@ -1,0 +1,69 @@
+"""The code computes the tables of results/ from the runs kept in results/, without training."""
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.experiments import ExperimentSuite
+from common.report import claims
+from tests import programs
+
+RESULTS = Path(__file__).parents[1] / "results"
+KEPT = sorted(path.parent for path in RESULTS.glob("*/*/claims.csv"))
+
+PRINTED = [
+    line.strip()
+    for line in (RESULTS / "README.md").read_text().splitlines()
+    if re.match(r" {4}python -m (?!explicit_opt).* --out=results/", line) and "--kept" not in line
+]
+"""Commands of results/README.md that print a table from kept runs and train missing runs.
+
+Those of explicit_opt are left out: they also fit the baselines, which takes minutes and MNIST.
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("folder", KEPT, ids=lambda path: "-".join(path.parts[-2:]))
+def test_claims_table_equals_its_kept_runs(folder, tmp_path, monkeypatch):
+    paper, scale = folder.parts[-2:]
+    reproduce = importlib.import_module(f"{paper}.reproduce")
+    if (folder / "runs").exists():
+        (tmp_path / "runs").symlink_to(folder / "runs")
+    # The command line of `make claims`: the defaults of its options differ from the defaults of `ExperimentSuite`.
+    arguments = ["claims", f"--scale={scale}", "--kept", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["reproduce", *arguments])
+    reproduce.main()
+    for name in ("claims.csv", "claims.md"):
+        assert (tmp_path / name).read_text() == (folder / name).read_text(), "run `make claims`"
+
+
+def test_claims_page_equals_the_tables_of_all_papers():
+    assert {path.parts[-2] for path in KEPT} == {
+        "explicit_opt",
+        "gmlp_lm",
+        "perception",
+        "reservoir",
+    }
+    assert (RESULTS / "CLAIMS.md").read_text() == claims.page(RESULTS), "run `make claims`"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("command", PRINTED, ids=lambda command: "-".join(command.split()[2:5]))
+def test_printed_commands_find_all_their_runs(command, tmp_path, monkeypatch):
+    def train(suite, configs):
+        pytest.fail(f"{suite.out} lacks {', '.join(configs)}")
+
+    monkeypatch.setattr(ExperimentSuite, "train", train)
+    _, _, name, *arguments, out = shlex.split(command)
+    folder = RESULTS.parent / out.removeprefix("--out=")
+    (tmp_path / "runs").symlink_to(folder / "runs")
+    data = tmp_path / "data"  # kept runs read no data, but the folders must exist
+    for place in re.findall(r"data/(\w+)", command):
+        (data / place).mkdir(parents=True, exist_ok=True)
+    arguments = [re.sub(r"(?<=[=:])data/", f"{data}/", text) for text in arguments]
+    text = programs.call(name, *arguments, f"--out={tmp_path}")
+    assert f"written: {tmp_path}" in text
