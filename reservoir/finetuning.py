@@ -137,10 +137,9 @@ class FineTuning(Classification):
         )
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        del frozen
         values = self._pretrained.load(self.mesh, self.config.pretrained_step)
-        pretrained_values = {**values.trainable, **values.frozen}
-        return trainable | {n: x for n, x in pretrained_values.items() if n.startswith("encoder/")}
+        loaded = {n: x for n, x in {**values.trainable, **values.frozen}.items() if n not in frozen}
+        return trainable | {n: x for n, x in loaded.items() if n.startswith("encoder/")}
 
     def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
         parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
