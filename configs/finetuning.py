@@ -5,7 +5,9 @@ configs/sst2.py and configs/mnli.py import this module.
 
 from ml_collections import ConfigDict
 
+from common import plugin
 from configs import training
+from reservoir import methods
 
 
 def _base() -> ConfigDict:
@@ -16,11 +18,8 @@ def _base() -> ConfigDict:
             "pretrained": "",
             # Step of the pretraining snapshot that fine-tuning starts from. 0 means the best checkpoint.
             "pretrained_step": 0,
+            # A key of `reservoir.methods.METHODS`, or "my_package.ways:mine".
             "reservoirs": "keep",
-            "freeze_now": 4,
-            # Rank of the LoRA adapters of the encoder's linear layers; rank 0 means no adapters. Adapters are scaled by
-            # alpha / rank, where alpha 0 means alpha = rank. With adapters, the encoder itself is frozen.
-            "lora": {"rank": 0, "alpha": 0.0},
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
             # The pretraining run provides all other fields of `model`.
             "model": {
@@ -32,6 +31,7 @@ def _base() -> ConfigDict:
             },
         }
     )
+    plugin.add_options(config, methods.declared(config))
     config.optimizer.update(
         {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
     )

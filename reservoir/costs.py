@@ -16,7 +16,7 @@ from common.track.tracker import SUMMARY
 from common.variables import AbstractModel
 from reservoir import downstream, encoder, run
 from reservoir.experiments import ExperimentSuite
-from reservoir.finetuning import inherit, make_lora
+from reservoir.finetuning import inherit
 
 SIZE = 2048
 """Number of rows and of columns of the two matrices whose product is timed to measure this machine's FLOP/s."""
@@ -73,13 +73,7 @@ def abstract(config: ConfigDict) -> AbstractModel:
     if config.task == "classification":
         return variables.abstract(
             lambda: encoder.classifier(
-                config.model,
-                config.data.vocab_size,
-                2,
-                rngs=variables.ParamKeys(0),
-                reservoirs=config.reservoirs,
-                freeze_now=config.freeze_now,
-                lora=make_lora(config),
+                config, config.data.vocab_size, 2, rngs=variables.ParamKeys(0)
             )
         )
     build = run.task_module(config).build

@@ -22,6 +22,7 @@ from common.storage.addresses import shown
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.layers import layers_of
+from reservoir.methods import METHODS, of_run
 from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
 from reservoir.probing.data import TASKS as PROBES
 from reservoir.probing.features import open_reader
@@ -35,9 +36,6 @@ TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
 MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
 """Model -> values of `config.reservoirs` in Figures 2 and 11. The paper calls "freeze_now" "frozen finetuned"."""
-
-SUFFIXES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
-"""Value of `config.reservoirs` -> suffix of the model's name in tables and claims."""
 
 PROBE_GRIDS = {"tiny": "quick", "laptop": "quick", "paper": "full"}
 """Scale -> hyperparameter grid of the probing classifiers."""
@@ -249,9 +247,9 @@ def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Down
 
 def _group(tuning: Tuning, before: Group, runs: Sequence[Run]) -> Group:
     case, stack = tuning.case, layers_of(before.runs[0].config)
-    frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[tuning.mode]
-    line = case.model + SUFFIXES[tuning.mode]
-    layers = Layers(line, stack.total, frozen)
+    method = of_run(runs[0].config)
+    line = method.name(case.model)
+    layers = Layers(line, stack.total, method.frozen(runs[0].config, stack))
     return Group(f"{line}, {case.layers} layers", line, tuple(runs), layers)
 
 
@@ -261,13 +259,13 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
     Args:
       text: the experiment as written in the claim, for error messages.
       task: a key of TASKS.
-      row: model with a suffix of SUFFIXES, such as "T Reservoir, reservoirs tuned".
+      row: name of a model and a method (`Method.name`), such as "T Reservoir, reservoirs tuned".
       layers: number of layers; None takes the depth of the paper's curves.
 
     Raises:
       UserError: the row is unknown, or the configuration is invalid.
     """
-    rows = {name + SUFFIXES[mode]: (name, mode) for name in MODES for mode in MODES[name]}
+    rows = {METHODS[mode].name(name): (name, mode) for name in MODES for mode in MODES[name]}
     check_choice(f"{text}: model", row, rows)
     model, mode = rows[row]
     case, missing = suite.claimed_case(text, "roberta", model, layers)

@@ -5,23 +5,18 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.freezing import freeze, give, thaw
+from common.freezing import give
 from common.model import initializers, transformer
 from common.model.dropout import Key, dropout, fold
 from common.model.embed import Embed
 from common.model.encoder import Encoder
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
-from common.model.low_rank import Lora, adapt, linear_layers
 from common.model.norm import LayerNorm
+from reservoir import methods
 from reservoir.model import encoder_stack, reservoir_layers
-from reservoir.placement import placement
 
 INIT_STD = 0.02
-
-FINE_TUNING_MODES = ("keep", "tune", "freeze_now")
-"""Values of `config.reservoirs` in fine-tuning. "keep": reservoirs stay frozen. "tune": reservoirs are trained.
-"freeze_now", the paper's control: fine-tuning freezes layers that pretraining trained."""
 
 
 class MaskedLanguageModel(nnx.Module):
@@ -136,34 +131,16 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
     return made
 
 
-def classifier(
-    model: ConfigDict,
-    vocabulary: int,
-    classes: int,
-    *,
-    rngs: nnx.Rngs,
-    reservoirs: str = "keep",
-    freeze_now: int = 0,
-    lora: Lora | None = None,
-) -> Classifier:
-    """Returns the fine-tuning model. Frozen variables are marked as loaded: the pretraining run provides their values.
+def classifier(config: ConfigDict, vocabulary: int, classes: int, *, rngs: nnx.Rngs) -> Classifier:
+    """Returns the fine-tuning model, changed by the method of `config`.
 
-    Args:
-      reservoirs: one of FINE_TUNING_MODES.
-      freeze_now: number of layers that the mode "freeze_now" freezes, every other layer in the middle of the stack.
-      lora: settings of the adapters. The whole encoder is then frozen, and each of its linear layers, reservoirs
-        included, gets a trained adapter. None: no adapters.
+    Reservoirs are frozen, and marked as loaded: the pretraining run provides their values.
     """
+    model = config.model
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
     initialize_as_bert(made, model, rngs)
-    if reservoirs == "tune":
-        thaw(made.encoder)
-    if reservoirs == "freeze_now":
-        for layer in placement(model.encoder_layers, freeze_now):
-            freeze(made.encoder.stack.blocks[layer])
     give(made.encoder)
-    if lora:
-        names = {path[-1] for path in linear_layers(made.encoder)}
-        adapt(made.encoder, names, lora, rngs=rngs)
+    if change := methods.of(config).change:
+        change(config, made, rngs=rngs)
     return made

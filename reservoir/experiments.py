@@ -162,7 +162,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         "iwslt: T Reservoir" is the row "T Reservoir" of the setting "iwslt" at the depth `curve_depth`.
         "wmt@24: T Reservoir" has 24 layers. "sst2: T Reservoir" and "mnli: T Reservoir" fine-tune the row "T Reservoir"
         of the setting "roberta" with frozen reservoirs. "sst2: T Reservoir, reservoirs tuned" trains the reservoirs;
-        `downstream.SUFFIXES` lists all suffixes.
+        `reservoir.methods` has all suffixes.
 
         Raises:
           UserError: the setting, row or suffix is unknown, or the reservoirs do not fit into the layers.

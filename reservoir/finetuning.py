@@ -9,14 +9,14 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common import plugin
 from common.config import check_choice, check_least, check_rate, complete
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
 from common.data.special_ids import BOS, EOS
-from common.errors import UserError, check
+from common.errors import check
 from common.metrics.classes import Classes
 from common.model.loss import cross_entropy
-from common.model.low_rank import Lora
 from common.storage.folders import open_folder
 from common.tasks import classification
 from common.tasks.classification import Classification
@@ -26,8 +26,7 @@ from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, ModelState
 from common.variables import Params
-from reservoir import encoder
-from reservoir.placement import placement
+from reservoir import encoder, methods, options
 from reservoir.pretrained import Pretrained, open_run
 from reservoir.tasks.masked_lm import TOKENIZER, vocabulary
 
@@ -36,7 +35,7 @@ PAIR_TOKENS = 4
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading the pretraining run or the data.
+    """Checks the configuration without reading the pretraining run or the data. Adds missing options of the method.
 
     Raises:
       UserError: a field is missing or out of range.
@@ -50,13 +49,10 @@ def validate(config: ConfigDict) -> None:
             bool(config.pretrained),
             "--config.pretrained is empty; set it to the run folder of a masked language model",
         )
-        check_least(config, ("pretrained_step", "lora.rank", "lora.alpha"), 0)
-        check_choice("--config.reservoirs", config.reservoirs, encoder.FINE_TUNING_MODES)
-        lora = config.lora
-        check(
-            not lora.rank or config.reservoirs == "keep",
-            f"--config.lora.rank={lora.rank} freezes the encoder, so --config.reservoirs must be keep",
-        )
+        check_least(config, ("pretrained_step",), 0)
+        options.add_to(config)
+        plugin.check_minimum("--config.", config, methods.declared(config))
+        methods.of(config)
         for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
         check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
@@ -68,33 +64,19 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     """Returns a copy of a fine-tuning configuration, with the model fields of the pretraining run.
 
     Raises:
-      UserError: `config.reservoirs` does not fit the pretraining run, or the snapshot `config.pretrained_step` is
-        missing.
+      UserError: the method does not fit the pretraining run, a user's method is incomplete, or the snapshot
+        `config.pretrained_step` is missing.
     """
-    model, mode = pretrained.config.model, config.reservoirs
-    option = f"--config.reservoirs={mode}"
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)
-    plain = model.reservoir == "none" or model.reservoir_trained
-    check(
-        mode != "tune" or not plain,
-        f"{option}: {pretrained.workdir} has no frozen reservoirs to tune; use --config.reservoirs=keep",
-    )
-    if mode == "freeze_now":
-        check(
-            plain,
-            f"{option} needs a run without frozen reservoirs; {pretrained.workdir} has"
-            f" --config.model.reservoir={model.reservoir}",
-        )
-        try:
-            chosen = placement(model.encoder_layers, config.freeze_now)
-        except ValueError as error:
-            raise UserError(f"--config.freeze_now: {error}") from error
-        check(
-            bool(chosen),
-            f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
-        )
-    return inherit(config, model)
+    config = inherit(config, pretrained.config.model)
+    if config.reservoirs in methods.METHODS:
+        methods.of(config).check(config, pretrained)
+    else:
+        from reservoir.own_method import check_complete
+
+        check_complete(config, pretrained)
+    return config
 
 
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
@@ -108,12 +90,6 @@ def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
         # Fine-tuning does not backskip. "identity" keeps the parameter names of backskipping and has no value network.
         config.model.backskip.estimator = "identity"
     return config
-
-
-def make_lora(config: ConfigDict) -> Lora | None:
-    """Returns the settings of the adapters, or None without adapters: rank 0, or an older `config` without `lora`."""
-    lora = config.get("lora")
-    return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
 
 
 def _log_probabilities(model: encoder.Classifier, batch: Batch) -> dict[str, jax.Array]:
@@ -157,20 +133,13 @@ class FineTuning(Classification):
 
     def build(self, rngs: nnx.Rngs) -> encoder.Classifier:
         return encoder.classifier(
-            self.config.model,
-            vocabulary(self.tokenizer),
-            self._class_count,
-            rngs=rngs,
-            reservoirs=self.config.reservoirs,
-            freeze_now=self.config.freeze_now,
-            lora=make_lora(self.config),
+            self.config, vocabulary(self.tokenizer), self._class_count, rngs=rngs
         )
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        del frozen
         values = self._pretrained.load(self.mesh, self.config.pretrained_step)
-        pretrained_values = {**values.trainable, **values.frozen}
-        return trainable | {n: x for n, x in pretrained_values.items() if n.startswith("encoder/")}
+        loaded = {n: x for n, x in {**values.trainable, **values.frozen}.items() if n not in frozen}
+        return trainable | {n: x for n, x in loaded.items() if n.startswith("encoder/")}
 
     def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
         parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]

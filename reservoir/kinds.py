@@ -5,7 +5,6 @@ A new kind is an entry of `RESERVOIRS`, or a `Kind` in a module outside this pro
 JAX: each `build` function imports its layers.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -147,12 +146,10 @@ def fixed_length(config: ConfigDict) -> bool:
 def label(name: str) -> str:
     """Returns the label of a kind of reservoir for tables and figures.
 
-    For "module:attribute", returns the attribute's name if the module is not imported yet. Reports must not import the
-    modules that configurations name, because the configurations may come from other people.
+    For "module:attribute", returns the attribute's name if the module is not imported yet (`plugin.imported_part`).
     """
-    module, _, attribute = name.rpartition(":")
-    kind = RESERVOIRS.get(name) or getattr(sys.modules.get(module), attribute, None)
-    return kind.label if isinstance(kind, Kind) else attribute
+    kind = RESERVOIRS.get(name) or plugin.imported_part(name, Kind)
+    return kind.label if kind else name.rpartition(":")[2]
 
 
 def default_options() -> dict[str, Any]:

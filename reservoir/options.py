@@ -1,4 +1,4 @@
-"""Options: fields of `config.model` that only one kind of reservoir or one placement reads.
+"""Options: configuration fields that only one kind of reservoir, placement or method of fine-tuning reads.
 
 `common.config` imports this module to parse a command line, so it must not import JAX.
 """
@@ -12,8 +12,16 @@ from reservoir.kinds import RESERVOIRS, find
 
 
 def add_to(config: ConfigDict) -> None:
-    """Calls `add` with the model of a configuration."""
+    """Adds missing options to a configuration: the options of `add` and, for fine-tuning, of the methods.
+
+    Raises:
+      UserError: the method of fine-tuning, the kind or a placement is unknown, incomplete or cannot be imported.
+    """
     add(config.model)
+    if "reservoirs" in config:
+        from reservoir import methods
+
+        plugin.add_options(config, methods.declared(config))
 
 
 def add(model: ConfigDict) -> None:

@@ -42,6 +42,11 @@ def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, con
         ({"reservoir": "ffn", "reservoirs": 4}, {"lora": {"rank": 0}}, "FFN, 4 of 12"),
         ({"reservoir": "ffn", "reservoirs": 4}, {"reservoirs": "tune"}, "FFN, tuned, 12 layers"),
         (
+            {"reservoir": "ffn", "reservoir_trained": True},
+            {"reservoirs": "freeze_now", "freeze_now": 3},
+            "FFN, trained, frozen in fine-tuning, 3 of 12",
+        ),
+        (
             {"reservoir": "none"},
             {"reservoirs": "keep", "lora": {"rank": 0}},
             "transformer, 12 layers",

@@ -1,0 +1,71 @@
+"""Checks a user-defined method of fine-tuning a classifier before training."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common import variables
+from common.errors import check
+from common.user_code import user_code
+from common.variables import AbstractModel, ParamKeys
+
+
+def check_complete(
+    option: str,
+    kind: type,
+    make: Callable[[ParamKeys], nnx.Module],
+    classes: int,
+    known: Mapping[str, tuple[int, ...]],
+    lacks: str,
+    loads: bool = True,
+) -> AbstractModel:
+    """Builds the model that a user's method has changed, and traces a forward pass. Returns the abstract model.
+
+    Args:
+      option: "--config.NAME=VALUE", which names the method, for error messages.
+      kind: dataclass of the method.
+      make: function from random keys to the changed model, a function (tokens, lengths) -> logits (B, classes).
+      known: name -> shape of the parameters that the model must keep.
+      lacks: why a frozen parameter has no value, such as "the backbone lacks it", for the error message.
+      loads: whether the parameters in `known` get pretrained values.
+
+    Raises:
+      UserError: the method fails, the model has an output of a wrong shape or no trained parameter, lacks a parameter
+        in `known`, or has a parameter without sharding axes or without a value.
+    """
+    rows, length = 2, 2
+
+    def forward(trainable, frozen):
+        model = abstract_model.build(trainable, frozen)
+        return model(jnp.zeros((rows, length), jnp.int32), jnp.full(rows, length))
+
+    with user_code(option, kind, "config"):
+        abstract_model = variables.abstract(lambda: make(ParamKeys(0)))
+        logits = jax.eval_shape(forward, *abstract_model.shapes())
+    check(
+        logits.shape == (rows, classes),
+        f"{option}: the model returned an array of shape {logits.shape}; expected {(rows, classes)}",
+    )
+    check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
+    found = {**abstract_model.trainable, **abstract_model.frozen}
+    for name, wanted in known.items():
+        check(
+            name in found and found[name].shape == wanted,
+            f"{option} removes the parameter {name}, or changes its shape {wanted}: keep and freeze the parameter",
+        )
+    for name, variable in found.items():
+        axes = variable.get_metadata("axes", None)
+        check(
+            axes is not None and len(axes) == len(variable.shape),
+            f"{option}: the parameter {name} has {len(variable.shape)} dimensions and the axes {axes}: name one axis"
+            " for each dimension, such as nnx.Param(value, axes=(None,))",
+        )
+    for name in abstract_model.frozen:
+        check(
+            name in abstract_model.seed_initialised or (loads and name in known),
+            f"{option}: the frozen parameter {name} has no value, because {lacks}: draw it from the seed with"
+            " common.freezing.freeze",
+        )
+    return abstract_model
