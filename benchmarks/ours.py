@@ -132,7 +132,8 @@ def _bytes_task(config: ConfigDict) -> gmlp_lm.Task:
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that prefills `start` bytes and generates `count` bytes greedily.
 
-    The function has an attribute `products`: a function that returns the matrix products of a call without the prefill.
+    The function has an attribute `products`: a function that returns {matrix product: executions in one call}, without
+    the prefill.
     """
     config = bytes_config(kind, dtype="float32")
     task = _bytes_task(config)

@@ -23,10 +23,13 @@ from common.storage.folders import open_folder
 
 
 def load(spec: str) -> ConfigDict:
-    """Calls `get_config` of a configuration file. "configs/x.py:tiny" calls `get_config("tiny")` of configs/x.py.
+    """Returns the configuration that the function `get_config` of a file returns.
+
+    "configs/x.py:tiny" calls `get_config("tiny")` of configs/x.py.
 
     Raises:
-      UserError: the file is missing or raises an exception, or `get_config` does not return a ConfigDict.
+      UserError: the file is missing, is no Python file or raises an exception, or `get_config` is missing, refuses the
+        argument or does not return a ConfigDict.
     """
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))

@@ -183,7 +183,7 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     names = {text: text.removeprefix("--config.").partition("=")[0] for text in fields}
     if "data.source" in names.values():
         raise UserError(
-            "--config.data.source applies to texts and digits alike: use"
+            "--config.data.source would apply to both corpora: use"
             f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)} instead"
         )
     return [text for text, name in names.items() if name not in others]

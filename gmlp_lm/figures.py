@@ -1,4 +1,4 @@
-"""Draws Figure 4 of the gMLP paper, the validation curves."""
+"""Draws validation curves in bits per byte, as Figure 4 of the paper draws losses."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -156,7 +156,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
     Raises:
       TooLarge: the step does not fit into the memory of the chips.
-      UserError: the configuration is invalid, its mesh does not match the devices, or the compiler fails.
+      UserError: the configuration is invalid, its mesh does not match the devices, its task defines no `batch_spec`, or
+        the compiler fails.
     """
     config, task, mesh = prepare(config, topology)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate

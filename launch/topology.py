@@ -98,7 +98,8 @@ class Topology:
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"--config.mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
+            f"--config.mesh.tensor={tensor} spans several processes; it must divide the number of chips of a host,"
+            f" {self.host}",
         )
         return mesh
 

@@ -121,7 +121,12 @@ class Network:
     """A trained network. Counts texts that are longer than the input of the network."""
 
     def __init__(self, trained: Trained, rows: int):
-        """Stores the arguments. `rows` is the maximum number of windows in a batch."""
+        """Initializes the counts of texts and windows.
+
+        Args:
+          trained: the network with its tokenizer and configuration.
+          rows: maximum number of windows in a batch. A window is a part of a text that fits into the network's input.
+        """
         self._trained, self._rows = trained, rows
         self._long = self._windows = 0
 

@@ -152,7 +152,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         layer = our_layer(family, module)
         check(
             layer is not None,
-            f"{directory}: {module} is not a linear layer of the family {family} that can have an adapter",
+            f"{directory}: {module} is not a linear layer of the family {family} that can have an adapter;"
+            " use an adapter of this family",
         )
         check(
             len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],

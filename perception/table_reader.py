@@ -125,8 +125,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     twice = [paths for paths in by_stem.values() if len(paths) > 1]
     check(
         not twice,
-        f"--data={folder} has the same table twice: {', '.join(p.name for paths in twice for p in paths)};"
-        " keep one of them",
+        f"--data={folder} has several files for one table: {', '.join(p.name for paths in twice for p in paths)};"
+        " keep one file for each table",
     )
     splits = {}
     for split, names in SPLITS.items():

@@ -64,7 +64,7 @@ class DynamicConvolution(Sublayer):
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
         """Returns an empty cache of v = GLU(W1 x) at every position."""
         if not self.causal:
-            raise ValueError("only a causal convolution can be decoded step by step")
+            raise ValueError("decoding needs a causal convolution: make the layer with causal=True")
         return spec.empty((batch, 1, self.leave.kernel.shape[0]), 1)
 
     def step(

@@ -68,7 +68,9 @@ class BiGru(Sublayer):
         return self.out(jnp.concatenate(states, axis=-1).astype(x_BLD.dtype))
 
     def cache(self, batch: int, spec: Any, context: Context) -> Any:
-        raise ValueError("a bidirectional GRU cannot be decoded step by step")
+        raise ValueError(
+            "decoding needs a causal layer, not a GRU in two directions: use another kind"
+        )
 
 
 def _run(

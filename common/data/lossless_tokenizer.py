@@ -1,6 +1,6 @@
 """A lossless tokenizer: decoding returns every byte of the text.
 
-Bits per byte therefore compare models with different vocabularies.
+Therefore bits per byte can be compared between models with different vocabularies.
 """
 
 from collections.abc import Callable, Iterable, Sequence

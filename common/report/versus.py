@@ -20,12 +20,13 @@ from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, c
 def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    If an argument has the form NAME=GROUP, or if one of several arguments names several runs, each argument is a group.
-    Otherwise, or if an argument has runs with different configurations, the runs of all arguments are grouped by their
-    configurations.
+    Each argument is a group if an argument has the form NAME=GROUP, or if one of several arguments names several runs.
+    In all other cases, and if the runs of an argument differ in their configurations or devices, the runs of all
+    arguments are grouped by configuration and device (`groups`).
 
     Args:
-      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path.
+      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path, or
+        the whole argument if two groups would have the same name.
 
     Raises:
       UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration

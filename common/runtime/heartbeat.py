@@ -169,12 +169,14 @@ def hold(error: Exception) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits this process with `code` after an error. First waits 2 seconds (process 0: 3 seconds) for all others."""
+    """Exits this process with `code` after an error.
+
+    The exit ends the other processes. To let them print their errors, first waits 2 seconds (process 0: 3 seconds).
+    """
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
     _silence_errors()
-    # The exit of this process ends the other processes: give them time to print their errors.
     time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 

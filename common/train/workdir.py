@@ -105,9 +105,9 @@ def check_shared(workdir: Path) -> None:
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Raises a UserError unless the folder is empty or holds a run with this configuration.
+    """Raises a UserError unless the workdir is missing, has no file but the lock, or holds a run of this configuration.
 
-    The configuration of a run without checkpoints may differ.
+    The fields in `FREE` may differ. In a run without checkpoints, all fields may differ.
     """
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG

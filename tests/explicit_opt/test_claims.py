@@ -89,7 +89,7 @@ def test_overrides_apply_to_their_corpus_and_unknown_overrides_fail(tmp_path):
     assert suite.side("digits 1: cold").experiment(1).train.epochs == 1
     for fault, message in (
         ("model.depth=2", "unknown option --config.model.depth"),
-        ("data.source=files:/x", "--config.data.source applies to texts and digits"),
+        ("data.source=files:/x", "--config.data.source would apply to both corpora"),
     ):
         with pytest.raises(UserError, match=message):
             make_suite(tmp_path, "tiny", f"--config.{fault}").side("sum 2: cold")

@@ -62,7 +62,7 @@ def test_lda_equals_scikit_learn(digits):
 
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_an_offset_of_the_features_changes_no_logits(method):
-    """Sums of products of large values would lose the small differences between the classes."""
+    """HeadStart subtracts an origin from the features before it sums their products, so that a sum keeps its digits."""
     rng = np.random.default_rng(0)
     labels_E = rng.integers(0, 3, 300)
     features_EM = rng.normal(size=(300, 6)) + np.eye(6)[labels_E]
@@ -70,6 +70,9 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     moved_EM = features_EM + 1e4
     moved_MN, moved_N = head_start(moved_EM, labels_E, method=method)
     np.testing.assert_allclose(moved_MN, kernel_MN, atol=1e-5)
+    # Without the origin, the kernels would differ by 0.1 (lda) and 0.04 (ridge) at this offset.
+    far_MN, _ = head_start(features_EM + 1e7, labels_E, method=method)
+    np.testing.assert_allclose(far_MN, kernel_MN, atol=1e-5)
     # Float32 kernels and biases round logits of features of this size to about 0.01.
     logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
     expected_EN = features_EM @ kernel_MN + bias_N

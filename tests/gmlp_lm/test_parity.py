@@ -44,7 +44,10 @@ NAMES = {
 
 
 def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns {name: value} of our parameters for the PyTorch parameter `there`."""
+    """Converts the PyTorch parameter named `there` with the given value. Returns {name: value} of our parameters.
+
+    A fused matrix of queries, keys and values gives three parameters.
+    """
     path, _, kind = there.rpartition(".")
     match = re.match(r"(?:net\.layers\.(\d)\.0|layers\.(\d)|transformer\.h\.(\d))\.(.*)", path)
     block = ""

@@ -176,7 +176,7 @@ def test_a_gated_mlp_of_this_project_can_be_adapted_and_quantized():
     ("name", "bits"), [("Linear", 4), ("output", 4), ("Einsum", 4), ("batch", 8), ("ours", 8)]
 )
 def test_a_quantized_kernel_matches_a_slow_reference(name: str, bits: int):
-    """For any shape of the kernel, a block has consecutive inputs."""
+    """For a kernel of any shape, a quantization block consists of consecutive inputs of one output."""
     plain, quantized = plain_layer(name), plain_layer(name)
     quantized.kernel = Frozen(quantized.kernel[...])
     quantized = quantize(quantized, bits)

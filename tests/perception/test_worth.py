@@ -654,7 +654,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
 
 
 def test_full_training_of_named_backbone_ignores_pretrained(tmp_path) -> None:
-    """Full training of a backbone with a name takes neither shape nor tokenizer from --config.pretrained."""
+    """With --config.backbone=NAME, --config.pretrained has a use only if --config.data.tokenizer=pretrained."""
 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]

@@ -86,5 +86,5 @@ def test_receptive_field(causal: bool):
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="not divisible by 3 heads"):
         DynamicConvolution(WIDTH, 3, 7, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="only a causal convolution"):
+    with pytest.raises(ValueError, match="decoding needs a causal convolution"):
         made(3, causal=False).cache(1, CacheSpec(4, jnp.float32), Context())

@@ -346,7 +346,7 @@ def test_dry_run_flops_per_weight_and_token():
 
 
 def test_dry_run_flops_exclude_learned_positions():
-    """Gives a masked language model twice as many positions, in batches with as many tokens."""
+    """Doubles the positions of a masked language model, but not the number of tokens in a batch."""
     config = masked.tiny(masked.roberta("none"))
     before = costs.flops(config, costs.abstract(config))
     config.model.max_length *= 2

@@ -31,7 +31,12 @@ class Noted(toy.Toy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict, dict]:
-    """Returns (folder, values at each evaluation, tested values, summary) of a run that resumed after 8 of 12 steps."""
+    """Trains 8 steps, and resumes to train 12.
+
+    Returns:
+      (folder, parameters at each validation, parameters of the last test, summary). The last test is of the mean of the
+      best checkpoints.
+    """
     folder, task = tmp_path_factory.mktemp("run"), Noted(SCORES)
     toy.run(folder, task, train__steps=8, **FIELDS)
     resumed = Noted(SCORES[4:])
