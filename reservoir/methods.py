@@ -127,9 +127,7 @@ LORA = Method(
     _lora,
     options={
         "lora.rank": Option(0, minimum=0),  # 0 means no adapters
-        "lora.alpha": Option(
-            0.0, minimum=0
-        ),  # Adapters are scaled by alpha / rank. 0 means alpha = rank.
+        "lora.alpha": Option(0.0, minimum=0),  # 0 means alpha = rank
     },
 )
 """The method if `config.lora.rank` is above 0, which needs the value "keep" of `config.reservoirs`."""
@@ -168,8 +166,10 @@ def of(config: ConfigDict) -> Method:
 
 
 def of_run(config: Mapping[str, Any]) -> Method | None:
-    """Returns the method of a finished run; "keep" for a pretraining run. Returns None if a user's method is not
-    imported yet (`plugin.imported_part`)."""
+    """Returns the method of a finished run; "keep" for a pretraining run.
+
+    Returns None if a user's method is not imported yet (`plugin.imported_part`).
+    """
     if config.get("lora", {}).get("rank"):
         return LORA
     name = config.get("reservoirs", "keep")
