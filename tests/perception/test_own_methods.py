@@ -40,6 +40,8 @@ from common.freezing import freeze, freeze_given, thaw
 from common.variables import Frozen
 from perception.methods import METHODS, Method, Option
 
+pytestmark = pytest.mark.medium
+
 
 def adds(variable, **fields):
     def change(config, model, shape, *, rngs):
@@ -268,7 +270,6 @@ def test_options_are_fields_of_the_command_line(own_package):
         override_all(recipes.get_config(), ["--config.last_blocks=3"])
 
 
-@pytest.mark.medium
 def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, tmp_path):
     """The blocks are drawn from the seed and stay frozen. Embeddings and head are trained."""
     fields = {"backbone": "tiny_bert", "pretrained": "", "finetune": "my_package.others:seeded"}
@@ -283,7 +284,6 @@ def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, t
         np.testing.assert_array_equal(value, stack[name], err_msg=name)
 
 
-@pytest.mark.medium
 def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
     """The added parameter is stored with the head. The run cannot be exported, because BERT lacks the parameter."""
     for name, names in (
@@ -299,7 +299,6 @@ def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
         assert f"my_package.others:{name} adds parameters" in line and line.endswith(added)
 
 
-@pytest.mark.medium
 def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path):
     """A run that names the adapters of this project through a user's module is exported like a run with LoRA."""
     for name in ("lora", "my_package.others:again"):
@@ -367,7 +366,6 @@ def test_new_parameters_and_quantized_kernels_fit_together(make, own_package, me
     assert "encoder/gate" in found.trainable
 
 
-@pytest.mark.medium
 def test_worth_compares_a_users_method(command, own_package, deep):
     out = own_package / "worth"
     given = [f for f in command if f.startswith("--config.") and "finetune" not in f]

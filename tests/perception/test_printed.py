@@ -96,6 +96,7 @@ def test_printed_snli_cells_are_at_chance() -> None:
     assert max(cells) < 100 / 3 + 0.3 and cells.count(17.5) == 4
 
 
+@pytest.mark.medium
 def test_rank_32_is_0_27_to_5_33_percent_of_a_backbone() -> None:
     """The paper says about 1 %."""
     shares = {}

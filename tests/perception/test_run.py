@@ -253,6 +253,7 @@ def losses(workdir: Path) -> list[float]:
     return [m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m]
 
 
+@pytest.mark.medium
 def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
     workdir = tmp_path / "parts"
     run.fit(make(**LORA, **{"train.steps": 2}), workdir, mesh)

@@ -330,6 +330,7 @@ def test_lengths_of_many_texts_come_from_a_sample(folder, tmp_path, monkeypatch)
     assert seen == [10] and found[0] == "--config.data.max_length=48"
 
 
+@pytest.mark.medium
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     suite = suite_of(given, tmp_path)

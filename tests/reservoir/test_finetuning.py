@@ -20,6 +20,8 @@ from configs import masked
 from reservoir import evaluate, finetuning, run
 from reservoir.pretrained import open_run
 
+pytestmark = pytest.mark.medium
+
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
 """Seed of fine-tuning, which differs from the seed of pretraining."""
@@ -119,7 +121,6 @@ def test_summary_counts_frozen_parameters(kept):
     assert set(summary["test"]) == {"accuracy", "weighted_f1", "loss"}
 
 
-@pytest.mark.medium
 def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
     workdir = folder / "tuned"
     summary = finetuning.fit(classifying(reservoirs, reservoirs="tune"), workdir, mesh)
@@ -130,7 +131,6 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
         assert (np.asarray(trainable[name]) != before[name]).any(), name
 
 
-@pytest.mark.medium
 def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, reservoirs):
     workdir = folder / "lora"
     fields = {"lora.rank": 2, "optimizer.weight_decay": 0.0}
@@ -173,7 +173,6 @@ def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_pat
     assert (found.dropout, found.attention_dropout, found.head_dropout) == (0.25, 0.125, 0.0)
 
 
-@pytest.mark.medium
 def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
     """In this run the last snapshot equals the best checkpoint, and an earlier snapshot differs."""
     first = {}
@@ -193,7 +192,6 @@ def final_checksum(workdir: Path, step: int) -> int:
     return json.loads(meta.read_text())["checksum"]
 
 
-@pytest.mark.medium
 def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
     """The checkpoint has the loaded values, so resuming does not read the pretraining run."""
     workdir = folder / "parts"
@@ -217,7 +215,6 @@ def test_tokenizer_comes_from_pretraining(kept, reservoirs):
     assert found[0] == found[1]
 
 
-@pytest.mark.medium
 def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
     """Two hosts have different pretraining runs in folders of the same name. Training must not start."""
     found = []
@@ -239,7 +236,6 @@ def refused(config: ConfigDict, folder: Path, mesh) -> str:
     return str(caught.value)
 
 
-@pytest.mark.medium
 def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     def told(pretrained: object, **fields: object) -> str:
         return refused(classifying(pretrained, **fields), folder, mesh)
@@ -264,7 +260,6 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert "has 1 texts per example" in told(reservoirs, **{"data.fields": "premise hypothesis"})
 
 
-@pytest.mark.medium
 def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, mesh, reservoirs):
     other = folder / "other"
     shutil.copytree(reservoirs, other)

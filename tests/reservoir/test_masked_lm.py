@@ -25,6 +25,8 @@ from reservoir import run
 from reservoir.masking import mask
 from reservoir.tasks.masked_lm import MaskedLm, lengths, vocabulary
 
+pytestmark = pytest.mark.medium
+
 TEXT = "the a cat dog bird sat ran flew on in under mat tree house and then slept ate"
 WORDS = TEXT.split()
 
@@ -76,7 +78,6 @@ def values(task, mesh) -> ModelState:
     return ModelState(abstract_model, trainable, frozen, mesh)
 
 
-@pytest.mark.medium
 def test_evaluation_equals_a_row_by_row_implementation(task, values):
     """The reference computes one row at a time, with logits of all positions and a softmax in NumPy."""
     network = values.abstract_model.build(values.trainable, values.frozen)

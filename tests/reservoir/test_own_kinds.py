@@ -286,6 +286,7 @@ def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
     assert suite._kept("run", suite.configuration("b", 1))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("option", ["feature_scale=2.0", "gap=2"])
 def test_commands_of_the_readme_train_with_options(own_package, option):
     """The run records the option, so that it resumes, and its model translates."""

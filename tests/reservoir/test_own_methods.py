@@ -33,6 +33,8 @@ from common.freezing import freeze, freeze_given
 from common.variables import Frozen
 from reservoir.methods import Method, Option
 
+pytestmark = pytest.mark.medium
+
 
 def none(config, layers):
     return 0

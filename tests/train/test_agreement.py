@@ -10,6 +10,8 @@ import pytest
 from tests.programs import finish, start_several
 from tests.train.two import CASES, DELAY, LONG_DELAY, STEP
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
