@@ -1,6 +1,7 @@
 """Compares ways to train a classifier on any data set: pretrained weights, random weights, or TF-IDF features."""
 
 import math
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from common.data.labelled import LabelledText
 from common.errors import check
 from common.report.runs import Run, load_local
 from common.report.table import Table, keep
-from common.report.verdict import MARGINS
+from common.report.verdict import MARGINS, Comparison
 from common.storage.addresses import shown
+from common.track.tracker import SUMMARY
 from perception import baseline, budget, datasets, finetuning, report_page, richness, run
 from perception.budget import Cost, Plan, format_seconds
 from perception.conclusions import (
@@ -146,6 +148,22 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
+
+    def finished(self) -> dict[str, list[Run]]:
+        """Returns the finished runs of each method in --out. Reads neither data nor pretrained weights.
+
+        Raises:
+          UserError: --out has no finished runs.
+        """
+        names = [path.parent.name for path in (self.out / "runs").glob(f"*/{SUMMARY}")]
+        ways = {re.split(r"_seed\d", name)[0] for name in names}
+        order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
+        found = {way: self.kept(way) for way in order if way in ways}
+        # A deterministic method has one run, whose name has no seed.
+        found |= {way: load_local(self.folder(way)) for way in found if way in names}
+        found = {way: runs for way, runs in found.items() if runs}
+        check(bool(found), f"{shown(self.out)} has no finished runs: remove --kept to train runs")
+        return found
 
     def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
         """Measures the cost of a training method in a run of PROBE_STEPS steps, which is deleted afterwards.
@@ -320,6 +338,21 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
         print(f"used {format_seconds(spent)} of {format_seconds(seconds)}")
 
 
+def write_tables(
+    suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
+) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
+    """Prints and writes the tables `worth` and `verdicts`. Returns the first table, the verdicts, and their table."""
+    table = results(found)
+    suite.write("worth", *table)
+    verdicts = judge(found, choose(found), suite.margin)
+    compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
+    if verdicts:
+        suite.write("verdicts", *compared)
+    else:  # Overwrite the verdicts of an earlier comparison with an empty table, without printing the table.
+        keep(suite.out / "verdicts", *compared)
+    return table, verdicts, compared
+
+
 def publish(
     suite: ExperimentSuite,
     found: Mapping[str, Sequence[Run]],
@@ -332,20 +365,12 @@ def publish(
     Args:
       select: split that selected the best steps: "valid" or "test".
     """
-    table = results(found)
-    suite.write("worth", *table)
-    chosen = choose(found)
-    verdicts = judge(found, chosen, suite.margin)
-    compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
-    if verdicts:
-        suite.write("verdicts", *compared)
-    else:  # Overwrite the verdicts of an earlier comparison with an empty table, without printing the table.
-        keep(suite.out / "verdicts", *compared)
+    table, verdicts, compared = write_tables(suite, found)
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])
     shots = suite.configuration("full", 1).data.shots
     given = bool(suite.configuration("lora", 1).pretrained)
-    lines = answer(found, chosen, verdicts, size, select, shots, given)
+    lines = answer(found, choose(found), verdicts, size, select, shots, given)
     (suite.out / "answer.txt").write_text(f"{lines}\n")
     way, best = best_run(found)
     notes = [*about.notes, *found[BASELINE][0].summary.get("notes", [])]

@@ -128,6 +128,11 @@ def _parser() -> ArgumentParser:
     )
     add_fairness(parser)
     parser.add_argument(
+        "--kept",
+        action="store_true",
+        help="print the tables of the finished runs in --out; read neither data nor pretrained weights",
+    )
+    parser.add_argument(
         "--out",
         type=open_folder,
         metavar="DIR",
@@ -140,6 +145,16 @@ def _check(options: Namespace, fields: list[str]) -> None:
     """Raises a UserError for options that contradict each other."""
     from common.errors import check
 
+    if options.kept:
+        defaults = vars(_parser().parse_args([]))
+        changed = [name for name, value in vars(options).items() if value != defaults[name]]
+        others = [f"--{name}" for name in changed if name not in ("kept", "margin", "out")]
+        check(
+            not (others or fields),
+            f"--kept trains nothing: remove {' and '.join([*others, *fields])}",
+        )
+        check(bool(options.out), "--kept needs --out=DIR, the folder of finished runs")
+        return
     own = [
         name
         for name in ("text", "pair", "label", "separator", "encoding", "strict")
@@ -224,6 +239,19 @@ def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
     )
 
 
+def _print_kept(options: Namespace) -> None:
+    import jax
+
+    from common.sharding import make_mesh
+    from common.storage.folders import output
+    from perception.comparison import ExperimentSuite, write_tables
+
+    mesh = make_mesh({}, jax.devices()[:1])
+    suite = ExperimentSuite("", 1, [], options.out, mesh, "", options.margin)
+    with output(options.out):
+        write_tables(suite, suite.finished())
+
+
 def main() -> None:
     from common import config
     from perception.budget import parse_seconds
@@ -231,6 +259,8 @@ def main() -> None:
     fields, rest = config.split_fields(sys.argv[1:])
     options = _parser().parse_args(rest)
     _check(options, fields)
+    if options.kept:
+        return _print_kept(options)
     fields += ["--config.data.balance=true"] * options.balance
     fields += [f"--config.data.shots={options.shots}"] * bool(options.shots)
     seconds = parse_seconds(options.budget) if options.budget else 0.0

@@ -25,6 +25,13 @@ PRINTED = [
 Those of explicit_opt are left out: they also fit the baselines, which takes minutes and MNIST.
 """
 
+WORTH = sorted(
+    path.parent
+    for path in (RESULTS / "perception").glob("*/worth.csv")
+    if (path.parent / "runs").exists()
+)
+"""Folders of comparisons by `perception.worth`."""
+
 
 @pytest.mark.medium
 @pytest.mark.parametrize("folder", KEPT, ids=lambda path: "-".join(path.parts[-2:]))
@@ -67,3 +74,12 @@ def test_printed_commands_find_all_their_runs(command, tmp_path, monkeypatch):
     arguments = [re.sub(r"(?<=[=:])data/", f"{data}/", text) for text in arguments]
     text = programs.call(name, *arguments, f"--out={tmp_path}")
     assert f"written: {tmp_path}" in text
+
+
+@pytest.mark.parametrize("folder", WORTH, ids=lambda path: path.name)
+def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
+    (tmp_path / "runs").symlink_to(folder / "runs")
+    text = programs.call("perception.worth", "--kept", f"--out={tmp_path}")
+    assert "LoRA on pretrained weights" in text
+    for name in ("worth.md", "verdicts.md"):
+        assert (tmp_path / name).read_text() == (folder / name).read_text()

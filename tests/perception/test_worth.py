@@ -604,6 +604,12 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
         (["--text=body"], "--text cannot be used without --data=FILE"),
         (["--label=x", "--strict"], "--label and --strict cannot be used without"),
         (["--data=a.csv", "--config.data.source=files:b"], "cannot be combined with --data"),
+        (
+            ["--kept", "--out=a", "--seeds=3", "--config.seed=1"],
+            "--kept trains nothing: remove --seeds and --config.seed=1",
+        ),
+        (["--kept"], "--kept needs --out=DIR"),
+        (["--kept", "--out=nowhere"], "nowhere has no finished runs: remove --kept"),
         (["--data=a.csv", "--config.dataset=imdb"], "cannot be combined with --data"),
         (
             ["--data=a.csv", "--config.data.label=x", "--config.data.source=y"],
