@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -26,8 +26,11 @@ from perception.methods import METHODS
 from perception.model import backbone
 from perception.safetensor_files import TensorFiles
 from perception.subword import build_subword
+from tests.own_parts import importable, python_of_readme
 from tests.perception.helpers import SHAPE
 from tests.programs import ROOT, call
+
+pytestmark = pytest.mark.medium
 
 DEEP = bert(2, 16, 24, 2, vocabulary=300, longest=64)
 OWN = "my_package.ways:mine"
@@ -39,8 +42,6 @@ from flax import nnx
 from common.freezing import freeze, freeze_given, thaw
 from common.variables import Frozen
 from perception.methods import METHODS, Method, Option
-
-pytestmark = pytest.mark.medium
 
 
 def adds(variable, **fields):
@@ -130,22 +131,12 @@ solved = Method("x", 1e-3, divides, solves_head=True)
 
 
 @pytest.fixture(scope="module")
-def own_package(tmp_path_factory) -> Path:
-    """Returns a folder with an importable package: the method of perception/README.md, and incomplete methods."""
+def own_package(tmp_path_factory) -> Iterator[Path]:
+    """Yields a folder with an importable package: the method of perception/README.md, and incomplete methods."""
+    method, _ = python_of_readme("perception")
     folder = tmp_path_factory.mktemp("own")
-    text = (ROOT / "perception/README.md").read_text()
-    method, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    package = folder / "my_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "ways.py").write_text(method)
-    (package / "others.py").write_text(MODULE)
-    (package / "broken.py").write_text("1 / 0\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    with importable(folder, ways=method, others=MODULE):
         yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import re
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from reservoir.model import validate
 from reservoir.options import add
 from reservoir.parallel_text import load_parallel
 from tests.model import helpers
+from tests.own_parts import importable, python_of_readme
 from tests.programs import ROOT, call
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
@@ -112,24 +113,12 @@ def kind_of(layer: type) -> Kind:
 
 
 @pytest.fixture
-def own_package(tmp_path, monkeypatch) -> Path:
-    """Returns an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
-    text = (ROOT / "reservoir/README.md").read_text()
-    kind, placements, corpus, *_ = re.findall(
-        r"```python\n(.*?)```", text, re.DOTALL
-    )  # the rest trains a model
-    package = tmp_path / "my_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "kinds.py").write_text(kind)
-    (package / "texts.py").write_text(corpus)
-    (package / "incomplete.py").write_text(MODULE)
-    (package / "broken.py").write_text("1 / 0\n")
-    (package / "placements.py").write_text(placements + PLACEMENTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+def own_package(tmp_path) -> Iterator[Path]:
+    """Yields an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
+    kind, placements, corpus, *_ = python_of_readme("reservoir")  # the rest trains a model
+    modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
+    with importable(tmp_path, **modules, placements=placements + PLACEMENTS):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])

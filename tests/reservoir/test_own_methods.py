@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,8 +20,11 @@ from reservoir import encoder, finetuning
 from reservoir.layers import layers_of
 from reservoir.methods import METHODS
 from reservoir.pretrained import open_run
+from tests.own_parts import importable, python_of_readme
 from tests.programs import ROOT, call
 from tests.reservoir.test_finetuning import arrays, classifying, pretrain, pretrained_values
+
+pytestmark = pytest.mark.medium
 
 OWN = "my_package.ways:mine"
 
@@ -32,8 +36,6 @@ from common.errors import check
 from common.freezing import freeze, freeze_given
 from common.variables import Frozen
 from reservoir.methods import Method, Option
-
-pytestmark = pytest.mark.medium
 
 
 def none(config, layers):
@@ -99,22 +101,12 @@ def mesh():
 
 
 @pytest.fixture(scope="module")
-def own_package(tmp_path_factory) -> Path:
-    """Returns a folder with an importable package: the method of reservoir/README.md, and incomplete methods."""
+def own_package(tmp_path_factory) -> Iterator[Path]:
+    """Yields a folder with an importable package: the method of reservoir/README.md, and incomplete methods."""
+    (method,) = (code for code in python_of_readme("reservoir") if "Method" in code)
     folder = tmp_path_factory.mktemp("own")
-    text = (ROOT / "reservoir/README.md").read_text()
-    (method,) = (x for x in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Method" in x)
-    package = folder / "my_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "ways.py").write_text(method)
-    (package / "others.py").write_text(MODULE)
-    (package / "broken.py").write_text("1 / 0\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    with importable(folder, ways=method, others=MODULE):
         yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

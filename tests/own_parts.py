@@ -1,0 +1,34 @@
+"""An importable package for tests of a user's own parts."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT
+
+
+def python_of_readme(paper: str) -> list[str]:
+    """Returns the Python examples of a paper's README."""
+    text = (ROOT / paper / "README.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@contextmanager
+def importable(folder: Path, **modules: str) -> Iterator[Path]:
+    """Makes the package `my_package` in `folder` importable, with the modules {name: code}. Yields the folder.
+
+    The package has a module `broken`, whose import fails.
+    """
+    package = folder / "my_package"
+    package.mkdir()
+    for name, code in {"__init__": "", "broken": "1 / 0\n", **modules}.items():
+        (package / f"{name}.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
