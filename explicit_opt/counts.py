@@ -20,11 +20,7 @@ TABLE_AXES = (None, "embed", "vocab")
 """Logical axes of a (W, V, V) table. Counts, weights and optimizer moments have the same sharding."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["keep_V", "spill_V", "uniform_V"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
     """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1. The rows of E sum to 1.

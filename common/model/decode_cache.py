@@ -5,7 +5,7 @@ decoding steps only reads, and `recent`, which the steps write. `settle` copies 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -48,11 +48,7 @@ class CacheSpec:
         return DecodeCache(past, recent, jnp.int32(0), axis, shape[axis])
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["past", "recent", "start"],
-    meta_fields=["axis", "each"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeCache:
     """A cached array, split along its axis of positions.
@@ -68,8 +64,8 @@ class DecodeCache:
     past: jax.Array | None
     recent: jax.Array
     start: jax.Array | None
-    axis: int
-    each: int
+    axis: int = field(metadata={"static": True})
+    each: int = field(metadata={"static": True})
 
     def write(self, new: jax.Array, index: jax.Array) -> "DecodeCache":
         """Returns the cache with `new` at position `index`."""
