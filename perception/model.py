@@ -96,11 +96,9 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
         [
             Residual(
                 function,
-                shape.width,
-                rngs=rngs,
+                _norm(shape, rngs) if shape.first_norm or layer or number else _identity,
                 norm_position=shape.norm_position,
                 dropout_rate=residual_rate,
-                norm=_norm(shape, rngs) if shape.first_norm or layer or number else _identity,
             )
             for number, function in enumerate(functions)
         ]
@@ -128,14 +126,8 @@ def backbone(
             shape.learned, shape.width, rngs=rngs, first=shape.first_position
         )
     blocks = [block(shape, layer, rngs=rngs) for layer in range(shape.layers)]
-    pre = shape.norm_position == "pre"
-    stack = Stack(
-        blocks,
-        shape.width,
-        rngs=rngs,
-        final_norm=_norm(shape, rngs) if pre else False,
-        remat=remat,
-    )
+    final_norm = _norm(shape, rngs) if shape.norm_position == "pre" else None
+    stack = Stack(blocks, final_norm, remat=remat)
     norm = _norm(shape, rngs) if shape.embedding_norm else None
     options = {"dropout_rate": shape.dropout[1], "dtype": dtype}
     if shape.relative is None:

@@ -9,18 +9,13 @@ import jax
 from flax import nnx
 
 from common.model.dropout import Key, dropout, fold
-from common.model.norm import LayerNorm
 from common.sharding import constrain
 
 if TYPE_CHECKING:
     from common.model.decode_cache import CacheSpec
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["lengths_B", "encoded_BSD", "encoded_lengths_B", "relative"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Context:
     """Inputs of a sublayer besides x.
@@ -99,23 +94,18 @@ class Residual(nnx.Module):
     Args:
       function: the sublayer f.
       norm_position: "pre" or "post".
-      norm: the norm; None for a new LayerNorm.
     """
 
     def __init__(
         self,
         function: Sublayer,
-        width: int,
+        norm: Callable[[jax.Array], jax.Array],
         *,
-        rngs: nnx.Rngs,
-        norm_position: str = "pre",
-        dropout_rate: float = 0.0,
-        norm: nnx.Module | None = None,
+        norm_position: str,
+        dropout_rate: float,
     ):
-        self.function = function
-        self.norm = LayerNorm(width, rngs=rngs) if norm is None else norm
-        self.norm_position = norm_position
-        self.dropout_rate = dropout_rate
+        self.function, self.norm = function, norm
+        self.norm_position, self.dropout_rate = norm_position, dropout_rate
 
     def _join(self, x, y, key):
         y = x + dropout(y, self.dropout_rate, key)

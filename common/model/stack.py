@@ -9,7 +9,6 @@ from flax import nnx
 
 from common.model.block import Block, Context, in_turn
 from common.model.dropout import Key, fold
-from common.model.norm import LayerNorm
 
 if TYPE_CHECKING:
     from common.model.decode_cache import CacheSpec
@@ -35,7 +34,7 @@ class Stack(nnx.Module):
     """A sequence of blocks and an optional final norm.
 
     Args:
-      final_norm: True for a LayerNorm, False for no norm, or a norm module.
+      norm: the final norm; None for no norm.
       remat: name of the rematerialization policy, a key of REMAT.
       skip_rate: probability of skipping a block in training (Fan et al., 2020).
     """
@@ -43,17 +42,12 @@ class Stack(nnx.Module):
     def __init__(
         self,
         blocks: list[Block],
-        width: int,
+        norm: nnx.Module | None,
         *,
-        rngs: nnx.Rngs,
-        final_norm: bool | nnx.Module = True,
         remat: str = "none",
         skip_rate: float = 0.0,
     ):
-        self.blocks = nnx.List(blocks)
-        if final_norm is True:
-            final_norm = LayerNorm(width, rngs=rngs)
-        self.norm = final_norm or None
+        self.blocks, self.norm = nnx.List(blocks), norm
         self.remat, self.skip_rate = remat, skip_rate
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:

@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from common.model.block import Block, Residual, Sublayer
 from common.model.feed_forward import FeedForward
+from common.model.norm import LayerNorm
 from common.model.stack import Stack
 from common.sharding import backend
 
@@ -19,8 +20,11 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 def make_block(model: ConfigDict, sublayers: list[Sublayer], *, rngs: nnx.Rngs) -> Block:
     """Returns a block of `sublayers` with the norm position and the dropout of the configuration `model`."""
-    options = {"rngs": rngs, "norm_position": model.norm, "dropout_rate": model.dropout}
-    return Block([Residual(sublayer, model.width, **options) for sublayer in sublayers])
+    options = {"norm_position": model.norm, "dropout_rate": model.dropout}
+    residuals = [
+        Residual(sublayer, LayerNorm(model.width, rngs=rngs), **options) for sublayer in sublayers
+    ]
+    return Block(residuals)
 
 
 def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
@@ -30,5 +34,5 @@ def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
 def stack(
     model: ConfigDict, blocks: list[Block], *, rngs: nnx.Rngs, skip_rate: float = 0.0
 ) -> Stack:
-    options = {"final_norm": model.norm == "pre", "remat": model.remat, "skip_rate": skip_rate}
-    return Stack(blocks, model.width, rngs=rngs, **options)
+    norm = LayerNorm(model.width, rngs=rngs) if model.norm == "pre" else None
+    return Stack(blocks, norm, remat=model.remat, skip_rate=skip_rate)

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from common.model.block import Context
 from common.model.embed import Embed
 from common.model.loss import cross_entropy
+from common.model.norm import LayerNorm
 from common.model.stack import REMAT, Stack
 from reservoir.attention_blocks import decoder_block, encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
@@ -20,7 +21,7 @@ MODEL = ConfigDict(
 def stack(remat: str = "none") -> Stack:
     rngs = nnx.Rngs(0)
     blocks = [encoder_block(MODEL, rngs=rngs) for _ in range(2)]
-    return Stack(blocks, MODEL.width, rngs=rngs, remat=remat)
+    return Stack(blocks, LayerNorm(MODEL.width, rngs=rngs), remat=remat)
 
 
 def kept(remat: str) -> int:
@@ -52,7 +53,8 @@ def test_profiles_name_the_parts_of_a_translator():
     """Blocks of encoder and decoder differ by the scope around them. The backward pass has the same names."""
     rngs = nnx.Rngs(0)
     parts = [Embed(11, MODEL.width, rngs=rngs), Embed(13, MODEL.width, rngs=rngs), stack()]
-    decoder = Stack([decoder_block(MODEL, rngs=rngs)], MODEL.width, rngs=rngs)
+    norm = LayerNorm(MODEL.width, rngs=rngs)
+    decoder = Stack([decoder_block(MODEL, rngs=rngs)], norm)
     graph, params = nnx.split(EncoderDecoder(*parts, decoder))
     source_BS, target_BT = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 4), jnp.int32)
 

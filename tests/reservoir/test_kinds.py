@@ -203,7 +203,7 @@ class Counting(nnx.Module):
 
 def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
     blocks = [Counting() for _ in range(layers)]
-    stack = Stack(blocks, 4, rngs=nnx.Rngs(0), final_norm=False, skip_rate=drop)
+    stack = Stack(blocks, None, skip_rate=drop)
     return stack(jnp.zeros((1, 1, 4)), Context(), key)[0, 0, 0]
 
 

@@ -19,6 +19,7 @@ from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
 from common.model.low_rank import Lora, adapt
+from common.model.norm import LayerNorm
 from common.model.stack import Stack
 from common.train import flops
 from configs import language, translation
@@ -176,7 +177,7 @@ def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
 
     def make(rngs) -> Stack:
         blocks = [plain(rngs) for _ in range(layers)]
-        return Stack(blocks, WIDTH, rngs=rngs, skip_rate=drop, remat=remat)
+        return Stack(blocks, LayerNorm(WIDTH, rngs=rngs), skip_rate=drop, remat=remat)
 
     abstract_model = variables.abstract(lambda: make(variables.ParamKeys(0)))
     trainable = {
