@@ -13,7 +13,7 @@ ORTHOGONAL = ("orthogonal", 1.0)
 """The default initializer of frozen matrices: orthogonal with gain 1."""
 
 
-def _below(
+def variables_below(
     module: nnx.Module, kind: type[nnx.Variable]
 ) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
     """Yields (path, submodule, variable) for each variable of type `kind`. The caller may replace the variable."""
@@ -34,7 +34,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
     Raises:
       ValueError: a submodule has no initializer for one of its parameters.
     """
-    for path, part, _ in _below(module, nnx.Param):
+    for path, part, _ in variables_below(module, nnx.Param):
         known = part.frozen_init() if hasattr(part, "frozen_init") else {}
         if path[-1] not in known:
             raise ValueError(
@@ -63,7 +63,7 @@ def freeze_given(module: nnx.Module) -> None:
 
     Also marks the Frozen variables in `module` as loaded.
     """
-    for path, part, _ in _below(module, nnx.Param):
+    for path, part, _ in variables_below(module, nnx.Param):
         _freeze(part, path[-1], None)
     give(module)
 
@@ -76,13 +76,13 @@ def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
 
 def give(module: nnx.Module) -> None:
     """Marks the Frozen variables in `module` as loaded rather than seed-initialised."""
-    for _, _, variable in _below(module, Frozen):
+    for _, _, variable in variables_below(module, Frozen):
         variable.set_metadata(draw=None)
 
 
 def cast_frozen(module: nnx.Module, dtype: Any) -> None:
     """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
-    for _, _, variable in _below(module, Frozen):
+    for _, _, variable in variables_below(module, Frozen):
         value = variable.get_value()
         if variable.get_metadata("draw") is None and value.ndim == 2:
             variable.set_value(value.astype(dtype))
@@ -90,7 +90,7 @@ def cast_frozen(module: nnx.Module, dtype: Any) -> None:
 
 def thaw(module: nnx.Module) -> None:
     """Turns every Frozen variable in `module` into a Param."""
-    for path, part, variable in _below(module, Frozen):
+    for path, part, variable in variables_below(module, Frozen):
         thawed = nnx.Param(variable.get_value(), axes=variable.get_metadata("axes"))
         setattr(part, path[-1], thawed)
 

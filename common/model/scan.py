@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from common.freezing import variables_below
 from common.model.block import Block, Context
 from common.model.dropout import Key
 from common.model.stack import Stack
@@ -258,13 +259,11 @@ def _kind(block: Block) -> tuple:
 def _stacked(block: Block, layers: int) -> Block:
     """Returns a copy of the block whose variables are abstract and have a new first axis of `layers` blocks."""
     block = nnx.clone(block)
-    for _, part in nnx.iter_modules(block):
-        for name, variable in list(vars(part).items()):
-            if isinstance(variable, nnx.Variable):
-                value = jax.ShapeDtypeStruct((layers, *variable.shape), variable.dtype)
-                metadata = variable.get_metadata()
-                metadata |= {"axes": (None, *metadata["axes"])}
-                setattr(part, name, type(variable)(value, **metadata))
+    for path, part, variable in variables_below(block, nnx.Variable):
+        value = jax.ShapeDtypeStruct((layers, *variable.shape), variable.dtype)
+        metadata = variable.get_metadata()
+        metadata |= {"axes": (None, *metadata["axes"])}
+        setattr(part, path[-1], type(variable)(value, **metadata))
     return block
 
 
@@ -273,9 +272,7 @@ def _read(block: Block) -> Block:
 
     The hook returns the values of all layers, so it must be called before a scan slices the values.
     """
-    for _, part in nnx.iter_modules(block):
-        for name, variable in list(vars(part).items()):
-            if isinstance(variable, nnx.Variable):
-                metadata = {"axes": variable.get_metadata("axes")}
-                setattr(part, name, type(variable)(variable.get_value(), **metadata))
+    for path, part, variable in variables_below(block, nnx.Variable):
+        metadata = {"axes": variable.get_metadata("axes")}
+        setattr(part, path[-1], type(variable)(variable.get_value(), **metadata))
     return block
