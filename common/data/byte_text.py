@@ -1,5 +1,6 @@
 """Reads text as bytes from a user's files or function, or from Python's manual."""
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +33,16 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     if data.source.startswith(OWN):
         from common.data.own import own_examples
 
-        documents = {split: own_examples(data.source, split, str, "a text") for split in SPLITS}
-        texts = {split: "\n".join(parts).encode() for split, parts in documents.items()}
-        return {split: _whole(data.source, text, split) for split, text in texts.items()}
-    folder = text_folder(data.source)
-    if folder is None:
-        return {split: _manual(split) for split in SPLITS}
+        parts = {split: own_examples(data.source, split, str, "a text") for split in SPLITS}
+    elif (folder := text_folder(data.source)) is None:
+        parts = {split: chain(*python_manual(split)) for split in SPLITS}
+    else:
+        return _read_files(data, folder)
+    texts = {split: "\n".join(some).encode() for split, some in parts.items()}
+    return {split: _whole(data.source, text, split) for split, text in texts.items()}
+
+
+def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
     from common.data.files import read_bytes
 
     if data.file:
@@ -48,11 +53,6 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
         for split in SPLITS
     }
     return {split: _whole(path, read_bytes(path), split) for split, path in paths.items()}
-
-
-def _manual(split: str) -> np.ndarray:
-    text = "\n".join(line for topic in python_manual(split) for line in topic)
-    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _find(folder: Path, name: str, option: str) -> Path:
