@@ -1,12 +1,16 @@
 """Chooses, trains and loads lossless tokenizers of running text."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from common.atomic import write_atomic
+from common.data.cache import fingerprint
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
+from common.errors import UserError, file_error
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 """Values of `data.tokenizer`. Any other value is the path of a tokenizer.json or a SentencePiece .model file."""
@@ -68,6 +72,15 @@ def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDi
     """
     if not tokenizer.name:
         return text
-    from common.data import subwords
-
-    return subwords.cached(tokenizer, text, data)
+    key = fingerprint([tokenizer.fingerprint, sha256(text).hexdigest()])[:16]
+    path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"
+    if not path.exists():
+        kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
+        tokens = tokenizer.encode(text.tobytes()).astype(kind)
+        write_atomic(path, lambda file: np.save(file, tokens))
+    try:
+        return np.load(path, mmap_mode="r")
+    except OSError as error:
+        raise file_error(path, error) from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is damaged: remove the file") from error

@@ -1,4 +1,4 @@
-"""Loads and trains lossless subword tokenizers of running text, and caches token ids."""
+"""Loads and trains lossless subword tokenizers of running text."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError, file_error
+from common.errors import UserError
 
 _TRAINER = {
     "model_type": "bpe",
@@ -63,22 +63,6 @@ def trained(data: ConfigDict, training_text: np.ndarray) -> LosslessTokenizer:
         model = train_model(data.vocab_size, [list(filter(None, text.split("\n")))], _TRAINER)
         write_atomic(path, lambda file: file.write(model))
     return load(path)
-
-
-def cached(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDict) -> np.ndarray:
-    """Returns the token ids of a text (bytes,); see `common.data.lossless.cached_tokens`."""
-    key = fingerprint([tokenizer.fingerprint, sha256(text).hexdigest()])[:16]
-    path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"
-    if not path.exists():
-        kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
-        tokens = tokenizer.encode(text.tobytes()).astype(kind)
-        write_atomic(path, lambda file: np.save(file, tokens))
-    try:
-        return np.load(path, mmap_mode="r")
-    except OSError as error:
-        raise file_error(path, error) from error
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged: remove the file") from error
 
 
 def _from_model(content: bytes) -> LosslessTokenizer:
