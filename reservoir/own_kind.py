@@ -41,11 +41,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
     option = f"--config.model.reservoir={model.reservoir}"
     with user_code(option, Kind, "model"):
         abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
-        shapes = [
-            {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
-            for some in (abstract_model.trainable, abstract_model.frozen)
-        ]
-        outputs = jax.eval_shape(run, *shapes)
+        outputs = jax.eval_shape(run, *abstract_model.shapes())
     for output, positions in zip(outputs, (length, 1), strict=False):
         expected = (rows, positions, model.width)
         check(
