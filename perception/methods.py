@@ -152,10 +152,6 @@ def find(name: str, option: str = FINETUNE) -> Method:
         return METHODS[name]
     method = plugin.find(option, name, Method)
     check(
-        isinstance(method.label, str),
-        f"{option}={name}: label must be a text, got {method.label!r}",
-    )
-    check(
         method.change is None or callable(method.change),
         f"{option}={name}: change must be a function or None, got {method.change!r}",
     )
