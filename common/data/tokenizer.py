@@ -43,8 +43,6 @@ class Tokenizer:
         fingerprint: SHA-256 of model and vocabulary. Tokenizers with equal fingerprints give equal ids.
     """
 
-    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
-
     def __init__(self, model: bytes, pieces: Sequence[int] | np.ndarray | None = None) -> None:
         """Makes a tokenizer from a SentencePiece model.
 

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA; Hu et al., 2021) of linear layers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import jax
@@ -78,16 +78,9 @@ def is_target(path: tuple[str, ...], target: str) -> bool:
     return path[-len(names) :] == names
 
 
-def adapt(model: nnx.Module, targets: Iterable[str], lora: Lora, *, rngs: nnx.Rngs) -> int:
-    """Freezes all parameters at their current values, and adds a trainable adapter to each target linear layer.
-
-    Returns:
-      The number of adapted layers.
-    """
+def adapt(model: nnx.Module, targets: Collection[str], lora: Lora, *, rngs: nnx.Rngs) -> None:
+    """Freezes all parameters at their current values, and adds a trainable adapter to each target linear layer."""
     freeze_given(model)
-    targets, found = tuple(targets), 0
     for path, parent in linear_layers(model).items():
         if any(is_target(path, target) for target in targets):
             setattr(parent, path[-1], LoraLinear(getattr(parent, path[-1]), lora, rngs=rngs))
-            found += 1
-    return found

@@ -16,7 +16,6 @@ class Sinusoidal(nnx.Module):
         if width % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {width}")
         self.width = width
-        self.maximum = None
 
     def __call__(self, positions_L: jax.Array) -> jax.Array:
         """Returns embeddings (L, D) in float32."""
@@ -34,7 +33,6 @@ class Learned(nnx.Module):
         self.table = nnx.Param(
             initialize(rngs.params(), (maximum, width)), axes=("position", "embed")
         )
-        self.maximum = maximum
 
     def __call__(self, positions_L: jax.Array) -> jax.Array:
         return self.table[...][positions_L]

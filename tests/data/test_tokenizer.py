@@ -39,8 +39,8 @@ def test_round_trip(text, cache, dictionaries):
 
 def test_special_ids(text, cache):
     source, _ = build_tokenizers(settings(), text, cache)
-    assert (source.pad_id, source.bos_id, source.eos_id, source.unk_id) == (0, 1, 2, 3)
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert source.decode([[PAD], [BOS], [EOS], [UNK]]) == ["", "", "", " \u2047 "]
 
 
 def test_decode_skips_special_ids(text, cache):

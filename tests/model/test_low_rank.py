@@ -65,4 +65,6 @@ def test_dropout_affects_only_the_adapter() -> None:
 
 def test_targets_match_whole_names() -> None:
     model = backbone(SHAPE, rngs=nnx.Rngs(0))
-    assert adapt(model, ("ate", "function/down"), Lora(), rngs=nnx.Rngs(1)) == SHAPE.layers
+    adapt(model, ("ate", "function/down"), Lora(), rngs=nnx.Rngs(1))
+    adapters = [part for _, part in nnx.iter_modules(model) if isinstance(part, LoraLinear)]
+    assert len(adapters) == SHAPE.layers
