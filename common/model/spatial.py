@@ -4,7 +4,6 @@ A map takes values (B, L, D) to (B, L, D), for any L up to its maximum length. E
 matrix (L, L).
 """
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -21,8 +20,8 @@ BLOCK = 256
 """Number of rows of a block in `causal_product`. Smaller blocks skip more of the upper triangle but save no time."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def causal_product(matrix_LL: jax.Array, values_LD: jax.Array, block: int = BLOCK) -> jax.Array:
+@jax.custom_vjp
+def causal_product(matrix_LL: jax.Array, values_LD: jax.Array) -> jax.Array:
     """Returns tril(matrix) @ values, (L, D) in float32, and skips most of the upper triangle.
 
     Each block of rows is multiplied with the columns up to the block's last row only. With n blocks, the product and
@@ -30,36 +29,32 @@ def causal_product(matrix_LL: jax.Array, values_LD: jax.Array, block: int = BLOC
     positions, batch 2, two CPU cores) takes about 10 % less time in bfloat16, and up to 4 % less in float32, than with
     the dense product.
     """
-    return _lower(matrix_LL, values_LD, block)
+    return _forward(matrix_LL, values_LD)[0]
 
 
-def _blocks(length: int, block: int) -> list[tuple[int, int]]:
-    return [(start, min(start + block, length)) for start in range(0, length, block)]
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
 
 def _causal_mask(rows: tuple[int, int], columns: tuple[int, int]) -> jax.Array:
     return jnp.arange(*columns) <= jnp.arange(*rows)[:, None]
 
 
-def _lower(matrix_LL, values_LD, block):
+def _forward(matrix_LL, values_LD):
     parts = []
-    for start, end in _blocks(len(values_LD), block):
+    for start, end in _blocks(len(values_LD)):
         rows = matrix_LL[start:end, :end].astype(values_LD.dtype)
         rows = jnp.where(_causal_mask((start, end), (0, end)), rows, 0)
         parts.append(dot(rows, values_LD[:end], (1,), (0,)))
-    return jnp.concatenate(parts)
+    return jnp.concatenate(parts), (matrix_LL, values_LD)
 
 
-def _forward(matrix_LL, values_LD, block):
-    return _lower(matrix_LL, values_LD, block), (matrix_LL, values_LD)
-
-
-def _backward(block, residuals, g_LD):
+def _backward(residuals, g_LD):
     matrix_LL, values_LD = residuals
     length = len(values_LD)
     g_LD = g_LD.astype(values_LD.dtype)
     matrices, values = [], []
-    for start, end in _blocks(length, block):
+    for start, end in _blocks(length):
         own = dot(g_LD[start:end], values_LD[:end], (1,), (1,))
         own = jnp.where(_causal_mask((start, end), (0, end)), own, 0)
         matrices.append(jnp.pad(own, ((0, 0), (0, length - end))))
