@@ -12,6 +12,9 @@ from common.errors import check
 Batch = dict[str, np.ndarray]
 """Name -> array (B, ...) with the rows of this process."""
 
+THREADS = 2
+"""Number of threads that assemble batches."""
+
 
 class EndlessBatches(grain.MapDataset):
     """Endless training batches with random access. Subclasses implement `local_batch`."""
@@ -28,22 +31,18 @@ class EndlessBatches(grain.MapDataset):
 
 
 def iterate(
-    batches: grain.MapDataset,
-    start: dict[str, int] | None = None,
-    *,
-    threads: int = 2,
+    batches: grain.MapDataset, start: dict[str, int] | None = None
 ) -> Iterator[tuple[Batch, dict[str, int]]]:
     """Reads batches in order with prefetching threads.
 
     Args:
         start: a data state from an earlier iteration, which may have had another number of processes. Reading resumes
             after the batch of this data state. None starts at the first batch.
-        threads: number of threads that assemble batches.
 
     Yields:
         A batch, and the data state after the batch: a JSON object of numbers.
     """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16)
+    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=16)
     iterator = iter(batches.to_iter_dataset(options))
     try:
         if start is not None:

@@ -205,12 +205,13 @@ def test_endless_epochs(corpora):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_iterator_resume_is_exact(corpora, threads):
+def test_iterator_resume_is_exact(corpora, threads, monkeypatch):
+    monkeypatch.setattr("common.data.batches.THREADS", threads)
     batches = BucketedBatches(*corpora, **SHAPE)
     stop = batches.batches_per_epoch + 3
-    steps = list(islice(iterate(batches, threads=threads), stop + 30))
+    steps = list(islice(iterate(batches), stop + 30))
     state = json.loads(json.dumps(steps[stop - 1][1]))
-    resumed = iterate(BucketedBatches(*corpora, **SHAPE), state, threads=threads)
+    resumed = iterate(BucketedBatches(*corpora, **SHAPE), state)
     for (batch, after), (other, other_after) in zip(steps[stop:], resumed, strict=False):
         assert_equal(batch, other)
         assert after == other_after
