@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from common.config import flatten, imported
+from common.config import check_choice, flatten, imported
 from common.errors import check
 
 
@@ -21,17 +21,21 @@ class Option(NamedTuple):
     minimum: float | None = None
 
 
-def find(option: str, name: str, kind: type) -> Any:
-    """Imports the part `name`, "module:attribute".
+def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
+    """Returns the part `name`: an entry of `known`, or the part of a user's module for "module:attribute".
 
     Args:
       option: command-line option that names the part, for error messages.
       kind: dataclass of the part, with the fields `label`, `options` and `check`.
+      known: name -> part of this project.
 
     Raises:
-      UserError: importing the module fails, the attribute is missing or no `kind`, or the part's label, check or an
-        option has the wrong type.
+      UserError: no such part exists, importing the module fails, the attribute is missing or no `kind`, or the part's
+        label, check or an option has the wrong type.
     """
+    if ":" not in str(name):
+        check_choice(option, name, known)
+        return known[name]
     part = imported(option, name)
     check(
         isinstance(part, kind),

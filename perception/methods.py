@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from common import plugin
-from common.config import check_choice, check_number, check_rate
+from common.config import check_number, check_rate
 from common.errors import check
 from common.plugin import Option
 
@@ -147,17 +147,14 @@ def find(name: str, option: str = FINETUNE) -> Method:
     Raises:
       UserError: no such method exists, its module cannot be imported, or an attribute is invalid.
     """
-    if ":" not in str(name):
-        check_choice(option, name, METHODS)
-        return METHODS[name]
-    method = plugin.find(option, name, Method)
+    method = plugin.find(option, name, Method, METHODS)
     check(
         method.change is None or callable(method.change),
         f"{option}={name}: change must be a function or None, got {method.change!r}",
     )
     check_number(f"{option}={name}: learning_rate", method.learning_rate, positive=True)
     check(
-        not method.solves_head,
+        name in METHODS or not method.solves_head,
         f"{option}={name}: only head can have solves_head=True; use --config.finetune=head",
     )
     return method

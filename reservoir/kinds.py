@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import plugin
-from common.config import check_choice
 from common.errors import check
 from common.plugin import Option
 
@@ -129,10 +128,9 @@ def find(name: str) -> Kind | None:
       UserError: no such kind exists, or its module cannot be imported.
     """
     option = "--config.model.reservoir"
-    if ":" not in name:
-        check_choice(option, name, ("none", *RESERVOIRS))
-        return RESERVOIRS.get(name)
-    kind = plugin.find(option, name, Kind)
+    if name == "none":
+        return None
+    kind = plugin.find(option, name, Kind, {"none": None, **RESERVOIRS})
     check(callable(kind.build), f"{option}={name}: build must be a function, got {kind.build!r}")
     return kind
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import plugin
-from common.config import check_choice
 from common.errors import UserError, check
 from common.plugin import Option
 from reservoir.placement import placement
@@ -139,10 +138,7 @@ def find(name: str) -> Method:
     Raises:
       UserError: no such method exists, its module cannot be imported, or an attribute is invalid.
     """
-    if ":" not in str(name):
-        check_choice(RESERVOIRS, name, METHODS)
-        return METHODS[name]
-    method = plugin.find(RESERVOIRS, name, Method)
+    method = plugin.find(RESERVOIRS, name, Method, METHODS)
     for attribute, function in (("frozen", method.frozen), ("change", method.change)):
         check(
             callable(function) or (attribute == "change" and function is None),
