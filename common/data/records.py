@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from common.data.manual import MANUAL
 from common.data.record import Record, Records
 from common.errors import UserError, check
 
@@ -67,6 +66,8 @@ def _own(source: str, splits: Iterable[str], optional: Container[str]) -> Record
 
 
 def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> Records:
+    from common.data.manual import MANUAL
+
     check(
         name in MANUAL,
         f"--config.data.source=embedded:{name} does not exist; choose one of {', '.join(sorted(MANUAL))}",

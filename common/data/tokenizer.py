@@ -14,7 +14,6 @@ from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
 from common.errors import UserError
 
-_SPECIALS = 4
 _TRAINER = {
     "model_type": "bpe",
     "character_coverage": 1.0,
@@ -55,7 +54,7 @@ class Tokenizer:
         self._sentencepiece = sentencepiece.SentencePieceProcessor(model_proto=model)
         everything = np.arange(self._sentencepiece.get_piece_size())
         chosen = everything if pieces is None else np.asarray(pieces, np.int64)
-        self._pieces = np.union1d(chosen, np.arange(_SPECIALS))
+        self._pieces = np.union1d(chosen, [PAD, BOS, EOS, UNK])
         self._ids = np.full(len(everything), UNK)
         self._ids[self._pieces] = np.arange(len(self._pieces))
         self.size = len(self._pieces)

@@ -4,7 +4,6 @@ XLA copies an array that a loop both reads and writes. A long cache therefore ha
 decoding steps only reads, and `recent`, which the steps write. `settle` copies `recent` into `past` after the loop.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -124,9 +123,7 @@ class DecodeCache:
         return cut(array, axis=self.axis), cut(positions, axis=0)
 
 
-def _map(function: Callable, cache: Any, *others: Any) -> Any:
-    is_cache = lambda x: isinstance(x, DecodeCache)  # noqa: E731
-    return jax.tree.map(function, cache, *others, is_leaf=is_cache)
+_map = partial(jax.tree.map, is_leaf=lambda x: isinstance(x, DecodeCache))
 
 
 def settle(cache: Any, count: int) -> Any:
