@@ -183,8 +183,7 @@ def test_command_of_the_readme_trains_evaluates_and_resumes(workdir, deep, mesh)
     assert set(values.trainable) == last | {"head/kernel", "head/bias"}
     kept = {n.removeprefix("encoder/"): x for n, x in values.frozen.items()}
     assert len(kept) + len(last) == len(variables_of(DEEP))
-    for name, value in open_model(deep).load(wanted(kept)).items():
-        np.testing.assert_array_equal(value, kept[name], err_msg=name)
+    assert_stored(deep, kept)
 
 
 def test_trained_parameters_start_at_the_pretrained_values(command, own_package, deep, mesh):
@@ -195,18 +194,20 @@ def test_trained_parameters_start_at_the_pretrained_values(command, own_package,
     values = loading.load(folder, mesh).values.trainable
     block = {n.removeprefix("encoder/"): x for n, x in values.items() if "/blocks/1/" in n}
     assert block
-    for name, value in open_model(deep).load(wanted(block)).items():
-        np.testing.assert_array_equal(value, block[name], err_msg=name)
+    assert_stored(deep, block)
 
 
 def variables_of(shape) -> set[str]:
     return set(variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0))).trainable)
 
 
-def wanted(values: dict) -> dict:
-    return {
+def assert_stored(directory: Path, values: dict) -> None:
+    """Checks that a directory in Hugging Face format has the values {path: array}."""
+    wanted = {
         n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for n, x in values.items()
     }
+    for name, value in open_model(directory).load(wanted).items():
+        np.testing.assert_array_equal(value, values[name], err_msg=name)
 
 
 def test_run_of_a_users_method_does_not_resume_with_other_options(command, workdir):
@@ -233,8 +234,7 @@ def test_run_of_a_users_method_is_exported(workdir, deep, tmp_path, mesh):
     values = loading.load(workdir, mesh).values
     both = values.frozen | values.trainable
     own = {n.removeprefix("encoder/"): x for n, x in both.items() if n.startswith("encoder/")}
-    for name, value in open_model(tmp_path / "out").load(wanted(own)).items():
-        np.testing.assert_array_equal(value, own[name], err_msg=name)
+    assert_stored(tmp_path / "out", own)
     before, after = TensorFiles(deep), TensorFiles(tmp_path / "out")
     assert set(before.names) == set(after.names)
     told = call("perception.adapters", "peft", f"--run={workdir}", f"--out={tmp_path}/x", code=2)
@@ -271,8 +271,7 @@ def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, t
     out = tmp_path / "out"
     call("perception.adapters", "export", f"--run={tmp_path / 'run'}", f"--out={out}")
     stack = {n.removeprefix("encoder/"): x for n, x in values.frozen.items()}
-    for name, value in open_model(out).load(wanted(stack)).items():
-        np.testing.assert_array_equal(value, stack[name], err_msg=name)
+    assert_stored(out, stack)
 
 
 def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
