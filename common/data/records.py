@@ -56,13 +56,14 @@ def open_records(
 def _own(source: str, splits: Iterable[str], optional: Container[str]) -> Records:
     from common.data.own import own_examples
 
-    def records(split: str) -> list[Record]:
-        form = "a dictionary of fields"
+    records, form = {}, "a dictionary of fields"
+    for split in splits:
         examples = own_examples(source, split, dict, form, optional=split in optional)
-        return [(f"{source} example {n} of {split}", fields) for n, fields in enumerate(examples)]
-
-    by_split = {split: records(split) for split in splits}
-    return {split: iter(examples) for split, examples in by_split.items() if examples}, None
+        if examples:
+            records[split] = [
+                (f"{source} example {n} of {split}", fields) for n, fields in enumerate(examples)
+            ]
+    return records, None
 
 
 def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> Records:
