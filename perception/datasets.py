@@ -6,7 +6,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.config import check_choice
-from common.data.labelled import LabelledText, Rules, load_labelled
+from common.data.labelled import LabelledText, load_labelled
 from common.errors import check
 
 SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
@@ -137,8 +137,14 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names must exist. Other missing splits are cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
-    rules = Rules(known.classes, known.unlabelled, cut, splits, data.multi_label)
-    found, classes = load_labelled(read, rules)
+    found, classes = load_labelled(
+        read,
+        classes=known.classes,
+        unlabelled=known.unlabelled,
+        cut=cut,
+        splits=splits,
+        several=data.multi_label,
+    )
     if not data.pair:
         found = {
             split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_E)

@@ -45,36 +45,20 @@ class LabelledText:
         return fingerprint(lines, map(str, self.labels_E.tolist()))
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Options of `load_labelled`.
-
-    Attributes:
-        classes: number of classes, or the maximum number if the labels are words and the source has no class names; 0
-            to derive the number from the source's class names, or else from the labels of the training split.
-        unlabelled: whether to skip examples with the label -1 instead of raising an error.
-        cut: splits that may be missing. A missing split is cut from the training split.
-        splits: splits to read.
-        several: whether the label is a list of any number of classes.
-    """
-
-    classes: int = 0
-    unlabelled: bool = False
-    cut: tuple[str, ...] = ()
-    splits: tuple[str, ...] = ("train", "valid", "test")
-    several: bool = False
-
-
 def load_labelled(
     data: "ConfigDict",
-    rules: Rules = Rules(),
+    *,
+    classes: int = 0,
+    unlabelled: bool = False,
+    cut: tuple[str, ...] = (),
+    splits: tuple[str, ...] = ("train", "valid", "test"),
+    several: bool = False,
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
     The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. A
-    source without class names has the classes 0 to `rules.classes` - 1, or 0 to the largest training label if
-    `rules.classes` is 0. If its training labels are words, or sparse integers and `rules.classes` is 0, the classes are
-    the sorted training labels.
+    source without class names has the classes 0 to `classes` - 1, or 0 to the largest training label if `classes` is 0.
+    If its training labels are words, or sparse integers and `classes` is 0, the classes are the sorted training labels.
 
     Args:
         data: a configuration with these fields:
@@ -85,6 +69,12 @@ def load_labelled(
                 that exists.
             `tfds_dir`: data directory of TFDS; "" for TFDS's default.
             `label`: name of the label field (default "label").
+        classes: number of classes, or the maximum number if the labels are words and the source has no class names; 0
+            to derive the number from the source's class names, or else from the labels of the training split.
+        unlabelled: whether to skip examples with the label -1 instead of raising an error.
+        cut: splits that may be missing. A missing split is cut from the training split.
+        splits: splits to read.
+        several: whether the label is a list of any number of classes.
 
     Raises:
         UserError: the source is unknown, missing or damaged; a text is empty; a label is missing or out of range.
@@ -94,43 +84,43 @@ def load_labelled(
     label = data.get("label", LABEL)
     records, names = open_records(
         data.source,
-        {split: data.splits[split] for split in rules.splits},
+        {split: data.splits[split] for split in splits},
         data.fields,
         label,
         tfds_dir=data.tfds_dir,
-        optional=rules.cut,
+        optional=cut,
     )
-    splits = {split: list(examples) for split, examples in records.items()}
-    if rules.unlabelled:
-        splits = {
+    found = {split: list(examples) for split, examples in records.items()}
+    if unlabelled:
+        found = {
             split: [record for record in examples if str(_field(record, label)) != "-1"]
-            for split, examples in splits.items()
+            for split, examples in found.items()
         }
-    for split, examples in splits.items():
+    for split, examples in found.items():
         if not examples:
             raise UserError(f"{data.source} has no examples in its {split} split")
-    if names and rules.classes and len(names) != rules.classes:
+    if names and classes and len(names) != classes:
         raise UserError(
-            f"{data.source} has {len(names)} classes, not {rules.classes}: check --config.data.source"
+            f"{data.source} has {len(names)} classes, not {classes}: check --config.data.source"
         )
     # Collect the classes before a missing split is cut from the training split, which may then lack a class.
-    classes = tuple(names or _classes(splits["train"], label, rules))
-    if len(classes) < 2:
-        raise UserError(
-            f"{data.source} has a single class, {classes[0]}; classification needs at least two"
-        )
+    known = tuple(names or _classes(found["train"], label, classes, several))
+    check(
+        len(known) > 1,
+        f"{data.source} has a single class, {known[0]}; classification needs at least two",
+    )
     for split in SHARES:
-        if split in rules.splits and split not in splits:
-            if split not in rules.cut:
-                raise UserError(
-                    f"{data.source} has no {split} split {data.splits[split]!r} (--config.data.splits.{split})"
-                )
-            _cut(splits, split, data.source)
-    by_number = bool(names) or classes == tuple(map(str, range(len(classes))))
+        if split in splits and split not in found:
+            check(
+                split in cut,
+                f"{data.source} has no {split} split {data.splits[split]!r} (--config.data.splits.{split})",
+            )
+            _cut(found, split, data.source)
+    by_number = bool(names) or known == tuple(map(str, range(len(known))))
     return {
-        split: _read(splits[split], data.fields, label, classes, by_number, rules.several)
-        for split in rules.splits
-    }, classes
+        split: _read(found[split], data.fields, label, known, by_number, several)
+        for split in splits
+    }, known
 
 
 def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
@@ -154,9 +144,8 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
         )
 
 
-def _classes(train: Sequence[Record], label: str, rules: Rules) -> list[str]:
-    count = rules.classes
-    labels = {text for record in train for text in _labels(record, label, rules.several)}
+def _classes(train: Sequence[Record], label: str, count: int, several: bool) -> list[str]:
+    labels = {text for record in train for text in _labels(record, label, several)}
     check(
         bool(labels),
         f"no training example has a class in the field {label!r}: check --config.data.label",
@@ -201,7 +190,7 @@ def _read(
     label_field: str,
     classes: Sequence[str],
     by_number: bool,
-    several: bool = False,
+    several: bool,
 ) -> LabelledText:
     """Returns the texts and classes of records.
 

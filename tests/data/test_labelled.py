@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common.data.labelled import LabelledText, Rules, load_labelled
+from common.data.labelled import LabelledText, load_labelled
 from common.data.manual import SAME, TOPICS
 from common.errors import UserError
 
@@ -181,7 +181,7 @@ def test_missing_splits_are_cut_from_train(folder, capsys):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
-    splits, _ = load_labelled(data(f"files:{folder}"), Rules(cut=("valid", "test")))
+    splits, _ = load_labelled(data(f"files:{folder}"), cut=("valid", "test"))
     # 12 is 30 % of 40, and 3 is a tenth of the other 28.
     assert {name: len(text) for name, text in splits.items()} == {
         "train": 25,
@@ -197,7 +197,7 @@ def test_missing_splits_are_cut_from_train(folder, capsys):
         f"files:{folder} has no test split: using 12 of its 40 training examples, chosen with seed 42",
         f"files:{folder} has no valid split: using 3 of its 28 training examples, chosen with seed 42",
     ]
-    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), Rules(cut=("valid", "test")))
+    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), cut=("valid", "test"))
     assert again["test"].texts == splits["test"].texts
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data(f"files:{folder / 'train.jsonl'}"))
@@ -215,8 +215,8 @@ def test_alternative_split_names(folder):
 
 def test_only_requested_splits_are_read(folder):
     (folder / "validation.jsonl").unlink()
-    rules = Rules(splits=("train", "test"))
-    assert set(load_labelled(data(f"files:{folder}"), rules)[0]) == {"train", "test"}
+    found, _ = load_labelled(data(f"files:{folder}"), splits=("train", "test"))
+    assert set(found) == {"train", "test"}
 
 
 def test_label_field_name(folder):
@@ -230,24 +230,24 @@ def test_label_field_name(folder):
 
 def test_given_number_of_classes(folder):
     """Training examples need not have all classes. A label at or above the number of classes is an error."""
-    _, classes = load_labelled(data(f"files:{folder}"), Rules(classes=3))
+    _, classes = load_labelled(data(f"files:{folder}"), classes=3)
     assert classes == ("0", "1", "2")
     (folder / "train.jsonl").write_text(lines([*GOOD, {"text": "x", "label": 3}]))
     with pytest.raises(
         UserError, match=r"train\.jsonl line 3: the label 3 is not one of the 3 classes"
     ):
-        load_labelled(data(f"files:{folder}"), Rules(classes=3))
+        load_labelled(data(f"files:{folder}"), classes=3)
     (folder / "train.jsonl").write_text(lines([*GOOD, {"text": "x", "label": 12}]))
     with pytest.raises(UserError, match=r"the 12 classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.$"):
-        load_labelled(data(f"files:{folder}"), Rules(classes=12))
+        load_labelled(data(f"files:{folder}"), classes=12)
     (folder / "train.jsonl").write_text(lines([{"text": "x", "label": name} for name in "abc"]))
     with pytest.raises(UserError, match="have 3 classes instead of 2: a, b, c"):
-        load_labelled(data(f"files:{folder}"), Rules(classes=2))
+        load_labelled(data(f"files:{folder}"), classes=2)
 
 
 def test_unlabelled_examples_are_skipped(folder):
     (folder / "test.jsonl").write_text(lines([{"text": "x", "label": -1}, *GOOD]))
-    assert len(load_labelled(data(f"files:{folder}"), Rules(unlabelled=True))[0]["test"]) == 2
+    assert len(load_labelled(data(f"files:{folder}"), unlabelled=True)[0]["test"]) == 2
 
 
 def test_hugging_face_data_sets(monkeypatch):
@@ -261,7 +261,7 @@ def test_hugging_face_data_sets(monkeypatch):
     hub = ModuleType("datasets")
     hub.load_dataset = lambda name: {"train": Split(named(20)), "test": Split(named(4))}
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    splits, classes = load_labelled(data("hf:some/name"), Rules(cut=("valid", "test")))
+    splits, classes = load_labelled(data("hf:some/name"), cut=("valid", "test"))
     assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
     with pytest.raises(UserError, match="has no split validation; its splits: train, test"):
         load_labelled(data("hf:some/name"))
@@ -388,7 +388,7 @@ def test_rare_class_may_be_in_the_cut_split_only(tmp_path) -> None:
     data = written(tmp_path, ["a", "b"] * 20 + ["rare"])
     (tmp_path / "test.jsonl").unlink()
     (tmp_path / "valid.jsonl").unlink()
-    splits, names = load_labelled(data, Rules(cut=("valid", "test")))
+    splits, names = load_labelled(data, cut=("valid", "test"))
     assert names == ("a", "b", "rare")
     assert sum(map(len, splits.values())) == 41
 
@@ -397,4 +397,4 @@ def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:
     data = written(tmp_path, [0, 1])
     (tmp_path / "labels.json").write_text('["no", "yes"]')
     with pytest.raises(UserError, match="has 2 classes, not 5"):
-        load_labelled(data, Rules(classes=5))
+        load_labelled(data, classes=5)
