@@ -164,24 +164,19 @@ def _classes(train: Sequence[Record], label: str, count: int, several: bool) -> 
     return sorted(labels)
 
 
-def _label(record: Record, field: str) -> str:
-    place, label = record[0], _field(record, field)
-    # A missing label may be NaN, which is not equal to itself.
-    if label is None or label != label or not str(label).strip():
-        raise UserError(f"{place}: the label is missing")
-    if isinstance(label, list | dict):
-        raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
-    return str(label)
-
-
 def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
     """Returns {label as text: label} for all labels of a record. With `several`, the field holds a list of labels."""
-    if not several:
-        return {_label(record, field): _field(record, field)}
     place, found = record[0], _field(record, field)
-    if not isinstance(found, list):
+    if several and not isinstance(found, list):
         raise UserError(f"{place}: the label must be a list of classes, got {found!r}")
-    return {_label((place, {field: one}), field): one for one in found}
+    labels = found if several else [found]
+    for label in labels:
+        # A missing label may be NaN, which is not equal to itself.
+        if label is None or label != label or not str(label).strip():
+            raise UserError(f"{place}: the label is missing")
+        if isinstance(label, list | dict):
+            raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
+    return {str(label): label for label in labels}
 
 
 def _read(

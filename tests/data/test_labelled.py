@@ -398,3 +398,11 @@ def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:
     (tmp_path / "labels.json").write_text('["no", "yes"]')
     with pytest.raises(UserError, match="has 2 classes, not 5"):
         load_labelled(data, classes=5)
+
+
+def test_lists_of_labels_are_in_the_first_field_that_exists(tmp_path) -> None:
+    data = written(tmp_path, [["a"], ["b", "a"], []])
+    data.label = "tags|label"
+    splits, names = load_labelled(data, several=True)
+    assert names == ("a", "b")
+    assert splits["train"].labels_E.tolist() == [[1, 0], [1, 1], [0, 0]]
