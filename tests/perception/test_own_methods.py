@@ -134,8 +134,7 @@ solved = Method("x", 1e-3, divides, solves_head=True)
 def own_package(tmp_path_factory) -> Iterator[Path]:
     """Yields a folder with an importable package: the method of perception/README.md, and incomplete methods."""
     method, _ = python_of_readme("perception")
-    folder = tmp_path_factory.mktemp("own")
-    with importable(folder, ways=method, others=MODULE):
+    with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
 
 

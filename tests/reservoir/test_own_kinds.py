@@ -117,8 +117,8 @@ def own_package(tmp_path) -> Iterator[Path]:
     """Yields an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
     kind, placements, corpus, *_ = python_of_readme("reservoir")  # the rest trains a model
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
-    with importable(tmp_path, **modules, placements=placements + PLACEMENTS):
-        yield tmp_path
+    with importable(tmp_path, **modules, placements=placements + PLACEMENTS) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])

@@ -104,8 +104,7 @@ def mesh():
 def own_package(tmp_path_factory) -> Iterator[Path]:
     """Yields a folder with an importable package: the method of reservoir/README.md, and incomplete methods."""
     (method,) = (code for code in python_of_readme("reservoir") if "Method" in code)
-    folder = tmp_path_factory.mktemp("own")
-    with importable(folder, ways=method, others=MODULE):
+    with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
 
 
