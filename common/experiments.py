@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from common.cached import read_json_if
 from common.config import flatten, override_all, to_json
-from common.errors import UserError, check
+from common.errors import UserError, check, file_error
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import publish, write_csv
@@ -180,8 +180,10 @@ class ExperimentSuite:
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
         """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}.
 
-        The table keeps the rows of other cases that were tuned on the same fields in the same --out.
+        The table keeps the rows of other cases that were tuned on the same fields in --out, if their runs exist.
         """
+        # Read the table first: a damaged table must be an error before the training.
+        known, before = self._tuned_before(cases)
         combinations = itertools.product(*self.sweep.values())
         grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
         configs = {}
@@ -201,25 +203,42 @@ class ExperimentSuite:
                 mark = "chosen" if run is chosen else ""
                 rows.append((name, *point.values(), *measured, mark))
         columns = ("case", *self.sweep, f"best valid {curve.name}", "steps", "FLOPs", "")
-        self.write("sweep", columns, self._tuned_before(columns, cases) + rows)
+        self.write("sweep", columns, [*(before if known == columns else ()), *rows])
         print(
             f"--sweep: trained each case with {len(grid)} settings and seed 1, and chose the setting with the best"
             " validation value; the test split was not used"
         )
         return best
 
-    def _tuned_before(
-        self, columns: tuple[str, ...], cases: Mapping[str, Experiment]
-    ) -> list[tuple]:
-        """Returns the rows of the table `sweep` in --out of cases other than `cases`; [] if its columns differ."""
+    def _tuned_before(self, cases: Mapping[str, Experiment]) -> tuple[tuple[str, ...], list[tuple]]:
+        """Reads the table `sweep` in --out. Returns its columns, and its rows of cases other than `cases`.
+
+        Leaves out rows whose runs were deleted, and all rows of a sweep over other fields.
+
+        Raises:
+          UserError: the table is damaged.
+        """
         path = self.out / "sweep.csv"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        before, *rows = [tuple(row) for row in csv.reader(text.splitlines())] or [()]
-        others = [row for row in rows if row[0] not in cases] if before == columns else []
-        return [
-            (*at, float(best), int(steps), float(flops), mark)
-            for *at, best, steps, flops, mark in others
-        ]
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        except ValueError as error:
+            raise file_error(path, error) from error
+        columns, *lines = [tuple(line) for line in csv.reader(text.splitlines())] or [()]
+        if columns[:-4] != ("case", *self.sweep):
+            return columns, []
+        rows = []
+        for number, line in enumerate(lines, start=2):
+            try:
+                case, *values, best, steps, flops, mark = line
+                point = dict(zip(self.sweep, values, strict=True))
+                row = (case, *values, float(best), int(steps), float(flops), mark)
+            except ValueError as error:
+                raise UserError(
+                    f"{path}, line {number}: {','.join(line)!r} is not a row of the table: correct it, or delete it"
+                ) from error
+            if case not in cases and (self.folder(_run_name(case, 1, point)) / SUMMARY).exists():
+                rows.append(row)
+        return columns, rows
 
     def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
         """Returns the summary and the workdir of one run. Trains the run if it is not finished."""

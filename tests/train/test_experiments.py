@@ -195,6 +195,19 @@ def test_table_of_a_sweep_keeps_the_cases_of_earlier_sweeps(tmp_path):
 
 
 @pytest.mark.medium
+def test_table_of_a_sweep_drops_cases_whose_runs_were_deleted(tmp_path):
+    tuned(tmp_path, seeds=1).runs(cases(one=1.0, two=2.0))
+    shutil.rmtree(tmp_path / "runs" / "one_seed1_learning_rate=0.05")
+    tuned(tmp_path, seeds=1).runs(cases(three=1.0))
+    rows = [line.split(",")[:2] for line in (tmp_path / "sweep.csv").read_text().splitlines()[1:]]
+    assert rows == [
+        ["one", "1e-5"],
+        *(["two", rate] for rate in ("1e-5", "0.05")),
+        *(["three", rate] for rate in ("1e-5", "0.05")),
+    ]
+
+
+@pytest.mark.medium
 def test_sweep_never_touches_the_test_split(tmp_path):
     tasks: list[toy.Toy] = []
 
