@@ -104,11 +104,6 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 
 
-def time_to(curve: Curve, fraction: float, axis: Axis = "seconds") -> float:
-    """Returns the x coordinate, in units of the axis, at which the curve first reaches a fraction of its best value."""
-    return reaching(curve, fraction).at(axis)
-
-
 def shared_horizon(
     curves: Iterable[Curve], axis: Axis, which: Literal["longest", "shortest"] = "longest"
 ) -> float | None:

@@ -7,9 +7,6 @@ from typing import Any, Literal
 from common.errors import UserError
 
 Axis = Literal["seconds", "hours", "step", "flops"]
-Mode = Literal["max", "min"]
-
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Point:
             case "seconds":
                 return self.seconds
             case "hours":
-                return self.seconds / SECONDS_PER_HOUR
+                return self.seconds / 3600
             case "step":
                 return float(self.step)
             case "flops":
@@ -53,7 +50,7 @@ class Curve:
     """
 
     name: str
-    mode: Mode
+    mode: Literal["max", "min"]
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from common.atomic import write_atomic
+
 if TYPE_CHECKING:
     from scipy import sparse
 
 PREDICTIONS = "predictions.npz"
 """File name of the test predictions in a workdir."""
-
-_LARGEST_EXPONENT = 700.0  # exp(710) overflows float64.
 
 
 def stem(name: str) -> str:
@@ -85,13 +85,9 @@ class Predictions(ABC):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {stem(name): x for name, x in values.items() if isinstance(x, np.ndarray)}
         plain = {name: x for name, x in values.items() if not isinstance(x, np.ndarray)}
-        record = json.dumps({"kind": self.kind, **plain})
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            text = np.frombuffer(record.encode(), np.uint8)
-            np.savez_compressed(file, record=text, **arrays)
-        partial.replace(path)
+        record = np.frombuffer(json.dumps({"kind": self.kind, **plain}).encode(), np.uint8)
+        write_atomic(path, lambda file: np.savez_compressed(file, record=record, **arrays))
 
 
 def perplexity(loss_B: np.ndarray) -> np.ndarray:
-    return np.exp(np.minimum(loss_B, _LARGEST_EXPONENT))
+    return np.exp(np.minimum(loss_B, 700.0))  # exp(710) overflows float64.

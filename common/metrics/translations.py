@@ -3,7 +3,6 @@
 Shape letters of this module: B resamples, E sentences, S statistics.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,20 +23,6 @@ def bleu_metric(lowercase: bool, tokenize: str) -> "BLEU":
 
     # force=True suppresses sacrebleu's warning about tokenised text.
     return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
-
-
-def sentence_statistics(
-    metric: "BLEU", hypotheses: Sequence[str], references: Sequence[str]
-) -> np.ndarray:
-    """Returns lengths and n-gram counts of each sentence, (sentences, 10). `bleu_of` needs their sum."""
-    # No public method returns these statistics. `sacrebleu.significance` uses this private method too.
-    statistics = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
-    return np.asarray(statistics)
-
-
-def bleu_of(metric: "BLEU", sums: np.ndarray) -> float:
-    """Returns the corpus BLEU (0 to 100) from `sentence_statistics` summed over the sentences, (10,)."""
-    return metric._compute_score_from_stats(sums.tolist()).score
 
 
 @dataclass(frozen=True)
@@ -74,15 +59,18 @@ class Translations(Predictions):
     @property
     def statistics(self) -> np.ndarray:
         """Statistics of each sentence, (E, 12): sacrebleu's 10 counts, loss in nats, number of tokens."""
-        counts_ES = sentence_statistics(self.metric(), self.hypotheses, self.references)
+        # No public method returns these counts. `sacrebleu.significance` uses this private method too.
+        counts_ES = self.metric()._extract_corpus_statistics(
+            list(self.hypotheses), [list(self.references)]
+        )
         return np.column_stack([counts_ES, self.nats_E, self.tokens_E]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns BLEU (0 to 100), the loss in nats per reference token, and the perplexity."""
-        metric = self.metric()
+        score = self.metric()._compute_score_from_stats
         loss_B = sums_BS[:, -2] / sums_BS[:, -1]
         return {
-            "bleu": np.array([bleu_of(metric, sums_S) for sums_S in sums_BS[:, :-2]]),
+            "bleu": np.array([score(counts_S).score for counts_S in sums_BS[:, :-2].tolist()]),
             "loss": loss_B,
             "perplexity": perplexity(loss_B),
         }

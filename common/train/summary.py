@@ -6,7 +6,7 @@ import jax
 
 from common import variables
 from common.config import to_json
-from common.metrics.aucc import aucc, time_to
+from common.metrics.aucc import aucc, reaching
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
 from common.runtime.processes import is_main
@@ -69,7 +69,9 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
         "final_valid": curve.points[-1].value,
         **tests,
         "aucc": {axis: aucc(curve, axis) for axis in ("seconds", "hours", "step", "flops")},
-        "seconds_to": {str(percent): time_to(curve, percent / 100) for percent in (95, 99, 100)},
+        "seconds_to": {
+            str(percent): reaching(curve, percent / 100).seconds for percent in (95, 99, 100)
+        },
         **{f"{name}_seconds": value for name, value in seconds.items()},
         "startup_seconds": run.startup_seconds,
         "tokens_per_second": state.tokens / seconds["train"] if seconds["train"] else 0.0,

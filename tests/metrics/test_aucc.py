@@ -4,7 +4,7 @@ import math
 import pytest
 
 from common.errors import UserError
-from common.metrics.aucc import aucc, mean_outline, outline, reaching, shared_horizon, time_to
+from common.metrics.aucc import aucc, mean_outline, outline, reaching, shared_horizon
 from common.metrics.curve import Curve, Point
 
 HOUR = 3600.0
@@ -95,34 +95,34 @@ def test_empty_curve_raises_user_error():
         aucc(Curve("BLEU", "max"))
 
 
-def test_time_to_is_the_first_validation_point_that_reaches_the_value():
+def test_reaching_is_the_first_validation_point_that_reaches_the_value():
     measured = curve("max", [(1.0, 50.0), (2.0, 94.9), (3.0, 95.0), (4.0, 100.0), (5.0, 99.0)])
-    assert time_to(measured, 0.95) == 3.0
-    assert time_to(measured, 0.99) == 4.0
-    assert time_to(measured, 1.0, "step") == 40.0
-    assert time_to(measured, 1.0, "hours") == pytest.approx(4 / 3600)
+    assert reaching(measured, 0.95).seconds == 3.0
+    assert reaching(measured, 0.99).seconds == 4.0
+    assert reaching(measured, 1.0).at("step") == 40.0
+    assert reaching(measured, 1.0).at("hours") == pytest.approx(4 / 3600)
 
 
-def test_time_to_of_a_min_metric_divides_by_the_fraction():
+def test_reaching_of_a_min_metric_divides_by_the_fraction():
     measured = curve("min", [(1.0, 3.0), (2.0, 2.1), (3.0, 2.0), (4.0, 2.5)])
-    assert time_to(measured, 0.95) == 2.0  # the value to reach is 2.0 / 0.95 = 2.105
-    assert time_to(measured, 0.99) == 3.0
+    assert reaching(measured, 0.95).seconds == 2.0  # the value to reach is 2.0 / 0.95 = 2.105
+    assert reaching(measured, 0.99).seconds == 3.0
 
 
-def test_time_to_of_a_metric_between_0_and_1():
+def test_reaching_of_a_metric_between_0_and_1():
     measured = curve("max", [(1.0, 0.7), (2.0, 0.77), (3.0, 0.8)])
-    assert time_to(measured, 0.95) == 2.0  # the value to reach is 0.95 * 0.8 = 0.76
-    assert time_to(measured, 0.99) == 3.0
+    assert reaching(measured, 0.95).seconds == 2.0  # the value to reach is 0.95 * 0.8 = 0.76
+    assert reaching(measured, 0.99).seconds == 3.0
 
 
-def test_time_to_of_negative_values_takes_the_easier_side():
-    assert time_to(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95) == 2.0
+def test_reaching_of_negative_values_takes_the_easier_side():
+    assert reaching(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95).seconds == 2.0
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.1, math.nan])
 def test_fraction_must_be_in_0_1(fraction):
     with pytest.raises(UserError, match="fraction"):
-        time_to(curve("max", [(1.0, 1.0)]), fraction)
+        reaching(curve("max", [(1.0, 1.0)]), fraction)
 
 
 def test_reaching_another_best_value_may_return_none():

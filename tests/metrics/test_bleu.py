@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.metrics.translations import bleu_metric, bleu_of, sentence_statistics
+from common.metrics.translations import Translations, bleu_metric
 
 REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
 
@@ -13,9 +13,12 @@ def test_sums_of_sentence_statistics_give_the_corpus_score():
     hypotheses = ["The cat sat on a mat .", "a dog barked at the sun today ."]
     for lowercase, tokenize in ((False, "13a"), (True, "none")):
         metric = bleu_metric(lowercase, tokenize)
-        counts_MS = sentence_statistics(metric, hypotheses, REFERENCES)
-        assert counts_MS.shape == (2, 10) and counts_MS.dtype == np.int64
+        ones_E = np.ones(2)
+        made = Translations("e", hypotheses, REFERENCES, ones_E, ones_E, lowercase, tokenize)
+        statistics_ES = made.statistics
+        assert statistics_ES.shape == (2, 12) and (statistics_ES == statistics_ES.round()).all()
         for order in ([0, 1], [0, 1, 1]):
             references = [REFERENCES[i] for i in order]
             expected = metric.corpus_score([hypotheses[i] for i in order], [references]).score
-            assert bleu_of(metric, counts_MS[order].sum(0)) == pytest.approx(expected)
+            found = made.measure(statistics_ES[order].sum(0, keepdims=True))
+            assert found["bleu"] == pytest.approx([expected])
