@@ -51,7 +51,7 @@ def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
         ratio = None if not reference or not timed else f"{_mean(hours[case]) / reference:.2f}"
         measured = (mean_std(_best(group), 2), mean_std(hours[case], 4), ratio, _parameters(group))
         last = mean_std(_epoch(group, unit), 3), mean_std(_test(group), 2)
-        rows.append(_row(case, f"measured, timed {group.timed}", *measured, *last))
+        rows.append(_row(case, _timed(group), *measured, *last))
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells, None))
     columns = (
@@ -84,9 +84,7 @@ def table3(suite: ExperimentSuite) -> None:
     rows = []
     for (case, group), area in zip(groups.items(), areas, strict=True):
         best, seconds = mean_std(_best(group), 2), mean_std(_epoch(group, "s"), 2)
-        rows.append(
-            _row(case, f"measured, timed {group.timed}", best, mean_std(area.raw, 4), seconds)
-        )
+        rows.append(_row(case, _timed(group), best, mean_std(area.raw, 4), seconds))
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells))
     suite.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
@@ -108,15 +106,20 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     for setting, groups in suite.groups(name).items():
         # "longest" counts the best BLEU of the whole run, because the paper's horizon limits only the AUCC.
         times = time_rows(list(groups.values()), "hours", "longest", (percent,))
-        for (case, group), (row,) in zip(groups.items(), times, strict=True):
-            hours = [x for x in row.positions("hours") if x is not None]
-            there = [x for x in row.values() if x is not None]
-            cells = (mean_std(hours, 4), mean_std(there, 2))
-            rows.append((setting, *_row(case, f"measured, timed {group.timed}", *cells)))
+        for (case, group), (points,) in zip(groups.items(), times, strict=True):
+            reached = [point for point in points if point]
+            hours = [point.at("hours") for point in reached]
+            cells = (mean_std(hours, 4), mean_std([point.value for point in reached], 2))
+            rows.append((setting, *_row(case, _timed(group), *cells)))
             if cells := paper.get((setting, case.model, str(case.layers))):
                 rows.append((setting, *_row(case, "printed", *cells)))
     columns = ("data", *_COLUMNS, f"hours to {percent} %", "BLEU there")
     suite.write(name, columns, rows)
+
+
+def _timed(group: Group) -> str:
+    """Returns the distinct values of `Run.timing` in a group."""
+    return f"measured, timed {', '.join(dict.fromkeys(run.timing for run in group.runs))}"
 
 
 def _best(group: Group) -> list[float]:

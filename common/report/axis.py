@@ -1,7 +1,6 @@
 """Display names and units for the axes of tables and figures."""
 
 import math
-from typing import NamedTuple
 
 from common.metrics.curve import Axis, Curve
 
@@ -9,33 +8,23 @@ _TIMES = ((3600.0, "h"), (60.0, "min"))
 _PREFIXES = " kMGTPEZY"
 
 
-class Units(NamedTuple):
-    """A display unit of an axis.
+def units(axis: Axis, end: float) -> tuple[float, str, str]:
+    """Returns scale, unit and label that make an axis from 0 to `end` readable.
 
-    Attributes:
-      scale: divisor that converts axis values to display values, such as 3600 to show seconds as hours.
-      unit: name of the display unit.
-      label: axis label in figures.
+    The scale is the divisor that converts axis values to the unit, such as 3600 to show seconds as hours. Only
+    "seconds" and "flops" are scaled.
     """
-
-    scale: float
-    unit: str
-    label: str
-
-
-def units(axis: Axis, end: float) -> Units:
-    """Returns a readable display unit for an axis from 0 to `end`. Only "seconds" and "flops" are scaled."""
     match axis:
         case "seconds":
             scale, unit = next((time for time in _TIMES if end >= 2 * time[0]), (1.0, "s"))
-            return Units(scale, unit, f"training time ({unit})")
+            return scale, unit, f"training time ({unit})"
         case "hours":
-            return Units(1.0, "h", "training time (h)")
+            return 1.0, "h", "training time (h)"
         case "step":
-            return Units(1.0, "steps", "training steps")
+            return 1.0, "steps", "training steps"
     power = min(int(math.log10(max(end, 1.0))) // 3, len(_PREFIXES) - 1)
     unit = f"{_PREFIXES[power]}FLOP".strip()
-    return Units(1000.0**power, unit, f"training compute ({unit})")
+    return 1000.0**power, unit, f"training compute ({unit})"
 
 
 def shown_name(curve: Curve) -> str:

@@ -44,24 +44,6 @@ class AuccRow:
     measured: list[float]
 
 
-@dataclass(frozen=True)
-class TimeRow:
-    """For each run of a group, the first validation point that reaches a percentage of the best value.
-
-    The point is None if the run does not reach the percentage.
-    """
-
-    points: list[Point | None]
-
-    def positions(self, axis: Axis) -> list[float | None]:
-        """Returns the x coordinate of each point in units of `axis`."""
-        return [None if point is None else point.at(axis) for point in self.points]
-
-    def values(self) -> list[float | None]:
-        """Returns the metric at each point."""
-        return [None if point is None else point.value for point in self.points]
-
-
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
     """Returns the horizon in units of the axis; None on the axis "flops" if the runs have no FLOP counts.
 
@@ -116,7 +98,7 @@ def time_rows(
     horizon: Horizon = "longest",
     percents: Sequence[float] = PERCENTS,
     reference: Reference = "own",
-) -> list[list[TimeRow]]:
+) -> list[list[list[Point | None]]]:
     """Finds the first point at which each run reaches each percentage of the best value, up to the horizon.
 
     If the metric is minimised, 95 % of the best value 2 is 2 / 0.95.
@@ -125,7 +107,7 @@ def time_rows(
       reference: "own" for percentages of the best value of the same run, "all" for the best value of all runs.
 
     Returns:
-      A list for each group, with a `TimeRow` for each percentage.
+      For each group and percentage, the point of each run, or None if the run does not reach the percentage.
 
     Raises:
       UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
@@ -138,7 +120,7 @@ def time_rows(
         values = [curve.best.value for some in curves for curve in some]
         best = max(values) if curves[0][0].mode == "max" else min(values)
     return [
-        [TimeRow([reaching(curve, percent / 100, best) for curve in some]) for percent in percents]
+        [[reaching(curve, percent / 100, best) for curve in some] for percent in percents]
         for some in curves
     ]
 
@@ -185,7 +167,7 @@ def time_table(
     """
     groups = time_rows(compared, axis, horizon, percents, reference)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
-    points = [point for rows in groups for row in rows for point in row.points if point]
+    points = [point for rows in groups for row in rows for point in row if point]
     at_digits = digits_for(point.at(axis) / scale for point in points)
     digits = digits_for(point.value for point in points)
     columns, name = ["model"], shown_name(compared[0].curves[0])
@@ -195,13 +177,13 @@ def time_table(
     for group, rows in zip(compared, groups, strict=True):
         cells = [group.name]
         for row in rows:
-            reached = [point for point in row.points if point]
+            reached = [point for point in row if point]
             if not reached:
                 cells += ["never", ""]
                 continue
             at = mean_std([point.at(axis) / scale for point in reached], at_digits)
-            every = len(reached) == len(row.points)
-            cells.append(at if every else f"{at} ({len(reached)} of {len(row.points)})")
+            every = len(reached) == len(row)
+            cells.append(at if every else f"{at} ({len(reached)} of {len(row)})")
             cells.append(mean_std([point.value for point in reached], digits))
         table.append(tuple(cells))
     return Table(tuple(columns), table)
@@ -217,7 +199,7 @@ def seed_table(
         (
             *(group.name, run.name, run.seed),
             *(row.best[i], run.test, row.raw[i], row.normalised[i]),
-            *(times.positions(axis)[i] for times in (*own_rows, *all_rows)),
+            *(points[i] and points[i].at(axis) for points in (*own_rows, *all_rows)),
         )
         for group, row, own_rows, all_rows in zip(compared, areas, own, best, strict=True)
         for i, run in enumerate(group.runs)

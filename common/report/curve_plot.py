@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from common.errors import check
 from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
@@ -61,8 +63,8 @@ def curve_figure(
     for number, (name, seeds) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         style = {"color": colour, "linestyle": _STYLES[number // len(COLOURS) % len(_STYLES)]}
-        xs, ys = _line(mean_outline(seeds, axis, horizon), scale)
-        axes.fill_between(xs, ys, color=colour, alpha=0.22 / len(curves), linewidth=0)
+        xs, ys = np.transpose(mean_outline(seeds, axis, horizon))
+        axes.fill_between(xs / scale, ys, color=colour, alpha=0.22 / len(curves), linewidth=0)
         marked = [curve.until(axis, end) for curve in seeds]
         areas = [aucc(curve, axis, horizon) / scale for curve in seeds]
         area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
@@ -70,11 +72,11 @@ def curve_figure(
         if not alone and all(curve.points for curve in marked):
             best = sum(curve.best.value for curve in marked) / len(marked)
             entry = f"best {best:.4g}, {entry}"
-        axes.plot(xs, ys, linewidth=1.8, label=f"{name}: {entry}", **style)
+        axes.plot(xs / scale, ys, linewidth=1.8, label=f"{name}: {entry}", **style)
         for curve, points in zip(seeds, marked, strict=True):
             if len(seeds) > 1:
-                thin = _line(outline(curve, axis, horizon), scale)
-                axes.plot(*thin, linewidth=0.8, alpha=0.45, **style)
+                xs, ys = np.transpose(outline(curve, axis, horizon))
+                axes.plot(xs / scale, ys, linewidth=0.8, alpha=0.45, **style)
             if points.points:
                 # With several curves, labels of the best values would overlap. The legend shows these values.
                 _mark(axes, points, axis, scale, colour, with_value=alone)
@@ -89,13 +91,6 @@ def curve_figure(
     else:
         figure.legend(loc="outside lower left", **text)
     return figure
-
-
-def _line(
-    points: Sequence[tuple[float, float]], scale: float
-) -> tuple[list[float], tuple[float, ...]]:
-    xs, ys = zip(*points, strict=True)
-    return [x / scale for x in xs], ys
 
 
 def _mark(

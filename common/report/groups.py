@@ -64,11 +64,6 @@ class Group:
     layers: Layers | None
 
     @property
-    def timed(self) -> str:
-        """The distinct values of `Run.timing`, separated by commas."""
-        return ", ".join(dict.fromkeys(run.timing for run in self.runs))
-
-    @property
     def curves(self) -> list[Curve]:
         return [run.curve for run in self.runs]
 
@@ -91,18 +86,15 @@ def trained_layers(config: Mapping[str, Any]) -> Layers | None:
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
 
 
-def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
+def groups(runs: Iterable[Run]) -> list[Group]:
     """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
-
-    Args:
-      ignore: configuration fields that may differ within a group, see IGNORED.
 
     Raises:
       UserError: `runs` is empty, the metrics differ, or two runs have the same configuration and seed.
     """
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
-        by_settings.setdefault(tuple(_settings(run, ignore).items()), []).append(run)
+        by_settings.setdefault(tuple(_settings(run).items()), []).append(run)
     check(bool(by_settings), "there are no runs to compare")
     members = [
         sorted(group, key=lambda run: (run.seed is not None, run.seed))
@@ -126,20 +118,20 @@ def differences(compared: Sequence[Group]) -> Table:
 
     The cell of a missing setting is empty.
     """
-    settings = [_settings(group.runs[0], IGNORED) for group in compared]
+    settings = [_settings(group.runs[0]) for group in compared]
     rows = [(f, *(_text(s[f]) if f in s else None for s in settings)) for f in _differing(settings)]
     return Table(("setting", *(group.name for group in compared)), rows)
 
 
-def _settings(run: Run, ignore: Sequence[str]) -> dict[str, Any]:
-    """Returns {name: value} of the settings that all runs of a group share: device and configuration without `ignore`.
+def _settings(run: Run) -> dict[str, Any]:
+    """Returns {name: value} of the settings that all runs of a group share: device and configuration without IGNORED.
 
     The device is a setting because it determines the training time.
     """
     flat = {"device": run.summary.get("device", "")}
     flat |= {k: _frozen(v) for k, v in sorted(flatten(run.config).items())}
-    prefixes = tuple(name for name in ignore if name.endswith("."))
-    return {k: v for k, v in flat.items() if k not in ignore and not k.startswith(prefixes)}
+    prefixes = tuple(name for name in IGNORED if name.endswith("."))
+    return {k: v for k, v in flat.items() if k not in IGNORED and not k.startswith(prefixes)}
 
 
 def _frozen(value: Any) -> Any:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from common.errors import UserError
+from common.metrics.curve import Axis, Point
 from common.report.comparison import (
     aucc_rows,
     aucc_table,
@@ -81,19 +82,27 @@ def test_paper_units_and_table_layout():
     ]
 
 
+def at(points: list[Point | None], axis: Axis) -> list[float | None]:
+    return [point and point.at(axis) for point in points]
+
+
+def values(points: list[Point | None]) -> list[float | None]:
+    return [point and point.value for point in points]
+
+
 def test_times_to_percentages_of_each_runs_best_value(two):
     (p95, p100), (f95, f100) = time_rows(two, percents=(50, 100))
-    assert p95.positions("seconds") == [2.0, 1.0] and p95.values() == [20.0, 20.0]
-    assert p100.positions("step") == [30, 30] and p100.values() == [40.0, 38.0]
-    assert f95.positions("seconds") == f100.positions("seconds") == [4.0]
+    assert at(p95, "seconds") == [2.0, 1.0] and values(p95) == [20.0, 20.0]
+    assert at(p100, "step") == [30, 30] and values(p100) == [40.0, 38.0]
+    assert at(f95, "seconds") == at(f100, "seconds") == [4.0]
 
 
 def test_times_to_percentages_of_the_overall_best_may_be_never(two):
     (half, p95, p100), (f50, f95, f100) = time_rows(two, percents=(50, 95, 100), reference="all")
-    assert half.positions("seconds") == [2.0, 1.0] and f50.positions("seconds") == [4.0]
-    assert p95.positions("seconds") == [3.0, 3.0]  # 38 is 95 % of 40
-    assert p100.positions("seconds") == [3.0, None]
-    assert f95.points == f100.points == [None]
+    assert at(half, "seconds") == [2.0, 1.0] and at(f50, "seconds") == [4.0]
+    assert at(p95, "seconds") == [3.0, 3.0]  # 38 is 95 % of 40
+    assert at(p100, "seconds") == [3.0, None]
+    assert f95 == f100 == [None]
     columns, (plain, ffn) = time_table(two, percents=(95, 100), reference="all")
     assert columns == ("model", "95 % (s)", "BLEU there", "100 % (s)", "BLEU there")
     assert plain[1:] == ("3.000 ± 0.000", "39.00 ± 1.41", "3.000 (1 of 2)", "40.00")
@@ -102,7 +111,7 @@ def test_times_to_percentages_of_the_overall_best_may_be_never(two):
 
 def test_times_ignore_points_after_the_horizon(two):
     (plain,), _ = time_rows(two, "seconds", 2.0, percents=(100,))
-    assert plain.positions("seconds") == [2.0, 1.0] and plain.values() == [20.0, 20.0]
+    assert at(plain, "seconds") == [2.0, 1.0] and values(plain) == [20.0, 20.0]
 
 
 def test_min_metrics():
@@ -112,10 +121,10 @@ def test_min_metrics():
     assert first.raw == [4 + 3 + 2] and second.raw == pytest.approx([3 + 2.75 + 2.3])
     assert first.normalised == [1.0] and second.normalised == pytest.approx([8.05 / 9])
     assert (first.best, second.best) == ([2.0], [2.1])
-    own = [rows[0].positions("seconds") for rows in time_rows(compared, percents=(80,))]
+    own = [at(rows[0], "seconds") for rows in time_rows(compared, percents=(80,))]
     assert own == [[2.0], [2.0]]  # 2 / 0.8 = 2.5; 2.1 / 0.8 = 2.625
     of_all = time_rows(compared, percents=(95, 99), reference="all")
-    assert [[row.positions("seconds") for row in rows] for rows in of_all] == [
+    assert [[at(row, "seconds") for row in rows] for rows in of_all] == [
         [[2.0], [2.0]],
         [[3.0], [None]],  # 2 / 0.95 = 2.105; 2 / 0.99 = 2.02
     ]

@@ -80,7 +80,12 @@ def test_devices_make_groups():
 def test_ignored_fields_do_not_make_groups():
     runs = [made([1.0], seed=s, steps=s) for s in (1, 2)]
     assert len(groups(runs)) == 2
-    assert len(groups(runs, ignore=("seed", "data.", "train.steps"))) == 1
+    runs = [made([1.0], seed=s, log_steps=s) for s in (1, 2)]
+    for run in runs:
+        run.config["wandb"] = {"project": f"of seed {run.seed}"}
+    assert len(groups(runs)) == 1
+    runs[0].config["wandbs"] = {"project": "x"}
+    assert len(groups(runs)) == 2
 
 
 def test_incomparable_runs_raise_user_errors():
