@@ -22,14 +22,11 @@ from common.errors import check
 from common.metrics.kinds import MODES
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
-from common.report.verdict import Comparison, Sample, check_runs, compare, correct
+from common.report.verdict import Comparison, Sample, check_runs, compare, correct, sample_of
 from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """Files in a paper's folder: the claims, and the chip-hours that `launch.plan` estimates for claims of kind "plan"."""
-
-DIRECTIONS = ("better", "worse", "equivalent")
-EVIDENCE = ("runs", "confirmed", "refuted", "observed", "plan")
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
 """Metric that is counted, not measured -> display name. Smaller values are better."""
@@ -84,8 +81,9 @@ def read(paper: str) -> list[Claim]:
         where, cells = f"{path}, line {number}", len(row)
         check(cells == len(names), f"{where}: the row has {cells} cells instead of {len(names)}")
         claim = Claim(*(cell.strip() for cell in row))
-        check_choice(f"{where}: direction", claim.direction, DIRECTIONS)
-        check_choice(f"{where}: evidence", claim.kind, EVIDENCE)
+        check_choice(f"{where}: direction", claim.direction, ("better", "worse", "equivalent"))
+        kinds = ("runs", "confirmed", "refuted", "observed", "plan")
+        check_choice(f"{where}: evidence", claim.kind, kinds)
         check(bool(claim.claim and claim.section), f"{where}: the claim or section is empty")
         if claim.kind == "runs":
             whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"
@@ -160,27 +158,24 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     seeds.
     """
 
-    def value(run: Run) -> float:
-        summary = run.summary
-        return summary["flops"] if metric == "flops" else summary["params"]["trainable"]
+    def counts(runs: Sequence[Run]) -> list[float]:
+        if metric == "flops":
+            return [run.summary["flops"] for run in runs]
+        return [run.summary["params"]["trainable"] for run in runs]
 
     stopped = {run.summary.get("stopped_by", "steps") for run in (*a, *b)}
-    noise = "seeds" if metric == "flops" and stopped != {"steps"} else "nothing: counted"
-    samples = []
-    for runs in (a, b):
-        counts = tuple(map(value, runs))
-        if noise == "seeds":
-            samples.append(Sample(counts, seedless=all(run.seed is None for run in runs)))
-        else:
-            samples.append(Sample((sum(counts) / len(counts),), seedless=True))
+    if metric == "flops" and stopped != {"steps"}:
+        samples, noise = [sample_of(runs, counts(runs)) for runs in (a, b)], "seeds"
+    else:
+        means = (sum(counts(runs)) / len(runs) for runs in (a, b))
+        samples, noise = [Sample((mean,), seedless=True) for mean in means], "nothing: counted"
     return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, noise)
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
     """Returns the verdict on a claim as text: "holds", "does not hold", "undecided", or why the claim has no verdict.
 
-    Args:
-      hours: options of `launch.plan` -> estimated chip-hours, from `chip_hours`.
+    `hours` is the result of `chip_hours`.
     """
     claim = finding.claim
     match claim.kind:
@@ -203,14 +198,10 @@ def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
     return f"does not hold: {finding.comparison}"
 
 
-COLUMNS = (
-    *("claim", "section", "what the paper says", "printed", "metric"),
-    *("A", "B", "A - B", "95% interval", "seeds", "scale", "verdict"),
-)
-
-
 def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> Table:
-    """Returns the table of claims, one row for each claim. `hours` is the result of `chip_hours`."""
+    """Returns the table of claims. `hours` is the result of `chip_hours`."""
+    columns = ("claim", "section", "what the paper says", "printed", "metric")
+    columns += ("A", "B", "A - B", "95% interval", "seeds", "scale", "verdict")
     rows = []
     for finding in findings:
         claim, cells = finding.claim, ("",) * 6
@@ -220,7 +211,7 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
             cells = (claim.a, claim.b, "", "", "", scale)
         named = (claim.id, claim.section, claim.claim, claim.printed, claim.metric)
         rows.append((*named, *cells, outcome(finding, hours)))
-    return Table(COLUMNS, rows)
+    return Table(columns, rows)
 
 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
@@ -253,13 +244,11 @@ NOTE = (
 )
 
 
-SCALES = ("paper", "laptop", "tiny")
-
-
 def page(results: Path) -> str:
     """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md."""
+    scales = ("paper", "laptop", "tiny")
     files = results.glob("*/*/claims.md")
-    files = sorted(files, key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])))
+    files = sorted(files, key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
     check(
         bool(files),
         f"{results} has no claims, PAPER/SCALE/claims.md: write them with python -m PAPER.reproduce claims",

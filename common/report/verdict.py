@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -30,14 +29,9 @@ from common.metrics.predictions import Predictions
 from common.metrics.translations import Translations
 from common.report.runs import Run, runs_alternated
 
-Word = Literal["better", "worse", "equivalent", "undecided"]
-
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
 """Minimum number of seeds per group, except for runs without randomness. A comparison with fewer seeds is undecided."""
-
-_PER_TOKEN = ("loss", "perplexity")
-"""Metrics of translations that depend on the vocabulary."""
 
 RESAMPLES = 1000
 """Number of bootstrap resamples of the test set."""
@@ -173,7 +167,7 @@ class Comparison:
         return all(s.seedless or len(s.values) >= LEAST_SEEDS for s in (self.a, self.b))
 
     @property
-    def word(self) -> Word:
+    def word(self) -> str:
         """Whether A is better than B, worse, equivalent (the difference is within the margin), or undecided."""
         if not self.decidable:
             return "undecided"
@@ -213,18 +207,13 @@ class Comparison:
             return f"equivalent within {self.margin:g}"
         if self.word != "undecided":
             return self.word
-        more = self.more_seeds
         if self.a.seedless and self.b.seedless:
             return "undecided (no seeds: only more test examples may decide)"
+        more = self.more_seeds
         if more is None:
             return f"undecided (not with {MOST_SEEDS} seeds either)"
-        if not self.decidable:
-            return f"undecided (at least {_more(more)})"
-        return f"undecided (about {_more(more)})"
-
-
-def _more(seeds: int) -> str:
-    return f"{seeds} more seed{'s' * (seeds != 1)}"
+        about = "about" if self.decidable else "at least"
+        return f"undecided ({about} {more} more seed{'s' * (more != 1)})"
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -268,20 +257,24 @@ def compare(
     Raises:
       UserError: the groups have different test examples or metrics, or a margin is negative or not finite.
     """
-    check_margins(margins)
+    for name, margin in margins.items():
+        check(
+            math.isfinite(margin) and margin >= 0,
+            f"the margin of {name} must be a number of at least 0, got {margin}",
+        )
     found = _on_examples(a, b, margins)
     objective, mode = a[0].curve.name, a[0].curve.mode
-    best = [_seeds(group, [run.curve.best.value for run in group]) for group in (a, b)]
+    best = [sample_of(group, [run.curve.best.value for run in group]) for group in (a, b)]
     margin = margins.get(objective, 0.0)
     found.append(Comparison(f"best valid {objective}", mode, *best, margin, 0.0, "seeds"))
     timed = runs_alternated([a, b])
     if timed:
-        seconds = [_seeds(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
+        seconds = [sample_of(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
         found.append(Comparison("training seconds", "min", *seconds, 0.0, 0.0, "seeds"))
     for axis in (*axes, "seconds") if timed and axes else axes:
         end = min(run.curve.points[-1].at(axis) for run in (*a, *b))
         if end > 0:
-            areas = [_seeds(g, [aucc(r.curve, axis, end) / end for r in g]) for g in (a, b)]
+            areas = [sample_of(g, [aucc(r.curve, axis, end) / end for r in g]) for g in (a, b)]
             name = f"mean {objective} over {axis}"
             found.append(Comparison(name, mode, *areas, margin, 0.0, "seeds"))
     return found
@@ -306,16 +299,8 @@ def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
         )
 
 
-def check_margins(margins: Mapping[str, float]) -> None:
-    """Raises a UserError if a margin is negative or not finite."""
-    for name, margin in margins.items():
-        check(
-            math.isfinite(margin) and margin >= 0,
-            f"the margin of {name} must be a number of at least 0, got {margin}",
-        )
-
-
-def _seeds(group: Sequence[Run], values: Sequence[float]) -> Sample:
+def sample_of(group: Sequence[Run], values: Sequence[float]) -> Sample:
+    """Returns the sample of one value for each run of a group."""
     return Sample(tuple(values), seedless=all(run.seed is None for run in group))
 
 
@@ -338,12 +323,12 @@ def _on_examples(
     for metric in points[0]:
         if not all(metric in point for point in points):
             continue
-        if metric in _PER_TOKEN and not _same_tokens(predicted):
+        if metric in ("loss", "perplexity") and not _same_tokens(predicted):
             continue
         values = [point[metric] for point in points]
         moved_RB = np.stack([one[metric] for one in resampled])
         of_a, of_b = (
-            replace(_seeds(group, values[part]), resampled_RB=moved_RB[part])
+            replace(sample_of(group, values[part]), resampled_RB=moved_RB[part])
             for group, part in ((a, slice(len(a))), (b, slice(len(a), None)))
         )
         noise = "test examples" if of_a.seedless and of_b.seedless else "seeds, test examples"
@@ -374,26 +359,20 @@ def shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}.
-
-    All runs have the same resamples.
-    """
-    statistics = [one.statistics for one in predicted]
+    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set, the same for all runs}."""
     weights_BE = _weights(len(predicted[0]), resamples)
-    sums = [[] for _ in predicted]
-    for start in range(0, resamples, _AT_ONCE):
-        part_BE = weights_BE[start : start + _AT_ONCE].astype(float)
-        for some, parts in zip(statistics, sums, strict=True):
-            parts.append(part_BE @ some)
-    return [one.measure(np.concatenate(parts)) for one, parts in zip(predicted, sums, strict=True)]
+    found = []
+    for one in predicted:
+        statistics_ES = one.statistics
+        starts = range(0, resamples, _AT_ONCE)
+        sums = [weights_BE[n : n + _AT_ONCE].astype(float) @ statistics_ES for n in starts]
+        found.append(one.measure(np.concatenate(sums)))
+    return found
 
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """Returns how often each resample contains each example, (B, E) uint16.
-
-    Every call returns the same counts.
-    """
+    """Returns how often each resample contains each example, (B, E) uint16. Every call returns the same counts."""
     generator = np.random.default_rng(0)
     weights_BE = np.empty((resamples, count), np.uint16)
     for weights_E in weights_BE:

@@ -18,7 +18,6 @@ from common.report.verdict import (
     CONFIDENCE,
     Comparison,
     Sample,
-    check_margins,
     check_runs,
     compare,
     correct,
@@ -472,7 +471,7 @@ def test_resamples_are_deterministic_and_shared():
 @pytest.mark.parametrize("margin", [math.nan, math.inf])
 def test_non_finite_margins_raise_user_errors(margin):
     with pytest.raises(UserError, match="the margin of bleu must be a number of at least 0"):
-        check_margins({"loss": 0.0, "bleu": margin})
+        compare([made([1.0])], [made([2.0])], {"loss": 0.0, "bleu": margin})
 
 
 def test_negative_margins_raise_user_errors():
