@@ -69,18 +69,18 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by `trained_layers`."""
+    """Counts layers by the paper's `PAPER.layers.layers_of`. A paper without this function has no frozen layers.
+
+    Returns None if the configuration has no number of layers.
+    """
     # Runs from before a3ffa8f (22 November 2026) lack the field `paper`: count like the paper "reservoir".
     paper = str(config.get("paper", "reservoir"))
     try:
         module = import_module(f"{paper}.layers") if paper.isidentifier() else None
     except ModuleNotFoundError:
         module = None
-    return getattr(module, "layers_of", trained_layers)(config)
-
-
-def trained_layers(config: Mapping[str, Any]) -> Layers | None:
-    """Counts the layers of a configuration that freezes no layers. Returns None if it has no number of layers."""
+    if hasattr(module, "layers_of"):
+        return module.layers_of(config)
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
@@ -114,10 +114,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 
 
 def differences(compared: Sequence[Group]) -> Table:
-    """Returns a table of the settings in which groups differ: a row for each setting, a column for each group.
-
-    The cell of a missing setting is empty.
-    """
+    """Returns a table of the settings in which groups differ. A missing setting has an empty cell."""
     settings = [_settings(group.runs[0]) for group in compared]
     rows = [(f, *(_text(s[f]) if f in s else None for s in settings)) for f in _differing(settings)]
     return Table(("setting", *(group.name for group in compared)), rows)

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -56,19 +56,12 @@ class Run:
 
     @property
     def timing(self) -> str:
-        """Use of the machine during training: "turns", "paused", "shared", "alone" or "unknown".
-
-        "unknown" means that the summary has no timing. `common.train.conditions.Conditions.describe` explains the other
-        values.
-        """
+        """Use of the machine during training, see `common.train.conditions.Conditions.describe`; or "unknown"."""
         return self.summary.get("timing", {}).get("kind", "unknown")
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """Ids of the run's timing sessions. Runs that took turns with each other have equal ids.
-
-        See `common.train.conditions`.
-        """
+        """Ids of the run's timing sessions. Runs that took turns with each other have equal ids."""
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
@@ -114,9 +107,10 @@ def run_of(
     check(isinstance(summary, Mapping), not_a_summary)
     missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
     check(not missing, f"{not_a_summary}: it has no {', '.join(missing)}")
-    counts = [summary["params"].get(name) for name in ("trainable", "total")]
-    known = all(isinstance(count, int | float) for count in counts)
-    check(known, f"{not_a_summary}: the field params lacks the numbers trainable and total")
+    check(
+        all(isinstance(summary["params"].get(n), int | float) for n in ("trainable", "total")),
+        f"{not_a_summary}: the field params lacks the numbers trainable and total",
+    )
     timing = summary.get("timing", {})
     check(
         isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
@@ -146,9 +140,8 @@ def load_local(*paths: str | Path) -> list[Run]:
     except OSError as error:  # The argument may be too long for a file name.
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     runs = [read_run(file) for file in files]
+    _tell("skipped runs without a test result", [r.name for r in runs if not r.summary["test"]])
     tested = [run for run in runs if run.summary["test"]]
-    untested = (run.name for run in runs if not run.summary["test"])
-    _tell("skipped runs without a test result", untested)
     check(
         bool(tested),
         f"{' '.join(map(str, paths))}: no run has a test result; train with --config.eval.test=true",
@@ -172,25 +165,25 @@ def load_group(argument: str) -> list[Run]:
         return load_wandb(project, {"group": group} if group else None)
     if "://" in argument:
         argument = str(_open_bucket(argument))
-    if not any(letter in argument for letter in "*?[") or Path(argument).exists():
+    if not _is_pattern(argument) or Path(argument).exists():
         return load_local(argument)
     matches = sorted(glob.glob(os.path.expanduser(argument)))
     check(bool(matches), f"no run matches {shown(Path(argument))}")
     return load_local(*matches)
 
 
-def _open_bucket(argument: str) -> Path:
-    """Downloads summaries, metrics and predictions of runs in a bucket.
+def _is_pattern(path: str) -> bool:
+    return any(letter in path for letter in "*?[")
 
-    Returns the local copy of the path `argument`.
-    """
+
+def _open_bucket(argument: str) -> Path:
+    """Downloads summaries, metrics and predictions of runs in a bucket. Returns the local path of `argument`."""
     named = copy_of(argument)
-    patterns = [n for n, part in enumerate(named.parts) if any(letter in part for letter in "*?[")]
-    if named.name == SUMMARY:
-        patterns = patterns or [len(named.parts) - 1]
-    parent = Path(*named.parts[: patterns[0]]) if patterns else named
+    folder = named.parent if named.name == SUMMARY else named
+    while _is_pattern(str(folder)):
+        folder = folder.parent
     open_folder(
-        str(parent), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)
+        str(folder), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)
     )
     return named
 
@@ -207,8 +200,8 @@ def _files(path: Path) -> list[Path]:
         f"{shown(path)} has no {SUMMARY}: give the folder of a finished run, or a folder of finished runs",
     )
     begun = {file.parent for file in path.glob(f"*/{METRICS}")}
-    if unfinished := sorted(folder.name for folder in begun - {file.parent for file in files}):
-        print(f"skipped unfinished runs: {', '.join(unfinished)}", file=sys.stderr)
+    unfinished = begun - {file.parent for file in files}
+    _tell("skipped unfinished runs", sorted(folder.name for folder in unfinished))
     return files
 
 
@@ -227,9 +220,10 @@ def read_run(file: Path) -> Run:
     return run_of(summary, file.resolve().parent.name, file, file.parent)
 
 
-def _tell(message: str, runs: Iterable[str]) -> None:
-    if names := ", ".join(runs):
-        print(f"{message}: {names}", file=sys.stderr)
+def _tell(message: str, names: Sequence[str]) -> None:
+    """Prints the names of skipped runs to stderr."""
+    if names:
+        print(f"{message}: {', '.join(names)}", file=sys.stderr)
 
 
 def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[Run]:
@@ -252,23 +246,23 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         log_in()
         api = wandb.Api(timeout=WANDB_TIMEOUT)
         # lazy=True would send a request for each summary.
-        remotes = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
+        remotes = [(r, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
         raise UserError(
             f"wandb: {error} (check the name {project} and your access to it)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
         raise UserError(f"cannot read the wandb project {project}: {error}") from error
-    ended = [run for run in remotes if "curve" in run[1]]
+    ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(
         bool(ended),
         f"wandb: none of the {len(remotes)} matching runs of {project} has finished with a summary",
     )
-    unfinished = (name for name, summary, _ in remotes if "curve" not in summary)
+    unfinished = [remote.name for remote, summary in remotes if "curve" not in summary]
     _tell("wandb: skipped runs without a summary", unfinished)
     return [
-        run_of(summary, name, f"wandb run {project}/{name}", _download(remote, project))
-        for name, summary, remote in ended
+        run_of(summary, one.name, f"wandb run {project}/{one.name}", _download(one, project))
+        for one, summary in ended
     ]
 
 

@@ -22,12 +22,8 @@ def write(
     """Prints tables that compare each group with the first group, and writes tables and figures to `out`.
 
     Args:
-      margins: metric -> margin of equivalence that replaces the default margin.
-      axis: x-axis of the area under the curve.
-      horizon: end of the area on this axis: a number, or "longest" or "shortest" for the end of the longest or shortest
-        run.
-      reference: best value for the table of times: "own" for each run's best value, "all" for the best value of all
-        runs.
+      margins: see `versus.against_first`.
+      axis, horizon, reference: see `comparison.time_rows`.
 
     Raises:
       UserError: the runs cannot be compared, or no comparison has a metric in `margins`.
@@ -35,10 +31,7 @@ def write(
     comparisons = versus.against_first(compared, margins)
     known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
     for metric in margins:
-        check(
-            metric in known,
-            f"--margin={metric}: no comparison of these runs has this metric",
-        )
+        check(metric in known, f"--margin={metric}: no comparison of these runs has this metric")
     measure = (axis, horizon)
     tables = {
         "runs": comparison.run_table(compared),
@@ -49,8 +42,8 @@ def write(
     }
     if comparisons:
         tables["verdicts"] = versus.verdict_table(compared[0], comparisons)
-        sentences = versus.sentence_table(compared)
-        tables |= {"sentences": sentences} if sentences else {}
+        if sentences := versus.sentence_table(compared):
+            tables["sentences"] = sentences
     drawn = {"curves": figures.curves_figure(compared, *measure)}
     if all(group.layers for group in compared):
         for x in ("updatable", "total"):

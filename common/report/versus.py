@@ -86,7 +86,7 @@ def against_first(
     """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
 
     Args:
-      margins: metric -> margin of equivalence. Other metrics have the default margin in `MARGINS`.
+      margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
 
     Raises:
       UserError: a run is in the first group and in another group, two runs of a group have the same seed, or groups
@@ -195,10 +195,7 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
 
 
 def example_table(one: Run, other: Run, most: int) -> Table:
-    """Returns a table of the test examples with the largest difference in cost between two runs.
-
-    Args:
-      most: maximum number of examples.
+    """Returns a table of the `most` test examples with the largest differences in cost between two runs.
 
     Raises:
       UserError: a run has no predictions, or the runs have different test examples.
