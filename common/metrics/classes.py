@@ -34,13 +34,7 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Makes predictions from `logs_EC`, the log-probabilities of all classes.
-
-        Args:
-          examples: fingerprint of the test examples and their labels.
-          labels_E: true class of each example.
-          names: names of the C classes.
-        """
+        """Makes predictions from `logs_EC`, the log-probabilities of all classes, and the true classes `labels_E`."""
         at_E = np.arange(len(labels_E))
         return cls(
             examples,

@@ -1,5 +1,6 @@
 """Validation curves: a metric over steps, training time and FLOPs."""
 
+import itertools
 import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -86,12 +87,9 @@ class Curve:
 
     def running_best(self) -> list[Point]:
         """Returns the points with each value replaced by the best value up to this point."""
-        held: list[Point] = []
-        for point in self.points:
-            if held and not self.better(point.value, than=held[-1].value):
-                point = replace(point, value=held[-1].value)
-            held.append(point)
-        return held
+        better = max if self.mode == "max" else min
+        values = itertools.accumulate((point.value for point in self.points), better)
+        return [replace(point, value=x) for point, x in zip(self.points, values, strict=True)]
 
     def until(self, axis: Axis, end: float) -> "Curve":
         """Returns the curve up to x = `end`, in units of the axis."""

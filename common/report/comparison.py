@@ -20,9 +20,6 @@ from common.report.table import Table, digits_for, mean_std
 Horizon = float | Literal["longest", "shortest"]
 """End of the AUCC on the x-axis: a number in units of the axis, or the last point of the longest or shortest run."""
 
-Reference = Literal["own", "all"]
-"""Best value that percentages refer to: "own" for the same run, as in the paper; "all" for all runs."""
-
 PERCENTS = (95, 99, 100)
 
 
@@ -72,11 +69,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
 def aucc_rows(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> list[AuccRow]:
-    """Returns a row of best values and areas for each group.
-
-    Raises:
-      UserError: the horizon is not a positive number, or is before the first validation of a run.
-    """
+    """Returns a row of best values and areas for each group. For the errors see `horizon_of`."""
     end = horizon_of(compared, axis, horizon)
     areas = [[aucc(curve, axis, end) for curve in group.curves] for group in compared]
     largest = max(area for some in areas for area in some) or math.nan
@@ -97,13 +90,15 @@ def time_rows(
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
     percents: Sequence[float] = PERCENTS,
-    reference: Reference = "own",
+    reference: Literal["own", "all"] = "own",
 ) -> list[list[list[Point | None]]]:
     """Finds the first point at which each run reaches each percentage of the best value, up to the horizon.
 
     If the metric is minimised, 95 % of the best value 2 is 2 / 0.95.
 
     Args:
+      axis: x-axis of the horizon.
+      horizon: end of the curves, see `Horizon`.
       reference: "own" for percentages of the best value of the same run, "all" for the best value of all runs.
 
     Returns:
@@ -158,21 +153,20 @@ def time_table(
     compared: Sequence[Group],
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
-    percents: Sequence[float] = PERCENTS,
-    reference: Reference = "own",
+    reference: Literal["own", "all"] = "own",
 ) -> Table:
     """Returns a table of the times to percentages of the best value: a row for each group.
 
     The cells are mean ± standard deviation over the runs that reach the percentage. For the arguments see `time_rows`.
     """
-    groups = time_rows(compared, axis, horizon, percents, reference)
+    groups = time_rows(compared, axis, horizon, PERCENTS, reference)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
     points = [point for rows in groups for row in rows for point in row if point]
     at_digits = digits_for(point.at(axis) / scale for point in points)
     digits = digits_for(point.value for point in points)
     columns, name = ["model"], shown_name(compared[0].curves[0])
-    for percent in percents:
-        columns += [f"{percent:g} % ({unit})", f"{name} there"]
+    for percent in PERCENTS:
+        columns += [f"{percent} % ({unit})", f"{name} there"]
     table = []
     for group, rows in zip(compared, groups, strict=True):
         cells = [group.name]

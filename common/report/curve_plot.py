@@ -42,7 +42,8 @@ def curve_figure(
       horizon: end of the x-axis in units of `axis`; None for the end of the longest curve.
 
     Raises:
-      UserError: `curves` or a curve is empty, the metrics differ, or the horizon is not a positive number.
+      UserError: `curves` or a curve is empty, the metrics differ, or the horizon is not a positive number or is before
+        the first point of a curve.
     """
     flat = [curve for seeds in curves.values() for curve in seeds]
     check(bool(flat), "there are no curves to plot")
@@ -69,7 +70,7 @@ def curve_figure(
         areas = [aucc(curve, axis, horizon) / scale for curve in seeds]
         area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
         entry = f"AUCC {area} {area_unit(flat[0], unit)}"
-        if not alone and all(curve.points for curve in marked):
+        if not alone:
             best = sum(curve.best.value for curve in marked) / len(marked)
             entry = f"best {best:.4g}, {entry}"
         axes.plot(xs / scale, ys, linewidth=1.8, label=f"{name}: {entry}", **style)
@@ -77,11 +78,9 @@ def curve_figure(
             if len(seeds) > 1:
                 xs, ys = np.transpose(outline(curve, axis, horizon))
                 axes.plot(xs / scale, ys, linewidth=0.8, alpha=0.45, **style)
-            if points.points:
-                # With several curves, labels of the best values would overlap. The legend shows these values.
-                _mark(axes, points, axis, scale, colour, with_value=alone)
-    values = [point.value for curve in flat for point in curve.until(axis, end).points]
-    _frame(axes, flat[0], values or [point.value for curve in flat for point in curve.points])
+            # With several curves, labels of the best values would overlap. The legend shows these values.
+            _mark(axes, points, axis, scale, colour, with_value=alone)
+    _frame(axes, flat[0], [p.value for curve in flat for p in curve.until(axis, end).points])
     axes.set_xlim(0, end / scale or None)
     axes.set_xlabel(label, color=_INK)
     axes.set_ylabel(f"validation {shown_name(flat[0])}", color=_INK)

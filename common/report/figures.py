@@ -17,26 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Depth = Literal["updatable", "total"]
-
 _LABELS = {"updatable": "trained layers", "total": "layers, including frozen layers"}
 
 
 def curves_figure(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> "Figure":
-    """Returns a figure of validation curves with a mean line for each group. See `curve_figure`.
-
-    Raises:
-      UserError: the horizon is not a positive number, or is before the first validation of a run.
-    """
+    """Returns a figure of validation curves with a mean line for each group, see `curve_figure` and `horizon_of`."""
     end = horizon_of(compared, axis, horizon)
     return curve_figure({group.name: group.curves for group in compared}, axis, end)
 
 
 def layers_figure(
     compared: Sequence[Group],
-    x: Depth = "updatable",
+    x: Literal["updatable", "total"] = "updatable",
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
 ) -> "Figure":
@@ -73,9 +67,7 @@ def layers_figure(
     return figure
 
 
-def _lines(
-    axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: Depth
-) -> None:
+def _lines(axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: str) -> None:
     """Draws a line for each `Group.line`: means and standard deviations of `values`, sorted by depth."""
     depths = [getattr(group.layers, x) for group in compared]
     for number, name in enumerate(dict.fromkeys(group.line for group in compared)):

@@ -9,9 +9,9 @@ def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tupl
     return {tuple(row[:keys]): tuple(row[keys:]) for row in _read(paper, table)[1:]}
 
 
-def columns(paper: str, table: str, keys: int = 2) -> tuple[str, ...]:
-    """Returns the column names of a printed table without the first `keys` columns."""
-    return tuple(_read(paper, table)[0][keys:])
+def columns(paper: str, table: str) -> list[str]:
+    """Returns the column names of a printed table."""
+    return _read(paper, table)[0]
 
 
 def _read(paper: str, table: str) -> list[list[str]]:
