@@ -7,7 +7,7 @@ and compared with the first case. --sweep tunes every case on the same grid.
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class Cases(ExperimentSuite):
       overrides: name of a case -> configuration field -> value as text. The field "config" replaces `spec`.
     """
 
-    spec: str = ""
-    overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    spec: str
+    overrides: Mapping[str, Mapping[str, str]]
 
     def configuration(self, name: str, seed: int) -> ConfigDict:
         """Returns the configuration of a run. In the values of a case, "{seed}" becomes the seed.
@@ -124,10 +124,9 @@ def main() -> None:
     margins = parse_margins(options.margin)
     suite = Cases(
         *("", options.seeds, fields, options.out, make_mesh_of(fields)),
+        *(options.config, parse_cases(options.case)),
         turns=options.turns,
         sweep=parse_sweep(options.sweep),
-        spec=options.config,
-        overrides=parse_cases(options.case),
     )
     experiments = {name: partial(suite.configuration, name) for name in suite.overrides}
     for make in experiments.values():

@@ -112,6 +112,14 @@ def _read(option: str, text: str, current: Any) -> Any:
     return text
 
 
+def float_or_text(text: str) -> float | str:
+    """Converts text to a float if possible, so that 1e-3 equals 0.001; returns any other text unchanged."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.cached import read_json_if
-from common.config import flatten, override_all, to_json
+from common.config import flatten, float_or_text, override_all, to_json
 from common.errors import UserError, check, file_error
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
@@ -89,19 +89,12 @@ def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
             f"--sweep {text} must be FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
         )
         check(
-            len(set(map(_number, parts))) == len(parts), f"--sweep {text}: a value is given twice"
+            len(set(map(float_or_text, parts))) == len(parts),
+            f"--sweep {text}: a value is given twice",
         )
         check(name not in sweep, f"--sweep {text}: {name} is given twice")
         sweep[name] = parts
     return sweep
-
-
-def _number(text: str) -> float | str:
-    """Converts text to a float if possible, so that 1e-3 equals 0.001; returns any other text unchanged."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 @dataclass(frozen=True)
@@ -131,10 +124,7 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Calls the paper's `run.prepare`, which loads the data.
-
-        Returns:
-          The completed configuration and the task, for `common.train.loop`.
+        """Returns the completed configuration and the task of the paper's `run.prepare`, which loads the data.
 
         Raises:
           UserError: the configuration is invalid or names no paper, or its data are invalid.
@@ -144,12 +134,10 @@ class ExperimentSuite:
         return importlib.import_module(f"{paper}.run").prepare(config, self.mesh)
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """Applies the overrides of the command line and then `values` to `config`; returns `config`.
+        """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
 
         Also disables wandb, unless the command line sets `wandb.mode`.
 
-        Args:
-          values: configuration fields, "a.b" -> value, that the experiment fixes.
         """
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
@@ -240,19 +228,11 @@ class ExperimentSuite:
                 rows.append(row)
         return columns, rows
 
-    def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
-        """Returns the summary and the workdir of one run. Trains the run if it is not finished."""
-        (run,) = self.fit_all({name: config})
-        return run.summary, run.folder
-
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
-        """Trains all runs that are not finished, and returns the runs in the order of `configs`.
+        """Trains all runs of `configs`, {name: configuration}, that are not finished. Returns the runs in this order.
 
         A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
         checkpoints, the summary must also be newer than the files of data and pretrained weights.
-
-        Args:
-          configs: name of a run -> its configuration.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -266,7 +246,7 @@ class ExperimentSuite:
         workdir = self.folder(name)
 
         def is_same(stored: dict) -> bool:
-            stored, requested = flatten(upgrade(stored)), flatten(_requested(config))
+            stored, requested = flatten(upgrade(stored)), flatten(portable(to_json(config)))
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
             if not config.eval.test:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
@@ -288,10 +268,9 @@ class ExperimentSuite:
         return read_json_if(workdir / SUMMARY, bool)
 
     def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains or resumes runs. Several runs take turns of `turns` steps. Returns {name of the run: summary}.
+        """Trains or resumes runs, {name: configuration}. Several runs take turns of `turns` steps.
 
-        Args:
-          configs: name of a run -> its configuration.
+        Returns {name: summary}.
 
         Raises:
           UserError: a workdir has the summary of another configuration and no checkpoints, or training fails.
@@ -303,7 +282,7 @@ class ExperimentSuite:
                 f"training would overwrite the results of another configuration in {workdir}: choose another --out",
             )
         # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
-        requested = {name: _requested(config) for name, config in configs.items()}
+        requested = {name: portable(to_json(config)) for name, config in configs.items()}
         jobs = []
         for name, config in configs.items():
             print(f"\n{name}", flush=True)
@@ -329,15 +308,12 @@ class ExperimentSuite:
         Raises:
           UserError: a summary is damaged.
         """
-        paths = sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}"))
-        # The glob also matches folders of other cases, such as "NAME_seed1_x_seed1". The pattern excludes these
-        # folders.
+        # The pattern does not match folders of other cases, such as "NAME_seed1_x_seed1".
         pattern = re.compile(rf"{re.escape(name)}_seed\d+((_[a-z0-9_]+=[^=]+)*)")
         runs = defaultdict(list)
-        for path in paths:
-            if (match := pattern.fullmatch(path.parent.name)) and (run := read_run(path)).summary[
-                "test"
-            ]:
+        for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
+            match = pattern.fullmatch(path.parent.name)
+            if match and (run := read_run(path)).summary["test"]:
                 runs[match[1]].append(run)
         return max(runs.values(), key=len, default=[])
 
@@ -377,13 +353,8 @@ class ExperimentSuite:
         write_csv(self.out / f"{name}.csv", columns, rows)
 
 
-def _requested(config: ConfigDict) -> dict:
-    """Returns a configuration as JSON that is equal on all machines (see `portable`)."""
-    return portable(to_json(config))
-
-
 def portable(config: dict) -> dict:
-    """Makes a configuration in JSON independent of the machine's folders, in place, and returns it.
+    """Makes a configuration in JSON equal on all machines, in place, and returns it.
 
     Removes `data.cache_dir`, and the parent folders of the paths in `data.source` and `pretrained`.
     """

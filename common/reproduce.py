@@ -126,7 +126,7 @@ def reproduce(
     paper: str,
     targets: Mapping[str, str],
     parser: ArgumentParser,
-    own: Callable[[Namespace], dict[str, Any]] = lambda options: {},
+    own: Callable[[Namespace], dict[str, Any]],
 ) -> None:
     """Trains the missing runs of the target that the command line names, and writes its table or figure.
 

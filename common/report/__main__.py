@@ -2,33 +2,11 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common.config import check_folder, parser_for, positive_int_arg
+from common.config import check_folder, float_or_text, parser_for, positive_int_arg
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of
-
-if TYPE_CHECKING:
-    from common.report.runs import Run
-
-
-def _horizon(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _one(argument: str) -> "Run":
-    from common.report.runs import load_group
-
-    runs = load_group(argument)
-    check(
-        len(runs) == 1,
-        f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
-    )
-    return runs[0]
 
 
 def _parser() -> ArgumentParser:
@@ -50,13 +28,15 @@ def _parser() -> ArgumentParser:
         help="folder of the tables and figures (default: runs/report)",
         metavar="DIR",
     )
-    axes = ("seconds", "hours", "step", "flops")
     parser.add_argument(
-        "--axis", default="seconds", choices=axes, help="x-axis of the AUCC (default: seconds)"
+        "--axis",
+        default="seconds",
+        choices=("seconds", "hours", "step", "flops"),
+        help="x-axis of the AUCC (default: seconds)",
     )
     parser.add_argument(
         "--horizon",
-        type=_horizon,
+        type=float_or_text,
         default="longest",
         metavar="X",
         help="end of the AUCC on the x-axis: a number, or the end of the longest (default) or shortest run",
@@ -81,10 +61,9 @@ def _parser() -> ArgumentParser:
         metavar=("A", "B"),
         help="show only the test examples on which the runs A and B differ most",
     )
-    count = positive_int_arg("--most")
     parser.add_argument(
         "--most",
-        type=count,
+        type=positive_int_arg("--most"),
         default=10,
         help="number of test examples that --examples shows (default: 10)",
     )
@@ -93,23 +72,35 @@ def _parser() -> ArgumentParser:
 
 def main() -> None:
     options = _parser().parse_args()
+    if options.examples:
+        _show_examples(options)
+    else:
+        _compare(options)
 
+
+def _show_examples(options: Namespace) -> None:
+    """Prints the table of --examples."""
+    from common.report.runs import load_group
     from common.report.table import text
     from common.report.versus import example_table
 
-    if options.examples:
+    check(
+        not (options.runs or options.wandb),
+        "--examples takes two runs: leave out GROUP arguments and --wandb",
+    )
+    check(
+        not options.margin,
+        "--margin is for groups: leave it out with --examples, which gives no verdict",
+    )
+    pair = []
+    for argument in options.examples:
+        runs = load_group(argument)
         check(
-            not (options.runs or options.wandb),
-            "--examples takes two runs: leave out GROUP arguments and --wandb",
+            len(runs) == 1,
+            f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
         )
-        check(
-            not options.margin,
-            "--margin is for groups: leave it out with --examples, which gives no verdict",
-        )
-        pair = [_one(argument) for argument in options.examples]
-        print(text(*example_table(*pair, options.most)))
-    else:
-        _compare(options)
+        pair += runs
+    print(text(*example_table(*pair, options.most)))
 
 
 def _compare(options: Namespace) -> None:
@@ -126,14 +117,8 @@ def _compare(options: Namespace) -> None:
     check_folder("--out", options.out)
     project = options.wandb
     compared = groups(load_wandb(project)) if project else versus.named_groups(options.runs)
-    side_by_side.write(
-        compared,
-        options.out,
-        margins=margins,
-        axis=options.axis,
-        horizon=options.horizon,
-        reference=options.reference,
-    )
+    chosen = {"axis": options.axis, "horizon": options.horizon, "reference": options.reference}
+    side_by_side.write(compared, options.out, margins=margins, **chosen)
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def test_fig1_uses_finished_runs(make, tmp_path) -> None:
 def test_dry_run_lists_missing_inputs_and_finished_runs(make, tmp_path, capsys) -> None:
     suite = make(datasets=("sst2", "yelp"), sources=sources("sst2"))
     case = Case("arctic_xs", "sst2", "full")
-    suite.fit(suite.name(case, 1), suite.configuration(case, 1))
+    suite.fit_all({suite.name(case, 1): suite.configuration(case, 1)})
     capsys.readouterr()
     costs.show(suite, "table1")
     lines = capsys.readouterr().out.splitlines()

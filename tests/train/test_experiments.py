@@ -25,6 +25,10 @@ class Toys(ExperimentSuite):
         self.opened.append("one")
         return config, toy.Toy(poison=config.seed - 100)
 
+    def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
+        (run,) = self.fit_all({name: config})
+        return run.summary, run.folder
+
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Toys:
