@@ -137,7 +137,6 @@ class ExperimentSuite:
         """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
 
         Also disables wandb, unless the command line sets `wandb.mode`.
-
         """
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
