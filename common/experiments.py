@@ -246,21 +246,17 @@ class ExperimentSuite:
 
         def is_same(stored: dict) -> bool:
             stored, requested = flatten(upgrade(stored)), flatten(portable(to_json(config)))
-            unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
             if not config.eval.test:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
                 stored["eval.test"] = False
-            if not has_checkpoints(workdir):
-                # A run without checkpoints cannot be resumed: keep its results even if data files are newer. Also
-                # ignore configuration fields that were added to the code after the run: their defaults do not change
-                # the run.
-                unchanged = True
-                overridden = {
-                    field.removeprefix("--config.").split("=")[0] for field in self.fields
-                }
-                new = requested.keys() - stored.keys() - overridden
-                requested = {name: value for name, value in requested.items() if name not in new}
-            return unchanged and stored == requested
+            if has_checkpoints(workdir):
+                unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
+                return unchanged and stored == requested
+            # A run without checkpoints cannot be resumed: keep its results even if data files are newer. Also ignore
+            # configuration fields that were added to the code after the run: their defaults do not change the run.
+            overridden = {field.removeprefix("--config.").split("=")[0] for field in self.fields}
+            new = requested.keys() - stored.keys() - overridden
+            return stored == {name: x for name, x in requested.items() if name not in new}
 
         if read_json_if(workdir / REQUESTED_CONFIG, is_same) is None:
             return None

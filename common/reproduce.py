@@ -20,20 +20,16 @@ CLAIMS = "claims"
 """Name of the target that every paper has: the table of the paper's claims."""
 
 
-def reproduce_parser(
-    paper: str, targets: Mapping[str, str], scales: tuple[str, ...]
-) -> ArgumentParser:
+def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
     """Returns an argument parser with the options of `reproduce` that all papers share.
 
-    Args:
-      targets: the paper's tables and figures -> the module of each.
-      scales: presets of model and data sizes.
+    `targets` are the names of the paper's tables and figures.
     """
     parser = config.parser_for(f"{paper}.reproduce")
     parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument(
         "--scale",
-        choices=scales,
+        choices=("tiny", "laptop", "paper"),
         default="tiny",
         help="sizes of models and data; tiny (default) needs no download",
     )

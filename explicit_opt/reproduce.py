@@ -27,8 +27,6 @@ CORPORA = {
 }
 """Target -> corpora whose files the target reads."""
 
-SCALES = ("tiny", "laptop", "paper")
-
 PROTOCOLS = ("ours", "printed")
 """Rules for early stopping and for the reported epoch; `experiments.ExperimentSuite` documents each."""
 
@@ -36,7 +34,7 @@ PROTOCOLS = ("ours", "printed")
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("explicit_opt", TARGETS, SCALES)
+    parser = reproduce_parser("explicit_opt", TARGETS)
     parser.add_argument(
         "--protocol",
         default="ours",

@@ -18,13 +18,11 @@ TARGETS = {
 }
 """Table or figure -> module of `gmlp_lm` that defines a function of that name."""
 
-SCALES = ("tiny", "laptop", "paper")
-
 
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("gmlp_lm", TARGETS, SCALES)
+    parser = reproduce_parser("gmlp_lm", TARGETS)
     parser.add_argument(
         "--recipe",
         default="fixed",

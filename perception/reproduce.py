@@ -13,13 +13,11 @@ from common.runtime import program
 TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
 """Target -> module that defines the target."""
 
-SCALES = ("tiny", "laptop", "paper")
-
 
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("perception", TARGETS, SCALES)
+    parser = reproduce_parser("perception", TARGETS)
     parser.add_argument(
         "--recipe",
         default="fixed",

@@ -19,13 +19,11 @@ TARGETS = {
 }
 """Table or figure -> module of `reservoir` that defines a function of that name. "controls" is our own table."""
 
-SCALES = ("tiny", "laptop", "paper")
-
 
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("reservoir", TARGETS, SCALES)
+    parser = reproduce_parser("reservoir", TARGETS)
     parser.add_argument(
         "--settings",
         default="",
