@@ -283,14 +283,13 @@ def compare(
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
     """Raises a UserError if two runs of a group have the same seed, or if a run is in both groups."""
     for group in (a, b):
-        seen: dict[int, Run] = {}
+        seen: dict[int | None, Run] = {}
         for run in group:
-            if run.seed is not None:
-                other = seen.setdefault(run.seed, run)
-                check(
-                    other is run,
-                    f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
-                )
+            other = seen.setdefault(run.seed, run)
+            check(
+                other is run or run.seed is None,
+                f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
+            )
     places = {run.folder.resolve() for run in a if run.folder}
     for run in b:
         check(
@@ -327,10 +326,8 @@ def _on_examples(
             continue
         values = [point[metric] for point in points]
         moved_RB = np.stack([one[metric] for one in resampled])
-        of_a, of_b = (
-            replace(sample_of(group, values[part]), resampled_RB=moved_RB[part])
-            for group, part in ((a, slice(len(a))), (b, slice(len(a), None)))
-        )
+        of_a = replace(sample_of(a, values[: len(a)]), resampled_RB=moved_RB[: len(a)])
+        of_b = replace(sample_of(b, values[len(a) :]), resampled_RB=moved_RB[len(a) :])
         noise = "test examples" if of_a.seedless and of_b.seedless else "seeds, test examples"
         shared = shared_variance(of_a, of_b, len(predicted[0]))
         margin = margins.get(metric, 0.0)
