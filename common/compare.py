@@ -124,9 +124,10 @@ def main() -> None:
     margins = parse_margins(options.margin)
     suite = Cases(
         *("", options.seeds, fields, options.out, make_mesh_of(fields)),
-        *(options.config, parse_cases(options.case)),
         turns=options.turns,
         sweep=parse_sweep(options.sweep),
+        spec=options.config,
+        overrides=parse_cases(options.case),
     )
     experiments = {name: partial(suite.configuration, name) for name in suite.overrides}
     for make in experiments.values():

@@ -117,8 +117,14 @@ def _compare(options: Namespace) -> None:
     check_folder("--out", options.out)
     project = options.wandb
     compared = groups(load_wandb(project)) if project else versus.named_groups(options.runs)
-    chosen = {"axis": options.axis, "horizon": options.horizon, "reference": options.reference}
-    side_by_side.write(compared, options.out, margins=margins, **chosen)
+    side_by_side.write(
+        compared,
+        options.out,
+        margins=margins,
+        axis=options.axis,
+        horizon=options.horizon,
+        reference=options.reference,
+    )
 
 
 if __name__ == "__main__":
