@@ -3,7 +3,6 @@
 A case is one experiment of a paper, such as a model at one depth. Each case has a run for every seed.
 """
 
-import csv
 import importlib
 import itertools
 import json
@@ -20,7 +19,7 @@ from ml_collections import ConfigDict
 
 from common.cached import read_json_if
 from common.config import flatten, float_or_text, override_all, to_json
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import publish, write_csv
@@ -71,6 +70,17 @@ def _set(config: ConfigDict, point: Point) -> ConfigDict:
 def _run_name(case: str, seed: int, point: Point) -> str:
     values = (f"{name.rpartition('.')[2]}={text}" for name, text in point.items())
     return "_".join([f"{case}_seed{seed}", *values])
+
+
+def _best(tried: Sequence[tuple[Point, Run]]) -> tuple[Point, Run]:
+    """Returns the run with the best validation value, and its point."""
+    order = max if tried[0][1].curve.mode == "max" else min
+    return order(tried, key=lambda one: one[1].curve.best.value)
+
+
+def _number_first(text: str) -> tuple[bool, float | str]:
+    value = float_or_text(text)
+    return isinstance(value, str), value
 
 
 def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -165,12 +175,7 @@ class ExperimentSuite:
         return runs
 
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
-        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}.
-
-        The table keeps the rows of other cases that were tuned on the same fields in --out, if their runs exist.
-        """
-        # Read the table first: a damaged table must be an error before the training.
-        known, before = self._tuned_before(cases)
+        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}."""
         combinations = itertools.product(*self.sweep.values())
         grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
         configs = {}
@@ -179,53 +184,38 @@ class ExperimentSuite:
             config.eval.test = False
             configs[_run_name(name, 1, point)] = config
         ran = iter(self.fit_all(configs))
-        best, rows = {}, []
-        for name in cases:
-            tried = [(point, next(ran)) for point in grid]
-            curve = tried[0][1].curve
-            order = max if curve.mode == "max" else min
-            best[name], chosen = order(tried, key=lambda one: one[1].curve.best.value)
-            for point, run in tried:
-                measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
-                mark = "chosen" if run is chosen else ""
-                rows.append((name, *point.values(), *measured, mark))
-        columns = ("case", *self.sweep, f"best valid {curve.name}", "steps", "FLOPs", "")
-        self.write("sweep", columns, [*(before if known == columns else ()), *rows])
+        tried = {name: [(point, next(ran)) for point in grid] for name in cases}
+        self._write_sweep(self._tuned_before(cases) | tried)
         print(
             f"--sweep: trained each case with {len(grid)} settings and seed 1, and chose the setting with the best"
             " validation value; the test split was not used"
         )
-        return best
+        return {name: _best(some)[0] for name, some in tried.items()}
 
-    def _tuned_before(self, cases: Mapping[str, Experiment]) -> tuple[tuple[str, ...], list[tuple]]:
-        """Reads the table `sweep` in --out. Returns its columns, and its rows of cases other than `cases`.
+    def _tuned_before(self, cases: Mapping[str, Experiment]) -> dict[str, list[tuple[Point, Run]]]:
+        """Returns the runs in --out of other cases with seed 1 at points of the sweep's fields: {case: runs}."""
+        values = (f"{name.rpartition('.')[2]}=([^=]+)" for name in self.sweep)
+        pattern = re.compile("_".join(["(.+)_seed1", *values]))
+        found = defaultdict(list)
+        for path in sorted((self.out / "runs").glob(f"*_seed1_*/{SUMMARY}")):
+            match = pattern.fullmatch(path.parent.name)
+            if match and match[1] not in cases:
+                point = dict(zip(self.sweep, match.groups()[1:], strict=True))
+                found[match[1]].append((point, read_run(path)))
+        for tried in found.values():
+            tried.sort(key=lambda one: [_number_first(text) for text in one[0].values()])
+        return found
 
-        Leaves out rows whose runs were deleted, and all rows of a sweep over other fields.
-
-        Raises:
-          UserError: the table is damaged.
-        """
-        path = self.out / "sweep.csv"
-        try:
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
-        except ValueError as error:
-            raise file_error(path, error) from error
-        columns, *lines = [tuple(line) for line in csv.reader(text.splitlines())] or [()]
-        if columns[:-4] != ("case", *self.sweep):
-            return columns, []
+    def _write_sweep(self, tried: Mapping[str, Sequence[tuple[Point, Run]]]) -> None:
         rows = []
-        for number, line in enumerate(lines, start=2):
-            try:
-                case, *values, best, steps, flops, mark = line
-                point = dict(zip(self.sweep, values, strict=True))
-                row = (case, *values, float(best), int(steps), float(flops), mark)
-            except ValueError as error:
-                raise UserError(
-                    f"{path}, line {number}: {','.join(line)!r} is not a row of the table: correct it, or delete it"
-                ) from error
-            if case not in cases and (self.folder(_run_name(case, 1, point)) / SUMMARY).exists():
-                rows.append(row)
-        return columns, rows
+        for case, runs in tried.items():
+            for point, run in runs:
+                measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
+                mark = "chosen" if run is _best(runs)[1] else ""
+                rows.append((case, *point.values(), run.curve.name, *measured, mark))
+        self.write(
+            "sweep", ("case", *self.sweep, "metric", "best valid", "steps", "FLOPs", ""), rows
+        )
 
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
         """Trains all runs of `configs`, {name: configuration}, that are not finished. Returns the runs in this order.

@@ -108,20 +108,3 @@ def test_wrong_fields_are_refused_before_training(
     output = call("common.compare", *DIGITS, *options, f"--out={tmp_path / 'out'}", code=2)
     assert message in output and output.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_damaged_table_of_a_sweep_is_one_line_that_names_file_and_line(tmp_path: Path) -> None:
-    cases = ("--case", "a", "--case", "b", "--sweep", "optimizer.learning_rate=1e-3,1e-2")
-    table = tmp_path / "sweep.csv"
-    header = "case,optimizer.learning_rate,best valid accuracy,steps,FLOPs,"
-    good = "c,1e-3,90.5,10,1.0,chosen"
-    for wrong in ("c,1e-3,90.5,ten,1.0,", "c,1e-3,90.5,10,1.0", "c,1,1e-3,90.5,10,1.0,", ""):
-        table.write_text("\n".join((header, good, wrong, good)) + "\n")
-        output = call("common.compare", *DIGITS, *cases, f"--out={tmp_path}", code=2)
-        assert output == (
-            f"error: {table}, line 3: {wrong!r} is not a row of the table: correct it, or delete it\n"
-        )
-    table.write_text(header + "\nß", encoding="latin-1")
-    output = call("common.compare", *DIGITS, *cases, f"--out={tmp_path}", code=2)
-    assert output.startswith(f"error: {table} is damaged: ") and output.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [table]
