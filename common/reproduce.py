@@ -144,7 +144,6 @@ def reproduce(
     config.check_folder("--out", out)
 
     from common.experiments import parse_sweep
-    from common.runtime.signals import unless_stopped
 
     make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
     check(
@@ -163,7 +162,7 @@ def reproduce(
         return
     with output(out):
         if options.target == CLAIMS:
-            unless_stopped(lambda: suite.claims(paper, options.kept))
+            suite.claims(paper, options.kept)
         else:
             module = importlib.import_module(f"{paper}.{targets[options.target]}")
-            unless_stopped(lambda: getattr(module, options.target)(suite))
+            getattr(module, options.target)(suite)

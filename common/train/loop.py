@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.runtime.processes import Votes, all_reduce_max, barrier
-from common.runtime.signals import Preempted, Signals
+from common.runtime.signals import Signals
 from common.storage.addresses import shown
 from common.train.fields import validate
 from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
