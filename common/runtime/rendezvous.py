@@ -101,7 +101,7 @@ def _receive(
                         new.settimeout(5.0)
                         selector.register(new, selectors.EVENT_READ, b"")
                     continue
-                part = _read(connection)
+                part = receive(connection)
                 if isinstance(before, int):
                     # A process sends only one line: this event means that the process has exited.
                     if connected.get(before) is connection:
@@ -128,7 +128,8 @@ def _receive(
     if unlike := next((k for k in sorted(received) if received[k] != settings), None):
         answer = {"unlike": difference(unlike, hosts[unlike], settings, received[unlike])}
     elif missing:
-        answer = {"absent": f"{_named(missing)} did not connect within {seconds:g} s"}
+        named = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        answer = {"absent": f"{named} did not connect within {seconds:g} s"}
     else:
         answer = {"hosts": [hosts[k] for k in range(count)]}
     for connection in connected.values():
@@ -136,7 +137,8 @@ def _receive(
     return connected, _hosts(answer)
 
 
-def _read(connection: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytes:
+    """Returns the received bytes; b"" if the connection is closed or fails."""
     try:
         return connection.recv(65536)
     except OSError:
@@ -188,7 +190,9 @@ def _arrive(
             _send(connection, [index, socket.gethostname(), settings], f"{token} ")
             # If process 0 started later than this process, the timeout of process 0 ends later too.
             connection.settimeout(left + seconds)
-            answer = json.loads(_line(connection))
+            # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
+            with connection.makefile("rb", buffering=0) as file:
+                answer = json.loads(file.readline())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or reason
             time.sleep(0.1)
@@ -211,13 +215,3 @@ def _arrive(
 def _send(connection: socket.socket, message: dict | list, prefix: str = "") -> None:
     with suppress(OSError):  # ignore a closed connection: both ends detect it when they read
         connection.sendall(f"{prefix}{json.dumps(message)}\n".encode())
-
-
-def _line(connection: socket.socket) -> bytes:
-    # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
-    with connection.makefile("rb", buffering=0) as file:
-        return file.readline()
-
-
-def _named(numbers: list[int]) -> str:
-    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
