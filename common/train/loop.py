@@ -21,7 +21,7 @@ from common.runtime.processes import Votes, all_reduce_max, barrier
 from common.runtime.signals import Signals
 from common.storage.addresses import shown
 from common.train.fields import validate
-from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
+from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, Stop
 from common.train.prefetch import device_prefetch, put
 from common.train.run import Run, open_run
 from common.train.summary import finish
@@ -135,13 +135,13 @@ def _steps(
         for hook in hooks:
             hook.before_step(run)
         state.params, state.opt_state, metrics = step(
-            state.params, state.opt_state, run.frozen, batch, state.step, key
+            state.params, state.opt_state, run.frozen, batch, state.step
         )
         state.step += 1
         run.state.data_state = data_state
         # Read the metrics of the previous step while the dispatched step runs.
         _read(run, hooks, unread)
-        unread = state.step, metrics, step.flops(key)
+        unread = state.step, metrics, step.compiled[key][1]
         if not run.startup_seconds:
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
@@ -208,4 +208,4 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     run.state.tokens += values["weight"]
     run.state.flops += flops
     for hook in hooks:
-        hook.after_step(run, StepMetrics(step, values, flops))
+        hook.after_step(run, step, values, flops)

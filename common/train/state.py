@@ -115,7 +115,7 @@ class Step:
     accumulate: int = 1
     reduce_dtype: str = "float32"
     scanned: AbstractModel | None = None
-    compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    compiled: dict[tuple, tuple[Any, float]] = dataclasses.field(default_factory=dict)
     _ahead: dict[tuple, futures.Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
@@ -255,7 +255,7 @@ class Step:
 
     def _compile(self, key: tuple, *arguments: Any) -> None:
         lowered, count = self.lower(*arguments)
-        self.compiled[key] = lowered.compile(), count
+        self.compiled[key] = lowered.compile(), float(count)
 
     def compile_ahead(
         self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
@@ -322,27 +322,12 @@ class Step:
         return traced.lower(), flops.count_jaxpr(traced.jaxpr)
 
     def __call__(
-        self,
-        trainable: Params,
-        opt_state: Any,
-        frozen: Params,
-        batch: Any,
-        number: int,
-        key: tuple | None = None,
+        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
     ) -> tuple:
-        """Returns (trainable, opt_state, metrics) after one update. Donates `trainable` and `opt_state`.
-
-        Args:
-          number: the step number.
-          key: `cache_key(batch, number)`; None to compute the key.
-        """
-        run, _ = self.compiled[key or self.cache_key(batch, number)]
+        """Returns (trainable, opt_state, metrics) after step `number`. Donates `trainable` and `opt_state`."""
+        run, _ = self.compiled[self.cache_key(batch, number)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
         return run(trainable, opt_state, frozen, batch, *counters)
-
-    def flops(self, key: tuple) -> float:
-        """Returns the FLOPs over all devices of the compiled step `key` (see `cache_key`)."""
-        return float(self.compiled[key][1])
 
     def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
         """Returns the key of a compiled step: the loss function of step `number`, and the batch shapes."""

@@ -220,7 +220,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     # Per row: the products of both layers, and the gradient of the trained kernel.
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
     for batch, count in ((small, 4), (large, 8)):
-        flops = plain.step.flops(plain.step.cache_key(batch, 8))
+        flops = plain.step.compiled[plain.step.cache_key(batch, 8)][1]
         assert isinstance(flops, float) and flops == count * products
 
 
