@@ -96,7 +96,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         default=3,
         help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
     )

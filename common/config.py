@@ -346,7 +346,7 @@ def parser_for(program: str) -> argparse.ArgumentParser:
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
-def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
+def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
     """Returns an argparse type: an integer of at least `least`."""
 
     def read(text: str) -> int:
@@ -357,11 +357,6 @@ def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return read
-
-
-def positive_int_arg(option: str) -> Callable[[str], int]:
-    """Returns an argparse type: an integer of at least 1."""
-    return int_arg(option, 1)
 
 
 def float_arg(option: str) -> Callable[[str], float]:

@@ -39,7 +39,7 @@ def reproduce_parser(
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         default=1,
         help="runs of each case, with seeds 1, 2, ...",
     )
@@ -92,7 +92,7 @@ def add_fairness(parser: ArgumentParser) -> None:
     """
     parser.add_argument(
         "--turns",
-        type=config.positive_int_arg("--turns"),
+        type=config.int_arg("--turns"),
         default=0,
         metavar="N",
         help="train the runs of a seed in turns, N steps at a time, so that their seconds can be compared",

@@ -91,7 +91,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--shots",
-        type=config.positive_int_arg("--shots"),
+        type=config.int_arg("--shots"),
         metavar="N",
         help="train on N examples per class and select on N more; each seed draws others",
     )
@@ -109,7 +109,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         metavar="N",
         help=f"number of seeds of each way of training, with one run per seed (default: 1; with --shots {DRAWS})",
     )

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import check_folder, parser_for, positive_int_arg
+from common.config import check_folder, int_arg, parser_for
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of
@@ -81,7 +81,7 @@ def _parser() -> ArgumentParser:
         metavar=("A", "B"),
         help="show only the test examples on which the runs A and B differ most",
     )
-    count = positive_int_arg("--most")
+    count = int_arg("--most")
     parser.add_argument(
         "--most",
         type=count,

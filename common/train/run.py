@@ -168,7 +168,8 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     train_state.params = stack_layers(params, step.scanned.trainable)
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:
-        frozen.save(checkpoints, values, fingerprint)
+        meta = {"drawn": fingerprint, "platform": frozen.host(), "names": sorted(values)}
+        checkpoints.save_frozen(values, meta)
     values = stack_layers(values | dict(pretrained.values), step.scanned.frozen)
     return train_state, values, state, pretrained.fingerprint
 
