@@ -73,8 +73,7 @@ class Heartbeat(threading.Thread):
 
     Args:
       process: the number of this process.
-      connections: process number -> connection to the process, from the rendezvous.
-      hosts: the host name of each process.
+      connections, hosts: result of the rendezvous.
       silence: seconds without a heartbeat after which a process counts as lost.
     """
 
@@ -152,11 +151,7 @@ def hold_abort() -> None:
 
 
 def end(process: int, line: str) -> NoReturn:
-    """Prints an error line and exits this process with code LOST, without cleanup.
-
-    Args:
-      process: the number of this process.
-    """
+    """Prints an error line and exits this process, number `process`, with code LOST, without cleanup."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
     _silence_errors()  # hides the errors that JAX's runtime prints about the lost process

@@ -157,12 +157,7 @@ def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str
 
 
 def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Returns the error line for settings of process `number` that differ from the settings of process 0.
-
-    Args:
-      number, host: number and host name of the process.
-      first, other: settings of process 0 and of this process.
-    """
+    """Returns the error line for settings `other` of a process that differ from the settings `first` of process 0."""
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     how = ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more

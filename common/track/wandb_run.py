@@ -128,11 +128,7 @@ def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _stop_wandb(error: Exception, consequence: str) -> None:
-    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
-
-    Args:
-      consequence: text at the end of the warning, such as "continuing without wandb".
-    """
+    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing."""
     reason = " ".join(str(error).split()) or type(error).__name__
     print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
     with suppress(Exception):
