@@ -244,7 +244,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         where = sharding.batch_sharding(mesh)
         # Compile step 1, because step 0 is never a skipping step of backskipping.
         first = jax.device_put(batches[0], where)
-        step.compile(start.params, start.opt_state, frozen, first, 1)
+        step.compile(first, 1)
     state = [start.params, start.opt_state, 1]
 
     def run() -> float:

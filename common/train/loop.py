@@ -128,7 +128,7 @@ def _steps(
             met.add(key)
             unread = _read(run, hooks, unread)
             with run.clock.section("compile"):
-                step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
+                step.compile(batch, state.step)
                 # Without this barrier, faster processes would wait within the section "train".
                 barrier("compiled")
             votes.hasten()  # A compilation may take minutes, so the processes vote right after this step.
@@ -178,8 +178,7 @@ def _compile_ahead(run: Run, signals: Signals) -> None:
         return not compiling or bool(number)
 
     samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
-    state = run.train_state
-    run.train_step.compile_ahead(state.params, state.opt_state, run.frozen, samples, run.step)
+    run.train_step.compile_ahead(samples, run.step)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):
             run.train_step.wait(stopped)
@@ -190,9 +189,6 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.
-
-    Raises:
-      UserError: the loss or the gradient is not finite.
     """
     if unread is None:
         return

@@ -37,14 +37,9 @@ take several times as long to compile."""
 
 @dataclasses.dataclass
 class TrainState:
-    """The values that a training step changes.
+    """The values that a training step changes, after `step` finished steps.
 
     Arrays of repeating layers may be stacked (`common.model.layers`).
-
-    Attributes:
-      step: number of finished training steps.
-      params: path -> trainable value.
-      opt_state: state of the optax optimizer.
     """
 
     step: int
@@ -68,29 +63,22 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
     return jax.jit(make, out_shardings=places)(seed)
 
 
-def optimizer_shardings(
-    optimizer: optax.GradientTransformation,
-    trainable: Mapping[str, Any],
-    shardings: Mapping[str, Any],
-    mesh: Mesh,
+def abstract_opt_state(
+    optimizer: optax.GradientTransformation, trainable: Params, mesh: Mesh
 ) -> Any:
-    """Returns the shardings of the optimizer state.
+    """Returns the abstract optimizer state of (abstract) parameters, with its shardings.
 
     A moment with the shape of its parameter has the sharding of the parameter; everything else is replicated.
-
-    Args:
-      trainable: path -> trainable variable or array, possibly abstract.
-      shardings: path -> sharding of the trainable value.
     """
     whole = sharding.replicated(mesh)
 
-    def place(path: tuple, moment: Any) -> Any:
+    def place(path: tuple, moment: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         keys = (getattr(entry, "key", None) for entry in path)
-        name = next((key for key in keys if key in shardings), None)
-        alike = name is not None and moment.shape == trainable[name].shape
-        return shardings[name] if alike else whole
+        own = next((trainable[key] for key in keys if key in trainable), None)
+        where = own.sharding if own is not None and own.shape == moment.shape else whole
+        return jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=where)
 
-    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, dict(trainable)))
+    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, trainable))
 
 
 @dataclasses.dataclass
@@ -232,17 +220,9 @@ class Step:
         """
         model, mesh = model or self.scanned, self.mesh
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
-        where = {name: x.sharding for name, x in trainable.items()}
-        opt_state = jax.tree.map(
-            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
-            jax.eval_shape(self.optimizer.init, trainable),
-            optimizer_shardings(self.optimizer, trainable, where, mesh),
-        )
-        return trainable, opt_state, frozen
+        return trainable, abstract_opt_state(self.optimizer, trainable, mesh), frozen
 
-    def compile(
-        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int = 0
-    ) -> None:
+    def compile(self, batch: Any, number: int = 0) -> None:
         """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
 
         If `compile_ahead` already compiles this step in a thread, waits for the thread.
@@ -251,30 +231,22 @@ class Step:
         if key in self._ahead:
             self._ahead.pop(key).result()
         if key not in self.compiled:
-            self._compile(key, trainable, opt_state, frozen, batch, number)
+            self._compile(key, batch, number)
 
-    def _compile(self, key: tuple, *arguments: Any) -> None:
-        lowered, count = self.lower(*arguments)
+    def _compile(self, key: tuple, batch: Any, number: int) -> None:
+        lowered, count = self.lower(*self.arguments(), batch, number)
         self.compiled[key] = lowered.compile(), float(count)
 
-    def compile_ahead(
-        self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
-    ) -> None:
+    def compile_ahead(self, batches: Iterable[Any], number: int) -> None:
         """Starts to compile the training step for the shapes of several batches.
 
-        Uses one thread for each CPU core that this process may use.
-
-        All arguments except `batches` are those of `compile`. `compile` and `wait` raise the errors of the threads.
+        Uses one thread for each CPU core that this process may use. `compile` and `wait` raise the errors of the
+        threads.
         """
-        # The threads get abstract arrays, because training steps donate the arrays meanwhile.
-        arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (trainable, opt_state, frozen),
-        )
 
         def run(key: tuple, batch: Any) -> None:
             with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
-                self._compile(key, *arguments, batch, number)
+                self._compile(key, batch, number)
 
         threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
         for batch in batches:
@@ -319,7 +291,7 @@ class Step:
         places = (where(trainable), where(opt_state), whole)
         jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
         traced = jitted.trace(*arguments)
-        return traced.lower(), flops.count_jaxpr(traced.jaxpr)
+        return traced.lower(), flops.count(traced.jaxpr)
 
     def __call__(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int

@@ -203,7 +203,7 @@ def train(
         frozen = place(frozen, shardings(model.frozen, mesh))
         frozen = stack_layers(frozen, step.scanned.frozen)
         batch, losses = put(BATCH, mesh), []
-        step.compile(state.params, state.opt_state, frozen, batch)
+        step.compile(batch)
         for number in range(3):
             state.params, state.opt_state, metrics = step(
                 state.params, state.opt_state, frozen, batch, number
