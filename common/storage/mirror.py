@@ -107,8 +107,7 @@ class Mirror:
 
     def delete_object(self, path: str) -> None:
         self.store.delete(self.object_name(path))
-        with suppress(OSError):
-            (self._records / path).unlink()
+        (self._records / path).unlink(missing_ok=True)
 
     def download(self, path: str, known: Object) -> None:
         """Replaces a local file with its object in the bucket. Raises Changed if the version is not `known.version`."""
@@ -121,8 +120,7 @@ class Mirror:
     def delete_file(self, path: str) -> None:
         """Deletes a file and all folders that are then empty. Orbax mistakes an empty folder for a checkpoint."""
         (self.folder / path).unlink(missing_ok=True)
-        with suppress(OSError):
-            (self._records / path).unlink()
+        (self._records / path).unlink(missing_ok=True)
         for parent in (self.folder / path).parents:
             if parent == self.folder:
                 return

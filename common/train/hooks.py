@@ -50,10 +50,10 @@ class Hook:
 
 
 class Stop(Hook):
-    """Stops the loop at the last step, at the time limit, at step `pause_at`, or after a signal."""
+    """Stops the loop at the last step, at the time limit, or after a signal."""
 
-    def __init__(self, signals: Signals, pause_at: int | None = None):
-        self._signals, self._pause_at = signals, pause_at
+    def __init__(self, signals: Signals):
+        self._signals = signals
 
     def vote(self, run: Run) -> int:
         # The vote is the signal number, plus _LIMIT if the time limit is reached. The time limit ends the run. A signal
@@ -70,8 +70,7 @@ class Stop(Hook):
             run.state.stop_reason = "steps"
         elif late:
             run.state.stop_reason = "seconds"
-        paused = self._pause_at is not None and run.step >= self._pause_at
-        return bool(run.state.stop_reason or signal or paused)
+        return bool(run.state.stop_reason or signal)
 
     def act(self, run: Run) -> None:
         run.stopping = True

@@ -71,12 +71,10 @@ def kept_summary(run: Run) -> dict | None:
     return summary_of_ended(run)
 
 
-def make_hooks(
-    signals: Signals, profile: "Profile | None" = None, pause_at: int | None = None
-) -> list[Hook]:
-    """Returns the hooks of a run, in the order of their calls. The hook `Stop` documents `pause_at`."""
+def make_hooks(signals: Signals, profile: "Profile | None" = None) -> list[Hook]:
+    """Returns the hooks of a run, in the order of their calls."""
     traces = [profile] if profile else []
-    return [Stop(signals, pause_at), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
+    return [Stop(signals), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
 
 
 def train(

@@ -255,7 +255,7 @@ class Step:
                 self._ahead[key] = threads.submit(run, key, batch)
         threads.shutdown(wait=False)
 
-    def wait(self, stopped: Callable[[bool], bool] = lambda ended: ended) -> None:
+    def wait(self, stopped: Callable[[bool], bool]) -> None:
         """Waits until the threads of `compile_ahead` have compiled all steps.
 
         Args:
