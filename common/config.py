@@ -228,8 +228,7 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    Args:
-      source: file or option that the configuration was read from, for the error message.
+    The message begins with `source`, the file or option of the configuration.
     """
     try:
         yield

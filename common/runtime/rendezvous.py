@@ -43,7 +43,6 @@ def rendezvous(
     Closes the server socket before returning, so that JAX's coordinator can use the port.
 
     Args:
-      index: number of this process.
       settings: name -> value of the settings that must be equal on all processes.
       token: secret that the launcher gives to all processes. Process 0 refuses connections with another token.
 

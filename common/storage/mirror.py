@@ -149,8 +149,7 @@ def checkpoint_of(path: str) -> str:
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     """Downloads the changed files of a folder in a bucket. Skips runs whose local copy is locked for training.
 
-    Args:
-      wanted: see `folders.open_folder`.
+    `folders.open_folder` documents `wanted`.
 
     Raises:
       UserError: the bucket cannot be read, or other processes change the folder during every attempt.

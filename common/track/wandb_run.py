@@ -18,11 +18,8 @@ class WandbRun:
     """A run in wandb.
 
     wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
-    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run.
-
-    Args:
-      resume_step: step at which the run resumes the wandb run of the workdir; None starts a new wandb run.
-      names: `project`, `name` and `group` of the wandb run; "" for the default.
+    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run. The arguments are those of `Tracker`; a
+    name "" stands for the default.
     """
 
     def __init__(

@@ -163,8 +163,7 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the rows of `batch`.
 
-        Args:
-          build: function from `trainable` to the model.
+        `build` makes the model of trainable values.
         """
 
         def of_values(trainable, batch, key):
