@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import freezing, sharding, variables
+from common import sharding, variables
 from common.data.windows import crop
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
@@ -28,6 +28,7 @@ from explicit_opt.counts import Noise
 from gmlp_lm import run as gmlp_lm
 from launch.hlo import Product, read_products
 from perception.backbones import bert, qwen2
+from perception.finetuning import cast_frozen
 from perception.model import PooledClassifier, backbone
 from reservoir.beam import Search, beam_search
 from reservoir.tasks.translation import Translation
@@ -209,7 +210,7 @@ def classifier_step(
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
         if finetune == "lora":
             adapt(encoder, shape.targets, Lora(), rngs=rngs)
-            freezing.cast_frozen(encoder, jnp.dtype(dtype))
+            cast_frozen(encoder, jnp.dtype(dtype))
         return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
 
     config = perception.get_config()
@@ -243,7 +244,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         where = sharding.batch_sharding(mesh)
         # Compile step 1, because step 0 is never a skipping step of backskipping.
         first = jax.device_put(batches[0], where)
-        step.compile(start.params, start.opt_state, frozen, first, 1)
+        step.compile(first, 1)
     state = [start.params, start.opt_state, 1]
 
     def run() -> float:

@@ -13,9 +13,23 @@ from common.config import load
 from common.runtime.signals import Signals
 from common.sharding import make_mesh
 from common.train import loop
+from common.train.hooks import Hook
 from common.train.loop import make_hooks
 from common.train.run import Run, open_run
 from reservoir.tasks.translation import Translation
+
+
+class Pause(Hook):
+    """Stops the loop after step `step`, with a checkpoint. The next call of `loop.train` continues the run."""
+
+    def __init__(self, step: int):
+        self._step = step
+
+    def due(self, run: Run, vote: int) -> bool:
+        return run.step >= self._step
+
+    def act(self, run: Run) -> None:
+        run.stopping = True
 
 
 @contextmanager
@@ -42,6 +56,7 @@ def train(run: Run, steps: int) -> float:
     """Trains `steps` more steps; returns target tokens per second of training time."""
     tokens, seconds = run.state.tokens, run.clock["train"]
     with Signals() as signals:
-        hooks = make_hooks(signals, pause_at=run.step + steps)
+        stop, *others = make_hooks(signals)
+        hooks = [stop, Pause(run.step + steps), *others]
         deque(loop.train(run, hooks, signals, time.perf_counter()), maxlen=0)
     return (run.state.tokens - tokens) / (run.clock["train"] - seconds)

@@ -65,7 +65,7 @@ def main() -> None:
 
     parser = ArgumentParser(prog="benchmarks.word_counts", description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, type=Path, help="folder with train.jsonl.gz")
-    parser.add_argument("--rows", type=config.positive_int_arg("--rows"), default=650_000)
+    parser.add_argument("--rows", type=config.int_arg("--rows"), default=650_000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/word_counts.json"))
     options = parser.parse_args()
 

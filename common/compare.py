@@ -96,7 +96,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         default=3,
         help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
     )
@@ -119,7 +119,6 @@ def main() -> None:
     from common.report import side_by_side
     from common.report.groups import Group, layers_of
     from common.report.versus import parse_margins
-    from common.runtime.signals import unless_stopped
 
     margins = parse_margins(options.margin)
     suite = Cases(
@@ -132,7 +131,7 @@ def main() -> None:
     experiments = {name: partial(suite.configuration, name) for name in suite.overrides}
     for make in experiments.values():
         make(1)  # Report a wrong field before the first run is trained.
-    runs = unless_stopped(lambda: suite.runs(experiments))
+    runs = suite.runs(experiments)
     compared = [
         Group(name, name, tuple(ran), layers_of(ran[0].config)) for name, ran in runs.items()
     ]

@@ -236,8 +236,7 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    Args:
-      source: file or option that the configuration was read from, for the error message.
+    The message begins with `source`, the file or option of the configuration.
     """
     try:
         yield
@@ -354,7 +353,7 @@ def parser_for(program: str) -> argparse.ArgumentParser:
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
-def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
+def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
     """Returns an argparse type: an integer of at least `least`."""
 
     def read(text: str) -> int:
@@ -365,11 +364,6 @@ def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return read
-
-
-def positive_int_arg(option: str) -> Callable[[str], int]:
-    """Returns an argparse type: an integer of at least 1."""
-    return int_arg(option, 1)
 
 
 def float_arg(option: str) -> Callable[[str], float]:

@@ -1,4 +1,4 @@
-"""The exception for wrong input, and the place of an exception in a user's code."""
+"""The exceptions that end a program, and the place of an exception in a user's code."""
 
 import traceback
 
@@ -11,6 +11,17 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))
+
+
+class Preempted(Exception):
+    """Raised after a signal has stopped a run and the run is saved.
+
+    `common.runtime.program` prints the message and exits with 128 plus the number of the signal, as a shell does.
+    """
+
+    def __init__(self, number: int, message: str):
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 def check(condition: bool, message: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -78,14 +77,6 @@ def give(module: nnx.Module) -> None:
     """Marks the Frozen variables in `module` as loaded rather than seed-initialised."""
     for _, _, variable in variables_below(module, Frozen):
         variable.set_metadata(draw=None)
-
-
-def cast_frozen(module: nnx.Module, dtype: Any) -> None:
-    """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
-    for _, _, variable in variables_below(module, Frozen):
-        value = variable.get_value()
-        if variable.get_metadata("draw") is None and value.ndim == 2:
-            variable.set_value(value.astype(dtype))
 
 
 def thaw(module: nnx.Module) -> None:

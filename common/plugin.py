@@ -4,7 +4,6 @@ The dataclass of a part, such as a kind of layer, has a field `options`: name ->
 module, so it must not import JAX.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -61,17 +60,6 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
             f"{option}={name}: the default and the minimum of the option {key} must be numbers, got {declared}",
         )
     return part
-
-
-def imported_part(name: str, kind: type) -> Any:
-    """Returns the part `name`, "module:attribute", if its module is imported already, or else None.
-
-    For reports, which must not import the modules that configurations name, because the configurations may come from
-    other people.
-    """
-    module, _, attribute = name.rpartition(":")
-    part = getattr(sys.modules.get(module), attribute, None)
-    return part if isinstance(part, kind) else None
 
 
 def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:

@@ -35,7 +35,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         default=1,
         help="runs of each case, with seeds 1, 2, ...",
     )
@@ -88,7 +88,7 @@ def add_fairness(parser: ArgumentParser) -> None:
     """
     parser.add_argument(
         "--turns",
-        type=config.positive_int_arg("--turns"),
+        type=config.int_arg("--turns"),
         default=0,
         metavar="N",
         help="train the runs of a seed in turns, N steps at a time, so that their seconds can be compared",
@@ -140,7 +140,6 @@ def reproduce(
     config.check_folder("--out", out)
 
     from common.experiments import parse_sweep
-    from common.runtime.signals import unless_stopped
 
     make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
     check(
@@ -159,7 +158,7 @@ def reproduce(
         return
     with output(out):
         if options.target == CLAIMS:
-            unless_stopped(lambda: suite.claims(paper, options.kept))
+            suite.claims(paper, options.kept)
         else:
             module = importlib.import_module(f"{paper}.{targets[options.target]}")
-            unless_stopped(lambda: getattr(module, options.target)(suite))
+            getattr(module, options.target)(suite)

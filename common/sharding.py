@@ -117,11 +117,9 @@ def spec(
     A dimension is replicated if the number of devices along its mesh axes does not divide its size. The spec omits the
     manual axes of `jax.shard_map`, because inside `jax.shard_map` an array is already the shard along these axes.
 
-    Args:
-      name: name of the array in error messages.
-
     Raises:
       ValueError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.
+        The message begins with `name`.
     """
     if len(axes) != len(shape):
         raise ValueError(f"{name} has {len(axes)} axes {axes} for {len(shape)} dimensions {shape}")

@@ -6,7 +6,7 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import parser_for, positive_int_arg
+    from common.config import int_arg, parser_for
     from common.errors import check
     from common.storage.folders import open_file, open_folder
 
@@ -21,7 +21,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--stride",
-        type=positive_int_arg("--stride"),
+        type=int_arg("--stride"),
         help="bytes (or subwords) scored per window; a smaller stride gives more context and takes longer"
         " (default: the stride in the run's configuration)",
     )

@@ -10,7 +10,7 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import float_arg, int_arg, parser_for, positive_int_arg
+    from common.config import float_arg, int_arg, parser_for
     from common.errors import check
     from common.storage.folders import open_file, open_folder
 
@@ -24,12 +24,10 @@ def main() -> None:
         metavar="FILE",
         help='file with a prompt per line; in a .jsonl file, the string or the field "prompt" of each line',
     )
-    parser.add_argument(
-        "--samples", type=positive_int_arg("--samples"), default=1, help="texts per prompt"
-    )
+    parser.add_argument("--samples", type=int_arg("--samples"), default=1, help="texts per prompt")
     parser.add_argument(
         "--length",
-        type=positive_int_arg("--length"),
+        type=int_arg("--length"),
         default=512,
         help="bytes to generate per text, or subwords if the run has a subword tokenizer (default: 512)",
     )
@@ -41,12 +39,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--top_k",
-        type=int_arg("--top_k"),
+        type=int_arg("--top_k", 0),
         default=0,
         help="sample from the K likeliest bytes or subwords; 0 (default) samples from all",
     )
     parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
-    parser.add_argument("--seed", type=int_arg("--seed"), default=1)
+    parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
     parser.add_argument(
         "--stream",
         action="store_true",

@@ -114,7 +114,7 @@ class Estimate:
     mesh: Mesh
     abstract_model: AbstractModel
     held: Mapping[str, int]
-    flops: int
+    flops: float
     compiled_flops: float
     traffic: float
     kernels: float

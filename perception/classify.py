@@ -44,7 +44,7 @@ class _Run(Action):
 
 
 def _parser() -> ArgumentParser:
-    from common.config import parser_for, positive_int_arg
+    from common.config import int_arg, parser_for
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("perception.classify")
@@ -89,12 +89,12 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument(
         "--top",
-        type=positive_int_arg("--top"),
+        type=int_arg("--top"),
         metavar="K",
         help="number of classes to write (default: all)",
     )
     parser.add_argument(
-        "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="batch size"
+        "--batch", type=int_arg("--batch"), default=64, metavar="N", help="batch size"
     )
     parser.epilog = "Further options: --config.mesh.*"
     return parser

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_folder, override_all, positive_int_arg, split_fields
+from common.config import check_folder, int_arg, override_all, split_fields
 from common.errors import check
 from common.metrics.classes import Classes
 from common.sharding import make_mesh
@@ -31,7 +31,7 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
     """
     parser.add_argument(
         "--examples",
-        type=positive_int_arg("--examples"),
+        type=int_arg("--examples"),
         metavar="N",
         help="the first N examples of each split (default: all)",
     )

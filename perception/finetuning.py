@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -237,6 +238,13 @@ def resolve(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def cast_frozen(module: nnx.Module, dtype: jnp.dtype) -> None:
+    """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
+    for _, part in list(nnx.iter_graph(module)):
+        if isinstance(part, Frozen) and part.get_metadata("draw") is None and part.ndim == 2:
+            part.set_value(part.get_value().astype(dtype))
+
+
 def make_model(
     config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
 ) -> PooledClassifier:
@@ -264,8 +272,6 @@ def make_model(
         ):  # trainable tables are initialised with the other parameters
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
     if not method.trains_all:
-        from common.freezing import cast_frozen
-
         cast_frozen(encoder, dtype)
         if config.quantize != "none":
             from perception.quantized import quantize_frozen

@@ -6,6 +6,7 @@ Shape letters of this module: B rows of a batch, E texts, C classes.
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from scipy.special import expit, softmax
 
-from common import sharding
+from common import sharding, variables
 from common.cached import read_json_if
 from common.config import complete
 from common.errors import UserError, check, file_error
@@ -25,10 +26,11 @@ from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.track.tracker import SUMMARY
-from common.train import restore
+from common.train import frozen
+from common.train.checkpoint import Checkpoints, model_arrays
 from common.train.prefetch import put
 from common.train.restore import load_run, read_config
-from common.train.task import ModelState
+from common.train.task import ModelState, PretrainedWeights
 from common.train.workdir import ADDED, CONFIG
 from perception import baseline, datasets, finetuning, hub
 from perception.backbones import Backbone
@@ -274,8 +276,13 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
       config: configuration of the run. `config.pretrained` may be another directory than in the run.
     """
     found, build, _ = _open(config, workdir)
-    values, fingerprint = restore.load_own(workdir, config, build, mesh)
-    return Trained(config, *found, values, mesh), fingerprint
+    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    with closing(Checkpoints(workdir)) as checkpoints:
+        arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
+        pretrained = PretrainedWeights({}, meta.get("outside", ""))
+        values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
+    state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
+    return Trained(config, *found, state, mesh), pretrained.fingerprint
 
 
 def _open(

@@ -91,7 +91,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--shots",
-        type=config.positive_int_arg("--shots"),
+        type=config.int_arg("--shots"),
         metavar="N",
         help="train on N examples per class and select on N more; each seed draws others",
     )
@@ -109,7 +109,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=config.positive_int_arg("--seeds"),
+        type=config.int_arg("--seeds"),
         metavar="N",
         help=f"number of seeds of each way of training, with one run per seed (default: 1; with --shots {DRAWS})",
     )
@@ -274,7 +274,6 @@ def main() -> None:
         _download(options.data, experiment)
 
     from common.experiments import parse_sweep
-    from common.runtime.signals import unless_stopped
     from common.sharding import make_mesh
     from common.storage.folders import output
     from perception.comparison import About, ExperimentSuite, worth
@@ -290,7 +289,7 @@ def main() -> None:
     only = tuple(options.ways.split(",")) if options.ways else ()
     suite = ExperimentSuite(*arguments, options.margin, only, **fair)
     with output(out):
-        unless_stopped(lambda: worth(suite, about, seconds))
+        worth(suite, about, seconds)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ COLUMNS = ("group", "seed", "step", "cosine", "cosine of means", "relative size"
 
 
 def main() -> None:
-    from common.config import check_folder, parser_for, positive_int_arg
+    from common.config import check_folder, int_arg, parser_for
     from common.storage.addresses import copy_of
 
     parser = parser_for("reservoir.gradients")
@@ -29,14 +29,14 @@ def main() -> None:
     )
     parser.add_argument(
         "--batches",
-        type=positive_int_arg("--batches"),
+        type=int_arg("--batches"),
         default=4,
         metavar="N",
         help="number of training batches (default: 4)",
     )
     parser.add_argument(
         "--draws",
-        type=positive_int_arg("--draws"),
+        type=int_arg("--draws"),
         default=32,
         metavar="N",
         help="draws of noise and dropout for each batch (default: 32)",

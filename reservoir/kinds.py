@@ -5,6 +5,7 @@ A new kind is an entry of `RESERVOIRS`, or a `Kind` in a module outside this pro
 JAX: each `build` function imports its layers.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -141,12 +142,23 @@ def fixed_length(config: ConfigDict) -> bool:
     return kind is not None and kind.fixed_length
 
 
+def imported_part(name: str, kind: type) -> Any:
+    """Returns the part `name`, "module:attribute", if its module is imported already, or else None.
+
+    For reports, which must not import the modules that configurations name, because the configurations may come from
+    other people.
+    """
+    module, _, attribute = name.rpartition(":")
+    part = getattr(sys.modules.get(module), attribute, None)
+    return part if isinstance(part, kind) else None
+
+
 def label(name: str) -> str:
     """Returns the label of a kind of reservoir for tables and figures.
 
-    For "module:attribute", returns the attribute's name if the module is not imported yet (`plugin.imported_part`).
+    For "module:attribute", returns the attribute's name if the module is not imported yet (`imported_part`).
     """
-    kind = RESERVOIRS.get(name) or plugin.imported_part(name, Kind)
+    kind = RESERVOIRS.get(name) or imported_part(name, Kind)
     return kind.label if kind else name.rpartition(":")[2]
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import complete, float_arg, parser_for, positive_int_arg
+from common.config import complete, float_arg, int_arg, parser_for
 from common.errors import check
 from common.sharding import make_mesh
 from common.storage.folders import open_folder
@@ -30,7 +30,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--beams",
-        type=positive_int_arg("--beams"),
+        type=int_arg("--beams"),
         metavar="K",
         help="number of beam hypotheses (default: as configured in the run)",
     )
@@ -42,26 +42,26 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--batch_tokens",
-        type=positive_int_arg("--batch_tokens"),
+        type=int_arg("--batch_tokens"),
         metavar="N",
         help="source tokens per batch (default: as configured in the run)",
     )
     options.add_argument(
         "--max_tokens",
-        type=positive_int_arg("--max_tokens"),
+        type=int_arg("--max_tokens"),
         metavar="N",
         default=2048,
         help="maximum length of an input line in tokens (default 2048)",
     )
     options.add_argument(
         "--average",
-        type=positive_int_arg("--average"),
+        type=int_arg("--average"),
         metavar="N",
         help="average the parameters of the newest N snapshots (default: the best checkpoint alone)",
     )
     options.add_argument(
         "--average_best",
-        type=positive_int_arg("--average_best"),
+        type=int_arg("--average_best"),
         metavar="N",
         help="average the parameters of the N best checkpoints; the run must keep N (--config.checkpoint.keep_best)",
     )

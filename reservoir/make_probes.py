@@ -8,7 +8,7 @@ EMBEDDED = "embedded:python"
 def main() -> None:
     import numpy as np
 
-    from common.config import check_choice, int_arg, parser_for, positive_int_arg
+    from common.config import check_choice, int_arg, parser_for
     from common.data.files import read_lines
     from common.data.text_sources import DOCUMENTS, cut, python_manual
     from common.errors import check
@@ -39,12 +39,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--count",
-        type=positive_int_arg("--count"),
+        type=int_arg("--count"),
         default=10_000,
         help="training sentences per task (default 10000); the validation split and the test split have a tenth of"
         " this number each",
     )
-    parser.add_argument("--seed", type=int_arg("--seed"), default=1)
+    parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
     parser.add_argument("--out", required=True, type=open_folder, metavar="DIR")
     options = parser.parse_args()
     names = options.tasks.split(",")

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from common import plugin
 from common.errors import UserError, check
 from common.plugin import Option
+from reservoir.kinds import imported_part
 from reservoir.placement import placement
 
 if TYPE_CHECKING:
@@ -164,12 +165,12 @@ def of(config: ConfigDict) -> Method:
 def of_run(config: Mapping[str, Any]) -> Method | None:
     """Returns the method of a finished run; "keep" for a pretraining run.
 
-    Returns None if a user's method is not imported yet (`plugin.imported_part`).
+    Returns None if a user's method is not imported yet (`kinds.imported_part`).
     """
     if config.get("lora", {}).get("rank"):
         return LORA
     name = config.get("reservoirs", "keep")
-    return METHODS.get(name) or plugin.imported_part(name, Method)
+    return METHODS.get(name) or imported_part(name, Method)
 
 
 def declared(config: ConfigDict) -> dict[str, Option]:

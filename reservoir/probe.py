@@ -6,7 +6,7 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check_choice, check_folder, parser_for, positive_int_arg
+    from common.config import check_choice, check_folder, int_arg, parser_for
     from common.errors import check
     from common.sharding import make_mesh
     from common.storage.folders import open_folder, output
@@ -37,9 +37,7 @@ def main() -> None:
         help="sentence vector: first (state of the first token, default) or mean (over tokens, default for"
         " translators)",
     )
-    parser.add_argument(
-        "--seeds", type=positive_int_arg("--seeds"), default=1, help="seeds per classifier"
-    )
+    parser.add_argument("--seeds", type=int_arg("--seeds"), default=1, help="seeds per classifier")
     parser.add_argument(
         "--out", type=open_folder, metavar="DIR", help="output folder (default: RUN/probing)"
     )

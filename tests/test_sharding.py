@@ -12,7 +12,7 @@ from common import sharding, variables
 from common.errors import UserError
 from common.train import optimizer as optimizers
 from common.train.frozen import draw_on_mesh
-from common.train.state import Step, initial_params, optimizer_shardings
+from common.train.state import Step, abstract_opt_state, initial_params
 from reservoir.model import translator
 from reservoir.skipping import Backskipping
 from reservoir.tasks.translation import teacher_forcing
@@ -243,10 +243,8 @@ def test_moments_inherit_the_sharding_of_parameters(tiny_config) -> None:
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     update, _ = optimizers.make(tiny_config.optimizer, 10)
     where = sharding.shardings(abstract_model.trainable, mesh)
-    shapes = {
-        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
-    }
-    places = optimizer_shardings(update, shapes, where, mesh)
+    state = abstract_opt_state(update, sharding.abstract(abstract_model.trainable, mesh), mesh)
+    places = jax.tree.map(lambda x: x.sharding, state)
     moments = [
         part.mu
         for part in jax.tree.leaves(places, is_leaf=lambda x: hasattr(x, "mu"))

@@ -22,14 +22,12 @@ class Generator:
     The compiled functions do not depend on the values of the parameters. The functions are compiled again if the number
     of rows, the chunk size or the cache length changes; `prefill` also if the number of prefilled tokens changes
     (`_window`).
+
+    Args:
+      window: the model's maximum length in tokens, at least 2.
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):
-        """Makes a generator.
-
-        Args:
-          window: the model's maximum length in tokens, at least 2.
-        """
         check(
             window > 1, f"the model's maximum length is {window} token: generation needs at least 2"
         )

@@ -64,21 +64,12 @@ class Rows(NamedTuple):
     count: int
 
 
-def draw(
-    logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows: Rows | None = None
-) -> jax.Array:
-    """Draws a token for each row of logits; returns (B,).
-
-    Args:
-      rows: the indices of the rows in the batch, on which the drawn tokens depend; None if the B rows are the batch.
-    """
+def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows: Rows) -> jax.Array:
+    """Draws a token for each row of logits; returns (B,). A token depends on the index of its row in the batch."""
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     # Draw the Gumbel noise of the whole batch, so that a row gets the same noise on every mesh.
-    count = len(logits_BV) if rows is None else rows.count
-    noise_BV = jax.random.gumbel(key, (count, logits_BV.shape[-1]))
-    if rows is not None:
-        noise_BV = noise_BV[rows.numbers_B]
+    noise_BV = jax.random.gumbel(key, (rows.count, logits_BV.shape[-1]))[rows.numbers_B]
     return jnp.argmax(restrict(logits_BV, sampling) + noise_BV, axis=-1).astype(jnp.int32)
 
 
@@ -90,7 +81,7 @@ def sample(
     given_BL: jax.Array,
     sampling: Sampling,
     key: jax.Array,
-    rows: Rows | None = None,
+    rows: Rows,
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Draws L tokens for every row, at positions `start` to `start` + L - 1.
 
@@ -101,7 +92,6 @@ def sample(
       logits_BV: logits for position `start`.
       given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`,
         unless `recent` is 0.
-      rows: the indices of the rows; see `draw`.
 
     Returns:
       The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.

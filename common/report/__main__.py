@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from common.config import check_folder, float_or_text, parser_for, positive_int_arg
+from common.config import check_folder, float_or_text, int_arg, parser_for
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of
@@ -63,7 +63,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--most",
-        type=positive_int_arg("--most"),
+        type=int_arg("--most"),
         default=10,
         help="number of test examples that --examples shows (default: 10)",
     )

@@ -14,9 +14,11 @@ Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal
 with a traceback; LOST after the loss of another process.
 """
 
+import ctypes
 import os
 import re
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +28,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from common.errors import UserError
+from common.runtime.rendezvous import receive
 
 LOST = 75
 """Exit code of a process after another process was lost or missed the rendezvous: EX_TEMPFAIL of sysexits.h."""
@@ -70,8 +73,7 @@ class Heartbeat(threading.Thread):
 
     Args:
       process: the number of this process.
-      connections: process number -> connection to the process, from the rendezvous.
-      hosts: the host name of each process.
+      connections, hosts: result of the rendezvous.
       silence: seconds without a heartbeat after which a process counts as lost.
     """
 
@@ -105,7 +107,7 @@ class Heartbeat(threading.Thread):
                 last_sent = now
             for number, connection in ready.items():
                 last_received[number] = now
-                received = _receive(connection)
+                received = receive(connection)
                 buffers[number] = (buffers[number] + received)[-32:]
                 if lost := re.search(rb"lost (\d+)\n", buffers[number]):
                     self._lost(int(lost[1]))
@@ -135,19 +137,21 @@ class Heartbeat(threading.Thread):
         end(self._process, f"process {number} ({self._hosts[number]}) is lost: {reason}; {AGAIN}")
 
 
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(4096)
-    except OSError:
-        return b""
+def hold_abort() -> None:
+    """Delays abort() by six seconds, so that the heartbeat thread can print its line and set the exit code.
+
+    JAX's runtime calls abort() as soon as process 0 has exited, in C++ threads, which cannot run a Python signal
+    handler. Without the delay it prints a C++ stack and exits with SIGABRT. The handler of SIGABRT is therefore the C
+    function sleep(); its argument is the signal's number, 6. No setting of jax 0.10.2 prevents the abort:
+    `jax_enable_recoverability` does not delay it, and `jax.distributed.initialize` takes no callback.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    library.signal(int(signal.SIGABRT), ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def end(process: int, line: str) -> NoReturn:
-    """Prints an error line and exits this process with code LOST, without cleanup.
-
-    Args:
-      process: the number of this process.
-    """
+    """Prints an error line and exits this process, number `process`, with code LOST, without cleanup."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
     _silence_errors()  # hides the errors that JAX's runtime prints about the lost process

@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from common.errors import UserError, check
-from common.runtime import abort, heartbeat
+from common.runtime import heartbeat
 from common.runtime.program import COORDINATOR, PROCESSES
 from common.runtime.rendezvous import MissedRendezvous, is_loopback, rendezvous
 
@@ -38,7 +38,7 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
         connections, hosts = rendezvous(address, count, index, arrival, equal, token)
     except MissedRendezvous as missed:
         heartbeat.end(index, f"{missed}; {heartbeat.AGAIN}")
-    abort.hold_abort()
+    heartbeat.hold_abort()
     thread = heartbeat.Heartbeat(index, connections, hosts, silence)
     thread.start()
     # JAX's timeouts are longer than the heartbeat's timeout, so that the heartbeat reports a lost process first.

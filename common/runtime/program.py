@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from common.errors import UserError, check
+from common.errors import Preempted, UserError, check
 
 # Environment variables that a launcher sets to start several processes.
 COORDINATOR = "TRAINLESS_COORDINATOR"
@@ -22,7 +22,8 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 def run(main: Callable[[], None], joins: bool = False) -> None:
     """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
 
-    After the loss of another process, the exit code is `common.runtime.heartbeat.LOST`.
+    After a signal, with the run saved, the exit code is 128 plus the number of the signal; after the loss of another
+    process, `common.runtime.heartbeat.LOST`.
 
     Args:
       joins: whether `main` calls `processes.initialize`. Without it, each of several processes would do all the work,
@@ -41,6 +42,9 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         leave(2)
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
     except BrokenPipeError:
         # The reader of stdout (head, less) has exited. Redirect stdout, or Python reports the broken pipe again when it
         # closes stdout.

@@ -43,7 +43,6 @@ def rendezvous(
     Closes the server socket before returning, so that JAX's coordinator can use the port.
 
     Args:
-      index: number of this process.
       settings: name -> value of the settings that must be equal on all processes.
       token: secret that the launcher gives to all processes. Process 0 refuses connections with another token.
 
@@ -101,7 +100,7 @@ def _receive(
                         new.settimeout(5.0)
                         selector.register(new, selectors.EVENT_READ, b"")
                     continue
-                part = _read(connection)
+                part = receive(connection)
                 if isinstance(before, int):
                     # A process sends only one line: this event means that the process has exited.
                     if connected.get(before) is connection:
@@ -128,7 +127,8 @@ def _receive(
     if unlike := next((k for k in sorted(received) if received[k] != settings), None):
         answer = {"unlike": difference(unlike, hosts[unlike], settings, received[unlike])}
     elif missing:
-        answer = {"absent": f"{_named(missing)} did not connect within {seconds:g} s"}
+        named = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        answer = {"absent": f"{named} did not connect within {seconds:g} s"}
     else:
         answer = {"hosts": [hosts[k] for k in range(count)]}
     for connection in connected.values():
@@ -136,7 +136,8 @@ def _receive(
     return connected, _hosts(answer)
 
 
-def _read(connection: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytes:
+    """Returns the received bytes; b"" if the connection is closed or fails."""
     try:
         return connection.recv(65536)
     except OSError:
@@ -155,12 +156,7 @@ def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str
 
 
 def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Returns the error line for settings of process `number` that differ from the settings of process 0.
-
-    Args:
-      number, host: number and host name of the process.
-      first, other: settings of process 0 and of this process.
-    """
+    """Returns the error line for settings `other` of a process that differ from the settings `first` of process 0."""
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     how = ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more
@@ -188,7 +184,9 @@ def _arrive(
             _send(connection, [index, socket.gethostname(), settings], f"{token} ")
             # If process 0 started later than this process, the timeout of process 0 ends later too.
             connection.settimeout(left + seconds)
-            answer = json.loads(_line(connection))
+            # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
+            with connection.makefile("rb", buffering=0) as file:
+                answer = json.loads(file.readline())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or reason
             time.sleep(0.1)
@@ -211,13 +209,3 @@ def _arrive(
 def _send(connection: socket.socket, message: dict | list, prefix: str = "") -> None:
     with suppress(OSError):  # ignore a closed connection: both ends detect it when they read
         connection.sendall(f"{prefix}{json.dumps(message)}\n".encode())
-
-
-def _line(connection: socket.socket) -> bytes:
-    # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
-    with connection.makefile("rb", buffering=0) as file:
-        return file.readline()
-
-
-def _named(numbers: list[int]) -> str:
-    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -4,10 +4,8 @@ A signal interrupts an evaluation; the resumed run repeats the evaluation.
 """
 
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from common.runtime.processes import Votes
 
@@ -67,23 +65,3 @@ class Signals:
 
 class Interrupted(Exception):
     """Raised after a signal, to interrupt an evaluation."""
-
-
-class Preempted(Exception):
-    """Raised after a signal has stopped a run and the run is saved.
-
-    The exit code is 128 plus the number of the signal, as in a shell.
-    """
-
-    def __init__(self, number: int, message: str):
-        super().__init__(message)
-        self.exit_code = 128 + number
-
-
-def unless_stopped(call: Callable[[], Any]) -> Any:
-    """Returns `call()`. If `call` raises Preempted, prints the message and exits with the exit code of the signal."""
-    try:
-        return call()
-    except Preempted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(stop.exit_code)

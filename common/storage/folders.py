@@ -36,10 +36,7 @@ def open_file(text: str) -> Path:
     """Returns the path of the file `text`. The file may be missing.
 
     For a file in a bucket, downloads the file and returns the path of the local copy. Can be the `type` of an argparse
-    option.
-
-    Raises:
-      UserError: see `open_folder`.
+    option. Raises the errors of `open_folder`.
     """
     path = copy_of(text)
     if address(path):
@@ -51,10 +48,8 @@ def open_file(text: str) -> Path:
 def open_path(text: str) -> Path:
     """Returns the path of the file or folder `text`, which may be missing.
 
-    For an address in a bucket, downloads the file or folder and returns the path of the local copy.
-
-    Raises:
-      UserError: see `open_folder`.
+    For an address in a bucket, downloads the file or folder and returns the path of the local copy. Raises the errors
+    of `open_folder`.
     """
     path = open_folder(text)
     return path if path.exists() else open_file(text)

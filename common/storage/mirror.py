@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from common.atomic import replacing
 from common.errors import UserError
@@ -37,14 +36,6 @@ _ENDS = ("summary.json", "requested_config.json")
 
 _ATTEMPTS = 5
 """Maximum number of attempts to download a folder that another process changes during the download."""
-
-
-class _Record(NamedTuple):
-    """The state of a file after its last upload or download: version of the object, file size and time in ns."""
-
-    version: str
-    size: int
-    time: int
 
 
 class Mirror:
@@ -92,18 +83,19 @@ class Mirror:
                         found[path.relative_to(self.folder).as_posix()] = path.stat()
         return found
 
-    def known(self, path: str) -> _Record | None:
-        """Returns the record of a file; None for a file that was never uploaded or downloaded."""
+    def record(self, path: str) -> list[str]:
+        """Returns the object's version, and the file's size and modification time in ns, after the last transfer.
+
+        Returns [] for a file that was never uploaded or downloaded.
+        """
         try:
-            version, size, time = (self._records / path).read_text().split()
-            return _Record(version, int(size), int(time))
-        except (OSError, ValueError):
-            return None
+            return (self._records / path).read_text().split()
+        except OSError:
+            return []
 
     def is_uploaded(self, path: str, stat: os.stat_result) -> bool:
         """Returns whether a file is unchanged since its last upload or download."""
-        record = self.known(path)
-        return record is not None and record[1:] == (stat.st_size, stat.st_mtime_ns)
+        return self.record(path)[1:] == [str(stat.st_size), str(stat.st_mtime_ns)]
 
     def upload(self, path: str) -> str:
         """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file has been deleted."""
@@ -115,8 +107,7 @@ class Mirror:
 
     def delete_object(self, path: str) -> None:
         self.store.delete(self.object_name(path))
-        with suppress(OSError):
-            (self._records / path).unlink()
+        (self._records / path).unlink(missing_ok=True)
 
     def download(self, path: str, known: Object) -> None:
         """Replaces a local file with its object in the bucket. Raises Changed if the version is not `known.version`."""
@@ -129,8 +120,7 @@ class Mirror:
     def delete_file(self, path: str) -> None:
         """Deletes a file and all folders that are then empty. Orbax mistakes an empty folder for a checkpoint."""
         (self.folder / path).unlink(missing_ok=True)
-        with suppress(OSError):
-            (self._records / path).unlink()
+        (self._records / path).unlink(missing_ok=True)
         for parent in (self.folder / path).parents:
             if parent == self.folder:
                 return
@@ -159,8 +149,7 @@ def checkpoint_of(path: str) -> str:
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     """Downloads the changed files of a folder in a bucket. Skips runs whose local copy is locked for training.
 
-    Args:
-      wanted: see `folders.open_folder`.
+    `folders.open_folder` documents `wanted`.
 
     Raises:
       UserError: the bucket cannot be read, or other processes change the folder during every attempt.
@@ -203,12 +192,11 @@ def _update(
     mirror: Mirror, objects: dict[str, Object], files: dict[str, os.stat_result], ours: bool
 ) -> None:
     for path in sorted(objects, key=order):
-        record = mirror.known(path)
-        same = record is not None and record.version == objects[path].version and path in files
+        same = mirror.record(path)[:1] == [objects[path].version] and path in files
         if not same or not (ours or mirror.is_uploaded(path, files[path])):
             mirror.download(path, objects[path])
     for path in files.keys() - objects.keys():
-        if not ours or mirror.known(path):
+        if not ours or mirror.record(path):
             mirror.delete_file(path)
 
 

@@ -58,18 +58,16 @@ class Uploads:
         Raises:
           UserError: the store was unavailable for too long, or another process has taken the lease.
         """
-        self._uploading.end()
-        try:
-            if self._error is None:
-                self.upload()
-        except UserError as error:
-            self._fail(error)
-        self._heartbeat.end()
-        try:
-            if self._error is None:
-                self._lease.release()
-        except UserError as error:
-            self._fail(error)
+        for thread, last_call in (
+            (self._uploading, self.upload),
+            (self._heartbeat, self._lease.release),
+        ):
+            thread.end()
+            try:
+                if self._error is None:
+                    last_call()
+            except UserError as error:
+                self._fail(error)
         if self._error is None:
             return
         if not isinstance(self._error, UserError):

@@ -55,12 +55,10 @@ class Classification(Task):
         self.tokenizer, self._longest = tokenizer, longest
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._class_count = classes
-        if labelled:
-            self._use(*labelled)
-
-    def _use(self, splits: dict[str, LabelledText], classes: tuple[str, ...]) -> None:
-        config, longest = self.config, self._longest
-        self.splits, self.classes, self._class_count = splits, classes, len(classes)
+        if not labelled:
+            return
+        self.splits, self.classes = labelled
+        self._class_count = len(self.classes)
         tokenized = {split: self.tokenize(text, longest) for split, text in self.splits.items()}
         self._corpora = {split: corpus for split, (corpus, _) in tokenized.items()}
         cut, total = sum(cut for _, cut in tokenized.values()), sum(map(len, self.splits.values()))

@@ -104,7 +104,6 @@ class Progress:
 
         Args:
           step: number of steps since the start of the run.
-          loss: loss of this step.
           count: units processed on all devices since the last update.
           flops: floating-point operations on all devices since the last update.
           left: remaining seconds of the time limit; None without a time limit.

@@ -44,12 +44,8 @@ class Tracker:
           names: `project`, `name` (default: the folder name of `workdir`) and `group` of the wandb run.
 
         Raises:
-          UserError: `wandb_mode` is unknown, or `metrics.jsonl` is damaged.
+          UserError: `metrics.jsonl` is damaged.
         """
-        known = ", ".join(WANDB_MODES)
-        check(
-            wandb_mode in WANDB_MODES, f"--config.wandb.mode={wandb_mode!r} is not one of {known}"
-        )
         self._workdir, self._enabled = Path(workdir), enabled
         self._wandb = None
         if not enabled:

@@ -18,11 +18,8 @@ class WandbRun:
     """A run in wandb.
 
     wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
-    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run.
-
-    Args:
-      resume_step: step at which the run resumes the wandb run of the workdir; None starts a new wandb run.
-      names: `project`, `name` and `group` of the wandb run; "" for the default.
+    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run. The arguments are those of `Tracker`; a
+    name "" stands for the default.
     """
 
     def __init__(
@@ -128,11 +125,7 @@ def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _stop_wandb(error: Exception, consequence: str) -> None:
-    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
-
-    Args:
-      consequence: text at the end of the warning, such as "continuing without wandb".
-    """
+    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing."""
     reason = " ".join(str(error).split()) or type(error).__name__
     print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
     with suppress(Exception):

@@ -33,7 +33,6 @@ def train(
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)
 
     from common.runtime import processes
-    from common.runtime.signals import unless_stopped
     from common.sharding import make_mesh
     from common.train import loop
 
@@ -57,11 +56,8 @@ def train(
     if hasattr(paper_module, "ended") and not profile:
         summary = paper_module.ended(experiment, options.workdir)
     if summary is None:
-        summary = unless_stopped(
-            lambda: loop.fit(
-                *paper_module.prepare(experiment, mesh), options.workdir, mesh, profile
-            )
-        )
+        prepared = paper_module.prepare(experiment, mesh)
+        summary = loop.fit(*prepared, options.workdir, mesh, profile)
     if processes.is_main():
         show(summary, options.workdir)
 

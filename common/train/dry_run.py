@@ -33,7 +33,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
     """
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):
-        step.compile(trainable, opt_state, frozen, batch)
+        step.compile(batch)
     compiled, _ = step.compiled[step.cache_key(batch, 0)]
     return {
         "parameters, trained": held(trainable),

@@ -150,12 +150,8 @@ def gathering(
 def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
     """Returns a hook `on_get_value` of `nnx.Variable`, which gives the whole parameter instead of the value.
 
-    The value is a stand-in from `gathering`: zeros of the parameter's shape.
-
-    Args:
-      shard: this device's shard of the parameter.
-      place: sharding of the parameter.
-      dtype: dtype in which the parameter is gathered. The result has the dtype of the shard.
+    The value is a stand-in from `gathering`: zeros of the parameter's shape. The parameter is gathered in `dtype`; the
+    result has the dtype of the shard.
     """
     dimension = split_dimension(place)
 

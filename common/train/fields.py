@@ -7,30 +7,20 @@ from common.errors import check
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 
-REDUCE_DTYPES = ("float32", "bfloat16")
-"""Dtypes in which gradients can be exchanged."""
-
-_LEAST = {
-    0: (
-        *(f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")),
-        *(f"eval.{name}" for name in ("steps", "seconds", "patience")),
-        *(f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")),
-    ),
-    1: ("train.accumulate", "train.log_steps", "checkpoint.keep", "checkpoint.keep_best"),
-}
-"""Minimum -> configuration fields with this minimum."""
-
 
 def validate(config: ConfigDict) -> None:
     """Checks the fields of the training loop. Raises a UserError for an invalid value. Papers check other fields."""
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
-    check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, REDUCE_DTYPES)
+    check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, ("float32", "bfloat16"))
     check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
-    for least, names in _LEAST.items():
-        check_least(config, names, least)
+    check_least(config, [f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")], 0)
+    check_least(config, [f"eval.{name}" for name in ("steps", "seconds", "patience")], 0)
+    check_least(config, [f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")], 0)
+    check_least(config, ("train.accumulate", "train.log_steps"))
+    check_least(config, ("checkpoint.keep", "checkpoint.keep_best"))
     check(
         bool(config.eval.steps or config.eval.seconds),
         "--config.eval.steps or --config.eval.seconds must be above 0 to set the interval between evaluations",

@@ -1,11 +1,9 @@
-"""Counts the floating-point operations of a function from its jaxpr, without compilation."""
+"""Counts the floating-point operations of a jaxpr, without compilation."""
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
@@ -30,7 +28,7 @@ _ITERATIONS = re.compile(r"iterations=([\d.e+-]+)")
 """Name scope of a `while_loop` (`common.model.scan`). The number is the mean number of iterations."""
 
 
-def count(function: Callable, *arguments: Any) -> int:
+def count(jaxpr: ClosedJaxpr) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
     Other operations are a few per cent of a transformer's FLOPs. Frozen weights have no weight gradient in the
@@ -42,12 +40,7 @@ def count(function: Callable, *arguments: Any) -> int:
     (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward. On TPUs, these
     products include the padding of the kernel's lengths.
     """
-    return count_jaxpr(jax.make_jaxpr(function)(*arguments))
-
-
-def count_jaxpr(closed: ClosedJaxpr) -> int:
-    """Counts the FLOPs of a jaxpr; see `count`."""
-    return round(_count(_live(closed.jaxpr)))
+    return round(_count(_live(jaxpr.jaxpr)))
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:

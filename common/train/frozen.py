@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -25,16 +24,6 @@ def draw_on_mesh(model: AbstractModel, seed: int, mesh: Mesh) -> tuple[Params, s
     """Returns the seed-initialised frozen values on the mesh, and their fingerprint."""
     values: dict[str, np.ndarray] = draw_frozen(model, seed)
     return place(values, shardings(model.seed_initialised, mesh)), fingerprint(values)
-
-
-def save(checkpoints: Checkpoints, values: Mapping[str, jax.Array], drawn: str) -> None:
-    """Writes the frozen values of a run beside its checkpoints.
-
-    Args:
-      drawn: fingerprint of the seed-initialised values, from `draw_on_mesh`.
-    """
-    meta = {"drawn": drawn, "platform": _platform(), "names": sorted(values)}
-    checkpoints.save_frozen(dict(values), meta)
 
 
 def load(
@@ -69,7 +58,7 @@ def load(
     if expected not in (drawn, None):
         where = written["platform"] if written else "another platform"
         warn(
-            f"the frozen values drawn from seed {seed} on this platform ({_platform()}) differ from the values of"
+            f"the frozen values drawn from seed {seed} on this platform ({host()}) differ from the values of"
             f" the run ({where}); {'the run uses its saved values' if written else 'results will differ'}"
         )
     if written:
@@ -83,6 +72,6 @@ def load(
     return values | dict(pretrained.values)
 
 
-def _platform() -> str:
+def host() -> str:
     """Returns the processor and the NumPy version, because the last bit of a random value may depend on both."""
     return f"{platform.machine()}, NumPy {np.__version__}"

@@ -7,7 +7,6 @@ The loop calls all hooks in order. The processes vote on a decision that depends
 import math
 import time
 from dataclasses import replace
-from typing import NamedTuple
 
 from common.errors import check
 from common.metrics.aucc import aucc
@@ -15,20 +14,6 @@ from common.metrics.curve import Point
 from common.runtime.signals import Interrupted, Signals
 from common.train.checkpoint import SNAPSHOTS
 from common.train.run import Run
-
-
-class StepMetrics(NamedTuple):
-    """Metrics of a finished training step.
-
-    Attributes:
-      step: number of the step, from 1.
-      values: loss, weight, gradient_norm and learning_rate.
-      flops: FLOPs of the step over all devices.
-    """
-
-    step: int
-    values: dict[str, float]
-    flops: float
 
 
 class Hook:
@@ -40,8 +25,14 @@ class Hook:
     def before_step(self, run: Run) -> None:
         """Called before the next step is dispatched."""
 
-    def after_step(self, run: Run, metrics: StepMetrics) -> None:
-        """Called with the metrics of a finished step. The next step may be running already."""
+    def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
+        """Called after a step has finished. The next step may be running already.
+
+        Args:
+          step: number of the step, from 1.
+          metrics: loss, weight, gradient_norm and learning_rate.
+          flops: FLOPs of the step over all devices.
+        """
 
     def vote(self, run: Run) -> int:
         """Returns the vote of this process. `due` receives the maximum over all processes.
@@ -59,10 +50,10 @@ class Hook:
 
 
 class Stop(Hook):
-    """Stops the loop at the last step, at the time limit, at step `pause_at`, or after a signal."""
+    """Stops the loop at the last step, at the time limit, or after a signal."""
 
-    def __init__(self, signals: Signals, pause_at: int | None = None):
-        self._signals, self._pause_at = signals, pause_at
+    def __init__(self, signals: Signals):
+        self._signals = signals
 
     def vote(self, run: Run) -> int:
         # The vote is the signal number, plus _LIMIT if the time limit is reached. The time limit ends the run. A signal
@@ -79,8 +70,7 @@ class Stop(Hook):
             run.state.stop_reason = "steps"
         elif late:
             run.state.stop_reason = "seconds"
-        paused = self._pause_at is not None and run.step >= self._pause_at
-        return bool(run.state.stop_reason or signal or paused)
+        return bool(run.state.stop_reason or signal)
 
     def act(self, run: Run) -> None:
         run.stopping = True
@@ -196,13 +186,12 @@ class Save(Hook):
 class Log(Hook):
     """Sends the metrics of every step to the progress bar, and of every `train.log_steps` steps to the tracker."""
 
-    def after_step(self, run: Run, metrics: StepMetrics) -> None:
+    def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
         limit = run.config.train.max_seconds
         left = limit - run.clock["train"] if limit else None
-        step, values, flops = metrics
-        run.progress.update(step, values["loss"], int(values["weight"]), flops, left)
+        run.progress.update(step, metrics["loss"], int(metrics["weight"]), flops, left)
         if _every(run.config.train.log_steps, step):
-            run.tracker.log(step, {f"train/{name}": value for name, value in values.items()})
+            run.tracker.log(step, {f"train/{name}": value for name, value in metrics.items()})
 
 
 def _every(count: int, step: int) -> bool:

@@ -16,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.runtime.processes import Votes, all_reduce_max, barrier
-from common.runtime.signals import Preempted, Signals
+from common.runtime.signals import Signals
 from common.storage.addresses import shown
 from common.train.fields import validate
-from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
+from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, Stop
 from common.train.prefetch import device_prefetch, put
 from common.train.run import Run, open_run
 from common.train.summary import finish
@@ -71,12 +71,10 @@ def kept_summary(run: Run) -> dict | None:
     return summary_of_ended(run)
 
 
-def make_hooks(
-    signals: Signals, profile: "Profile | None" = None, pause_at: int | None = None
-) -> list[Hook]:
-    """Returns the hooks of a run, in the order of their calls. The hook `Stop` documents `pause_at`."""
+def make_hooks(signals: Signals, profile: "Profile | None" = None) -> list[Hook]:
+    """Returns the hooks of a run, in the order of their calls."""
     traces = [profile] if profile else []
-    return [Stop(signals, pause_at), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
+    return [Stop(signals), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
 
 
 def train(
@@ -128,20 +126,20 @@ def _steps(
             met.add(key)
             unread = _read(run, hooks, unread)
             with run.clock.section("compile"):
-                step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
+                step.compile(batch, state.step)
                 # Without this barrier, faster processes would wait within the section "train".
                 barrier("compiled")
             votes.hasten()  # A compilation may take minutes, so the processes vote right after this step.
         for hook in hooks:
             hook.before_step(run)
         state.params, state.opt_state, metrics = step(
-            state.params, state.opt_state, run.frozen, batch, state.step, key
+            state.params, state.opt_state, run.frozen, batch, state.step
         )
         state.step += 1
         run.state.data_state = data_state
         # Read the metrics of the previous step while the dispatched step runs.
         _read(run, hooks, unread)
-        unread = state.step, metrics, step.flops(key)
+        unread = state.step, metrics, step.compiled[key][1]
         if not run.startup_seconds:
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
@@ -178,8 +176,7 @@ def _compile_ahead(run: Run, signals: Signals) -> None:
         return not compiling or bool(number)
 
     samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
-    state = run.train_state
-    run.train_step.compile_ahead(state.params, state.opt_state, run.frozen, samples, run.step)
+    run.train_step.compile_ahead(samples, run.step)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):
             run.train_step.wait(stopped)
@@ -190,9 +187,6 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.
-
-    Raises:
-      UserError: the loss or the gradient is not finite.
     """
     if unread is None:
         return
@@ -208,4 +202,4 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     run.state.tokens += values["weight"]
     run.state.flops += flops
     for hook in hooks:
-        hook.after_step(run, StepMetrics(step, values, flops))
+        hook.after_step(run, step, values, flops)

@@ -40,11 +40,7 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
 def _with_warmup(
     decay: Callable[[float, int], optax.Schedule], optimizer: ConfigDict, steps: int
 ) -> optax.Schedule:
-    """Returns a schedule: a linear warm-up from `warmup_init`, then `decay` over the remaining steps.
-
-    Args:
-      decay: function (learning rate, steps) -> schedule.
-    """
+    """Returns a schedule: a linear warm-up from `warmup_init`, then `decay` over the remaining steps."""
     warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
     fall = decay(optimizer.learning_rate, max(steps - warmup, 1))

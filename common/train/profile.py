@@ -7,7 +7,7 @@ import jax
 
 from common.errors import check
 from common.runtime.processes import is_main
-from common.train.hooks import Hook, StepMetrics
+from common.train.hooks import Hook
 from common.train.run import Run
 
 
@@ -49,8 +49,8 @@ class Profile(Hook):
             self.folder = run.workdir / "profile"
             jax.profiler.start_trace(self.folder)
 
-    def after_step(self, run: Run, metrics: StepMetrics) -> None:
-        if metrics.step >= self.last:
+    def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
+        if step >= self.last:
             self.close()
 
     def close(self) -> None:

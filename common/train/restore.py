@@ -91,20 +91,3 @@ def load_run(
             arrays, meta = checkpoints.restore_best(target)
         values = frozen.load(checkpoints, model, config.seed, pretrained_weights(model), meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
-
-
-def load_own(
-    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Mesh
-) -> tuple[ModelState, str]:
-    """Loads the best checkpoint, but no pretrained weights.
-
-    Returns:
-      The model without the pretrained weights, and the fingerprint of these weights.
-    """
-    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
-    with closing(Checkpoints(workdir)) as checkpoints:
-        arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
-        pretrained = PretrainedWeights({}, meta.get("outside", ""))
-        values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
-    state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
-    return state, pretrained.fingerprint

@@ -15,6 +15,7 @@ from common.metrics.curve import Curve
 from common.model.layers import stack_layers, unstack_layers
 from common.report.table import text
 from common.runtime.processes import barrier, check_agreement, is_main
+from common.sharding import shardings
 from common.storage.addresses import address, shown
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
@@ -32,10 +33,7 @@ class Run:
     """State and open files of a run, for the training loop and its hooks.
 
     Attributes:
-      train_step: the training step, compiled once per loss function and batch shape.
-      train_state: the values that a training step changes.
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
-      state: the state that a checkpoint stores as JSON.
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
       startup_seconds: seconds from the beginning of the setup, at this start or resume, to the end of the first step; 0
@@ -106,9 +104,7 @@ def open_run(
     check_agreement(lambda: _inputs(config, task))
     step = Step.of(config, task, mesh)
     stack.callback(step.cancel)
-    lock = open_workdir(workdir, config) if is_main() else None
-    if lock:
-        stack.callback(lock.release)
+    lock = open_workdir(workdir, config, stack) if is_main() else None
     barrier("the workdir is open")
     if lock:
         task.save(workdir)
@@ -164,11 +160,13 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
         initial = jax.block_until_ready(
             task.start(unstack_layers(train_state.params), values | dict(pretrained.values))
         )
-    params = {name: initial[name] for name in model.trainable}
+    places = shardings(model.trainable, step.mesh)
+    params = {name: jax.device_put(initial[name], place) for name, place in places.items()}
     train_state.params = stack_layers(params, step.scanned.trainable)
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:
-        frozen.save(checkpoints, values, fingerprint)
+        meta = {"drawn": fingerprint, "platform": frozen.host(), "names": sorted(values)}
+        checkpoints.save_frozen(values, meta)
     values = stack_layers(values | dict(pretrained.values), step.scanned.frozen)
     return train_state, values, state, pretrained.fingerprint
 

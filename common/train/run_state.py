@@ -17,9 +17,7 @@ class RunState:
     """The part of a checkpoint that is stored as JSON, beside the arrays.
 
     Attributes:
-      curve: the validation curve.
       data_state: data state from which to continue (see `Task.batches`); None at the start.
-      clock: seconds of start, training, compilation, evaluation and checkpoints.
       tokens: number of tokens, or of the task's `unit`, that training has processed.
       flops: FLOPs of all training steps up to now.
       stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.

@@ -37,14 +37,9 @@ take several times as long to compile."""
 
 @dataclasses.dataclass
 class TrainState:
-    """The values that a training step changes.
+    """The values that a training step changes, after `step` finished steps.
 
     Arrays of repeating layers may be stacked (`common.model.layers`).
-
-    Attributes:
-      step: number of finished training steps.
-      params: path -> trainable value.
-      opt_state: state of the optax optimizer.
     """
 
     step: int
@@ -68,29 +63,22 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
     return jax.jit(make, out_shardings=places)(seed)
 
 
-def optimizer_shardings(
-    optimizer: optax.GradientTransformation,
-    trainable: Mapping[str, Any],
-    shardings: Mapping[str, Any],
-    mesh: Mesh,
+def abstract_opt_state(
+    optimizer: optax.GradientTransformation, trainable: Params, mesh: Mesh
 ) -> Any:
-    """Returns the shardings of the optimizer state.
+    """Returns the abstract optimizer state of (abstract) parameters, with its shardings.
 
     A moment with the shape of its parameter has the sharding of the parameter; everything else is replicated.
-
-    Args:
-      trainable: path -> trainable variable or array, possibly abstract.
-      shardings: path -> sharding of the trainable value.
     """
     whole = sharding.replicated(mesh)
 
-    def place(path: tuple, moment: Any) -> Any:
+    def place(path: tuple, moment: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         keys = (getattr(entry, "key", None) for entry in path)
-        name = next((key for key in keys if key in shardings), None)
-        alike = name is not None and moment.shape == trainable[name].shape
-        return shardings[name] if alike else whole
+        own = next((trainable[key] for key in keys if key in trainable), None)
+        where = own.sharding if own is not None and own.shape == moment.shape else whole
+        return jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=where)
 
-    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, dict(trainable)))
+    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, trainable))
 
 
 @dataclasses.dataclass
@@ -115,7 +103,7 @@ class Step:
     accumulate: int = 1
     reduce_dtype: str = "float32"
     scanned: AbstractModel | None = None
-    compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    compiled: dict[tuple, tuple[Any, float]] = dataclasses.field(default_factory=dict)
     _ahead: dict[tuple, futures.Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
@@ -175,8 +163,7 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the rows of `batch`.
 
-        Args:
-          build: function from `trainable` to the model.
+        `build` makes the model of trainable values.
         """
 
         def of_values(trainable, batch, key):
@@ -232,17 +219,9 @@ class Step:
         """
         model, mesh = model or self.scanned, self.mesh
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
-        where = {name: x.sharding for name, x in trainable.items()}
-        opt_state = jax.tree.map(
-            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
-            jax.eval_shape(self.optimizer.init, trainable),
-            optimizer_shardings(self.optimizer, trainable, where, mesh),
-        )
-        return trainable, opt_state, frozen
+        return trainable, abstract_opt_state(self.optimizer, trainable, mesh), frozen
 
-    def compile(
-        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int = 0
-    ) -> None:
+    def compile(self, batch: Any, number: int = 0) -> None:
         """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
 
         If `compile_ahead` already compiles this step in a thread, waits for the thread.
@@ -251,30 +230,22 @@ class Step:
         if key in self._ahead:
             self._ahead.pop(key).result()
         if key not in self.compiled:
-            self._compile(key, trainable, opt_state, frozen, batch, number)
+            self._compile(key, batch, number)
 
-    def _compile(self, key: tuple, *arguments: Any) -> None:
-        lowered, count = self.lower(*arguments)
-        self.compiled[key] = lowered.compile(), count
+    def _compile(self, key: tuple, batch: Any, number: int) -> None:
+        lowered, count = self.lower(*self.arguments(), batch, number)
+        self.compiled[key] = lowered.compile(), float(count)
 
-    def compile_ahead(
-        self, trainable: Params, opt_state: Any, frozen: Params, batches: Iterable[Any], number: int
-    ) -> None:
+    def compile_ahead(self, batches: Iterable[Any], number: int) -> None:
         """Starts to compile the training step for the shapes of several batches.
 
-        Uses one thread for each CPU core that this process may use.
-
-        All arguments except `batches` are those of `compile`. `compile` and `wait` raise the errors of the threads.
+        Uses one thread for each CPU core that this process may use. `compile` and `wait` raise the errors of the
+        threads.
         """
-        # The threads get abstract arrays, because training steps donate the arrays meanwhile.
-        arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (trainable, opt_state, frozen),
-        )
 
         def run(key: tuple, batch: Any) -> None:
             with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
-                self._compile(key, *arguments, batch, number)
+                self._compile(key, batch, number)
 
         threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
         for batch in batches:
@@ -283,7 +254,7 @@ class Step:
                 self._ahead[key] = threads.submit(run, key, batch)
         threads.shutdown(wait=False)
 
-    def wait(self, stopped: Callable[[bool], bool] = lambda ended: ended) -> None:
+    def wait(self, stopped: Callable[[bool], bool]) -> None:
         """Waits until the threads of `compile_ahead` have compiled all steps.
 
         Args:
@@ -319,30 +290,15 @@ class Step:
         places = (where(trainable), where(opt_state), whole)
         jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
         traced = jitted.trace(*arguments)
-        return traced.lower(), flops.count_jaxpr(traced.jaxpr)
+        return traced.lower(), flops.count(traced.jaxpr)
 
     def __call__(
-        self,
-        trainable: Params,
-        opt_state: Any,
-        frozen: Params,
-        batch: Any,
-        number: int,
-        key: tuple | None = None,
+        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
     ) -> tuple:
-        """Returns (trainable, opt_state, metrics) after one update. Donates `trainable` and `opt_state`.
-
-        Args:
-          number: the step number.
-          key: `cache_key(batch, number)`; None to compute the key.
-        """
-        run, _ = self.compiled[key or self.cache_key(batch, number)]
+        """Returns (trainable, opt_state, metrics) after step `number`. Donates `trainable` and `opt_state`."""
+        run, _ = self.compiled[self.cache_key(batch, number)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
         return run(trainable, opt_state, frozen, batch, *counters)
-
-    def flops(self, key: tuple) -> float:
-        """Returns the FLOPs over all devices of the compiled step `key` (see `cache_key`)."""
-        return float(self.compiled[key][1])
 
     def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
         """Returns the key of a compiled step: the loss function of step `number`, and the batch shapes."""

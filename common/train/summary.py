@@ -52,11 +52,7 @@ def finish(run: Run, signals: Signals) -> dict:
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
-    """Returns the summary of an ended run.
-
-    Args:
-      tests: name of a test, such as "test" or "test_last" -> metrics.
-    """
+    """Returns the summary of an ended run. `tests` has the metrics of each test, such as "test" or "test_last"."""
     state, model = run.state, run.train_step.abstract_model
     seconds, curve, best = run.clock.seconds(), state.curve, state.curve.best
     return {

@@ -12,8 +12,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.errors import UserError
-from common.runtime.signals import Preempted, Signals
+from common.errors import Preempted, UserError
+from common.runtime.signals import Signals
 from common.train.fields import validate
 from common.train.loop import kept_summary, make_hooks, train
 from common.train.run import Run, open_run

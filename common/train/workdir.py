@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -62,8 +63,8 @@ ADDED = {
 }
 
 
-def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
-    """Creates and locks the workdir, and writes the configuration.
+def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
+    """Creates and locks the workdir, and writes the configuration. Returns the lock, which `stack` releases.
 
     The workdir must be empty, or hold a run with this configuration (except `FREE` fields) or without checkpoints.
 
@@ -73,13 +74,10 @@ def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
     try:
         _check(workdir, config)
         lock = Lock(workdir)
-        try:
-            # Check again: another process may have written before this process acquired the lock.
-            _check(workdir, config)
-            write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
-        except BaseException:
-            lock.release()
-            raise
+        stack.callback(lock.release)
+        # Check again: another process may have written before this process acquired the lock.
+        _check(workdir, config)
+        write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write to --workdir={shown(workdir)}: {error.strerror}") from error
     return lock
@@ -173,23 +171,20 @@ class Lock:
 
     def __init__(self, workdir: Path):
         workdir.mkdir(parents=True, exist_ok=True)
-        self._file = (workdir / LOCK).open("a")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            raise UserError(
-                f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
-            ) from error
         self._bucket = None
-        if address(workdir):
-            from common.storage.uploads import Uploads
-
+        with ExitStack() as stack:  # closes the file after an error
+            self._file = stack.enter_context((workdir / LOCK).open("a"))
             try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
+                ) from error
+            if address(workdir):
+                from common.storage.uploads import Uploads
+
                 self._bucket = Uploads(workdir)
-            except BaseException:
-                self._file.close()
-                raise
+            stack.pop_all()
 
     def upload(self) -> None:
         """Uploads the changed files of a run in a bucket. Does nothing for a local run."""

@@ -12,6 +12,10 @@ PROBABILITIES = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = jnp.log(jnp.asarray(PROBABILITIES))[None]
 
 
+def all_rows(count: int) -> Rows:
+    return Rows(np.arange(count), count)
+
+
 @pytest.mark.parametrize(
     ("sampling", "allowed"),
     [
@@ -34,20 +38,21 @@ def test_top_k_and_top_p_restrict_the_tokens(sampling, allowed):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_sample_frequencies_match_the_probabilities(temperature):
     many = jnp.tile(LOGITS, (20_000, 1))
-    drawn = np.bincount(draw(many, Sampling(temperature), jax.random.key(0)), minlength=5)
+    tokens = draw(many, Sampling(temperature), jax.random.key(0), all_rows(20_000))
+    drawn = np.bincount(tokens, minlength=5)
     expected = PROBABILITIES ** (1 / temperature)
     np.testing.assert_allclose(drawn / drawn.sum(), expected / expected.sum(), atol=0.015)
 
 
 def test_temperature_0_is_greedy():
-    assert draw(LOGITS, Sampling(0.0), jax.random.key(5)).tolist() == [1]
-    assert draw(LOGITS, Sampling(1e-40), jax.random.key(5)).tolist() == [1]
+    assert draw(LOGITS, Sampling(0.0), jax.random.key(5), all_rows(1)).tolist() == [1]
+    assert draw(LOGITS, Sampling(1e-40), jax.random.key(5), all_rows(1)).tolist() == [1]
 
 
 def test_tokens_depend_on_the_number_of_the_row():
     """Sampling a part of a batch, or rows after additional rows, gives the same tokens as sampling the whole batch."""
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
-    whole = draw(logits, Sampling(), key)
+    whole = draw(logits, Sampling(), key, all_rows(6))
     for numbers, count in (([3, 4], 6), ([5, 0], 6), ([4], 9)):
         some = np.array(numbers)
         found = draw(logits[some], Sampling(), key, Rows(some, count))
@@ -57,7 +62,7 @@ def test_tokens_depend_on_the_number_of_the_row():
 def test_tokens_equal_jax_random_categorical():
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
     expected = jax.random.categorical(key, logits / 0.7)
-    np.testing.assert_array_equal(draw(logits, Sampling(0.7), key), expected)
+    np.testing.assert_array_equal(draw(logits, Sampling(0.7), key, all_rows(6)), expected)
 
 
 def counting(tokens_B, cache, index):
@@ -70,10 +75,12 @@ def test_tokens_do_not_depend_on_the_number_of_calls():
     logits, cache = counting(jnp.array([4]), jnp.array([3 + 1]), 2)
     key, sampling = jax.random.key(2), Sampling(0.9, top_k=5)
     free = np.full((1, 12), -1)
-    whole, _, _ = sample(counting, logits, cache, 3, free, sampling, key)
+    row = all_rows(1)
+    whole, _, _ = sample(counting, logits, cache, 3, free, sampling, key, row)
     parts = []
     for start in (3, 7, 11):
-        tokens, logits, cache = sample(counting, logits, cache, start, free[:, :4], sampling, key)
+        given = free[:, :4]
+        tokens, logits, cache = sample(counting, logits, cache, start, given, sampling, key, row)
         parts.append(tokens)
     np.testing.assert_array_equal(whole, np.concatenate(parts, 1))
 

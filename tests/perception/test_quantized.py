@@ -165,7 +165,7 @@ def test_quantization_adds_no_matrix_products() -> None:
         abstract_model = variables.split(layers(kind))
         frozen = arrays(abstract_model.frozen)
         gradient = jax.grad(lambda t: loss(abstract_model.build(t, frozen), x))
-        return flops.count(gradient, arrays(abstract_model.trainable))
+        return flops.count(jax.make_jaxpr(gradient)(arrays(abstract_model.trainable)))
 
     assert operations("4bit") == operations("int8") == operations(None)
 

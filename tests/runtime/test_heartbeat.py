@@ -21,7 +21,7 @@ from tests.programs import ROOT, free_address
 PROGRAM = """
 import ctypes, os, socket, sys, time
 from common.runtime import program
-from common.runtime import abort, heartbeat
+from common.runtime import heartbeat
 from common.errors import UserError
 from common.runtime.rendezvous import MissedRendezvous, rendezvous
 
@@ -34,7 +34,7 @@ def main():
         met = rendezvous(os.environ["TRAINLESS_COORDINATOR"], 3, process, arrival)
     except MissedRendezvous as absent:
         heartbeat.end(process, str(absent))
-    abort.hold_abort()
+    heartbeat.hold_abort()
     watcher = heartbeat.Heartbeat(process, *met, silence)
     watcher.start()
     print("ready", flush=True)

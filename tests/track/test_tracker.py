@@ -15,6 +15,8 @@ import pytest
 
 from common.errors import UserError
 from common.track.tracker import Tracker, read_metrics
+from common.train.fields import validate
+from tests.train import toy
 
 
 def tracker(workdir, **options):
@@ -101,9 +103,9 @@ def test_disabled_tracker_writes_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_wandb_mode_raises_user_error(tmp_path):
-    with pytest.raises(UserError, match="'ofline' is not one of offline, online, disabled"):
-        tracker(tmp_path, wandb_mode="ofline")
+def test_unknown_wandb_mode_raises_user_error():
+    with pytest.raises(UserError, match="'ofline': choose one of offline, online, disabled"):
+        validate(toy.config(wandb__mode="ofline"))
 
 
 class FakeWandb(types.ModuleType):

@@ -103,6 +103,7 @@ def session(
 
     import jax
 
+    from benchmarks.tiny_run import Pause
     from common.config import load
     from common.runtime.signals import Signals
     from common.sharding import make_mesh
@@ -120,7 +121,8 @@ def session(
             signals = stack.enter_context(Signals())
             run = open_run(config, task, folder / name, mesh, stack)
             note_batches(task, run.workdir, run.step + 1)
-            hooks = make_hooks(signals, pause_at=until)
+            stop, *others = make_hooks(signals)
+            hooks = [stop, Pause(until), *others]
             deque(train(run, hooks, signals, time.perf_counter()), maxlen=0)
 
 

@@ -15,10 +15,9 @@ import pytest
 from flax import nnx
 
 from common import freezing, variables
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
-from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
 from common.train import checkpoint, frozen, resume, run, workdir
 from common.train import task as tasks

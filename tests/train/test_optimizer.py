@@ -18,7 +18,7 @@ from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
 from common.train.prefetch import device_prefetch
-from common.train.state import Step, optimizer_shardings
+from common.train.state import Step, abstract_opt_state
 from tests.train import toy
 
 RATE, DECAY, STEPS = 0.05, 0.1, 4
@@ -393,11 +393,9 @@ def test_factored_moments_are_replicated():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     abstract_model = variables.abstract(lambda: Wide(variables.ParamKeys(0)))
     where = sharding.shardings(abstract_model.trainable, mesh)
-    shapes = {
-        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
-    }
     update, _ = optimizers.make(settings(), STEPS)
-    places = optimizer_shardings(update, shapes, where, mesh)
+    state = abstract_opt_state(update, sharding.abstract(abstract_model.trainable, mesh), mesh)
+    places = jax.tree.map(lambda x: x.sharding, state)
     factored = next(part for part in places if hasattr(part, "v_row"))
     for places in (factored.v_row, factored.v_col):
         assert all(place.is_fully_replicated for place in places.values())
@@ -419,7 +417,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
         for number in range(STEPS):
             batch, _ = next(batches)
             if not number:
-                step.compile(values, state, {}, batch)
+                step.compile(batch)
             values, state, _ = step(values, state, {}, batch, number)
         batches.close()
     return {name: np.asarray(value) for name, value in values.items()}

@@ -21,7 +21,7 @@ from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.frozen import draw_on_mesh
 from common.train.prefetch import put
-from common.train.state import Step, initial_params, optimizer_shardings
+from common.train.state import Step, abstract_opt_state, initial_params
 from tests.train import toy
 
 FEATURES = 64
@@ -100,7 +100,7 @@ class Run:
         """Takes one step; returns its metrics."""
         batch = put(batch, self.mesh)
         if self.step.cache_key(batch, number) not in self.step.compiled:
-            self.step.compile(self.values, self.state, self.frozen, batch, number)
+            self.step.compile(batch, number)
         self.values, self.state, metrics = self.step(
             self.values, self.state, self.frozen, batch, number
         )
@@ -220,20 +220,20 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     # Per row: the products of both layers, and the gradient of the trained kernel.
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
     for batch, count in ((small, 4), (large, 8)):
-        flops = plain.step.flops(plain.step.cache_key(batch, 8))
+        flops = plain.step.compiled[plain.step.cache_key(batch, 8)][1]
         assert isinstance(flops, float) and flops == count * products
 
 
 def test_cache_key_selects_the_program(plain: Run) -> None:
-    """The loop passes the cache key. Steps with odd numbers have twice the gradient of steps with even numbers."""
+    """Steps with odd numbers have twice the gradient of steps with even numbers. Dropout follows from the number 8."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     norms = {}
     for number in (8, 9):
         plain(rows(4, [1.0] * 4), number)
     for number in (8, 9):
-        arguments = plain.values, plain.state, plain.frozen, batch, 8
-        key = plain.step.cache_key(batch, number)
-        plain.values, plain.state, metrics = plain.step(*arguments, key=key)
+        program, _ = plain.step.compiled[plain.step.cache_key(batch, number)]
+        arguments = plain.values, plain.state, plain.frozen, batch, jnp.int32(8), jnp.uint32(SEED)
+        plain.values, plain.state, metrics = program(*arguments)
         norms[number] = float(metrics["gradient_norm"])
     assert norms[9] == pytest.approx(2 * norms[8])
 
@@ -251,7 +251,7 @@ def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(plain.step, "_compile", compile_slowly)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
     batches = [put(rows(count, [1.0] * count), plain.mesh) for count in (4, 8)]
-    plain.step.compile_ahead(plain.values, plain.state, plain.frozen, batches, 8)
+    plain.step.compile_ahead(batches, 8)
     assert begun.wait(60)
     plain.step.cancel()
     end.set()
@@ -278,7 +278,7 @@ def test_step_keeps_all_shardings(sharded: Run) -> None:
     with jax.set_mesh(sharded.mesh):
         before = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
         batch = put(rows(8, [1.0] * 8), sharded.mesh)
-        sharded.step.compile(sharded.values, sharded.state, sharded.frozen, batch)
+        sharded.step.compile(batch)
         arguments = sharded.values, sharded.state, sharded.frozen, batch, 0
         sharded.values, sharded.state, metrics = sharded.step(*arguments)
     after = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
@@ -303,8 +303,8 @@ def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
     where = sharding.shardings(sharded.step.abstract_model.trainable, sharded.mesh)
     sums = optax.scale_by_factored_rms(min_dim_size_to_factor=1)
     update = optax.chain(optax.scale_by_adam(), sums)
-    shapes = jax.eval_shape(lambda: sharded.values)
-    adam, factored = optimizer_shardings(update, shapes, where, sharded.mesh)
+    state = abstract_opt_state(update, sharded.values, sharded.mesh)
+    adam, factored = jax.tree.map(lambda x: x.sharding, state)
     assert adam.mu == adam.nu == where
     assert factored.v["trained/bias"] == where["trained/bias"]
     replicated = [adam.count, factored.count, *factored.v_row.values(), *factored.v_col.values()]

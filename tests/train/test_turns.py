@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
-from common.runtime.signals import Preempted, Signals
+from common.errors import Preempted, UserError
+from common.runtime.signals import Signals
 from common.train import conditions as conditions_module
 from common.train.conditions import Conditions
 from common.train.loop import fit

@@ -22,9 +22,8 @@ import numpy as np
 import psutil
 import pytest
 
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.runtime import processes, program
-from common.runtime.signals import Preempted
 from common.sharding import make_mesh
 from common.train import checkpoint, clock, frozen, loop, state
 from common.train.evaluate import PerExample
