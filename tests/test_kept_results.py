@@ -12,6 +12,8 @@ import pytest
 
 from common.experiments import ExperimentSuite
 from common.report import claims
+from common.report.runs import load_local
+from common.report.verdict import compare, correct
 from tests import programs
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -93,3 +95,22 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
     assert "LoRA on pretrained weights" in text
     for name in ("worth.md", "verdicts.md"):
         assert (tmp_path / name).read_text() == (folder / name).read_text()
+
+
+def test_counted_words_against_lora_is_corrected_over_the_four_sets():
+    """The table of four sets in results/README.md has these verdicts; the verdicts of each set are corrected alone."""
+    sets = ("worth_emotion", "worth_clickbait", "worth_snli", "lora_rotten_tomatoes")
+    compared = []
+    for name in sets:
+        runs = load_local(RESULTS / "perception" / name / "runs")
+        counted = [run for run in runs if run.folder.name == "tf_idf"]
+        lora = [run for run in runs if run.folder.name.startswith("lora_")]
+        assert (len(counted), len(lora)) == (1, 3)
+        (one,) = (c for c in compare(counted, lora) if c.metric == "weighted_f1")
+        compared.append(one)
+    verdicts = [str(one) for one in correct(compared)]
+    words = [verdict.partition(" (")[0] for verdict in verdicts]
+    assert words == ["undecided", "equivalent within 1", "worse", "undecided"], verdicts
+    page = (RESULTS / "README.md").read_text()
+    rows = re.findall(r"^\| \[(?:emotion|clickbait|SNLI|Rotten).*\| (.*) \|$", page, re.MULTILINE)
+    assert rows == words
