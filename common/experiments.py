@@ -207,8 +207,9 @@ class ExperimentSuite:
         return found
 
     def _write_sweep(self, tried: Mapping[str, Sequence[tuple[Point, Run]]]) -> None:
+        """Prints and writes the table `sweep`, sorted by case so that it is the same after each of several commands."""
         rows = []
-        for case, runs in tried.items():
+        for case, runs in sorted(tried.items()):
             for point, run in runs:
                 measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
                 mark = "chosen" if run is _best(runs)[1] else ""

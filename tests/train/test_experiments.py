@@ -207,8 +207,8 @@ def test_table_of_a_sweep_drops_cases_whose_runs_were_deleted(tmp_path):
     rows = [line.split(",")[:2] for line in (tmp_path / "sweep.csv").read_text().splitlines()[1:]]
     assert rows == [
         ["one", "1e-5"],
-        *(["two", rate] for rate in ("1e-5", "0.05")),
         *(["three", rate] for rate in ("1e-5", "0.05")),
+        *(["two", rate] for rate in ("1e-5", "0.05")),
     ]
 
 
