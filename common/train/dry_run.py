@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.errors import check
 from common.report.table import text
 from common.runtime.processes import is_main
 from common.train.prefetch import device_prefetch
@@ -48,7 +49,9 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     """Compiles the step for the first batch; prints parameters, batch, memory and FLOPs. Allocates no parameters."""
     step = Step.of(config, task, mesh)
-    batch, _ = next(device_prefetch(task.batches(None), mesh, ahead=0))
+    first = next(device_prefetch(task.batches(None), mesh, ahead=0), None)
+    check(first is not None, "Task.batches yielded no batch; it must yield batches without end")
+    batch, _ = first
     sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
     _, flops = step.compiled[step.cache_key(batch, 0)]

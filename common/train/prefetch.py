@@ -26,8 +26,12 @@ def device_prefetch(
     """Yields (batch on the devices, data state after the batch). Copies `ahead` batches in advance.
 
     Raises:
-      UserError: `batches` yields another value than a pair of dictionaries.
+      UserError: `batches` is not iterable, or yields another value than a pair of dictionaries.
     """
+    check(
+        isinstance(batches, Iterable),
+        f"Task.batches must return an iterator; it returned {batches!r:.80}",
+    )
     queue: deque = deque()
     for pair in batches:
         check(

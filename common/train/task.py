@@ -173,7 +173,12 @@ class Task(Protocol):
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
         """Returns metrics on "valid" or "test", equal on every process. "valid" may include samples of text."""
-        return self.predict(values, split).metrics()
+        predictions = self.predict(values, split)
+        check(
+            predictions is not None,
+            "Task.predict returned None; return predictions, or define evaluate",
+        )
+        return predictions.metrics()
 
     def fingerprints(self) -> dict[str, str]:
         """Returns {name: fingerprint} of splits and tokenizers. The fingerprints must be equal on all processes."""

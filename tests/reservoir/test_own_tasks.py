@@ -56,9 +56,26 @@ class LossPerRow(Own):
         return jnp.square(model(batch["x"]) - batch["y"]), jnp.float32(8)
 
 
+class NoBatches(Own):
+    def batches(self, start):
+        pass
+
+
+class NoPredictions(Own):
+    evaluate = Task.evaluate
+
+    def predict(self, values, split):
+        pass
+
+
 class NoDataState(Own):
     def batches(self, start):
         return (batch for batch, _ in super().batches(start))
+
+
+class Empty(Own):
+    def batches(self, start):
+        return iter(())
 
 
 class Ending(Own):
@@ -72,6 +89,7 @@ INVALID = {
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[\]",
     "LossPerRow": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[8,1\]",
+    "NoBatches": "Task.batches must return an iterator; it returned None",
     "NoDataState": r"Task.batches must yield \(batch, data state\), two dictionaries; it yielded {'x'",
 }
 """Class -> error before the first step."""
@@ -87,11 +105,18 @@ def test_invalid_tasks_raise_user_errors_before_the_first_step(name, dry, tmp_pa
         assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_of_a_task_without_a_batch_is_a_user_error(tmp_path):
+    own, workdir = f"--config.task={__name__}:Empty", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, "--dry-run", own, workdir, code=2)
+    assert output.splitlines()[-1].startswith("error: Task.batches yielded no batch")
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("OtherObjective", "returned {'error': .*} without the objective 'accuracy'"),
         ("NoMetrics", "Task.evaluate returned None without the objective 'error'"),
+        ("NoPredictions", "Task.predict returned None; return predictions, or define evaluate"),
         ("Ending", "Task.batches ended after step 2; it must yield batches without end"),
     ],
 )
