@@ -182,11 +182,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
             with budget.time_limit(max((end - begun) / 2, 1e-3)):
                 config = probe.configuration(way, 1)
                 config.train.steps = PROBE_STEPS
-                summary, _ = probe.fit(way, config)
+                (ran,) = probe.fit_all({way: config})
         finally:
             shutil.rmtree(probe.out, ignore_errors=True)
-        step, evaluation = summary["train_seconds"] / summary["steps"], summary["eval_seconds"]
-        start = time.monotonic() - begun - summary["train_seconds"] - evaluation
+        trained, evaluation = ran.summary["train_seconds"], ran.summary["eval_seconds"]
+        step, start = trained / PROBE_STEPS, time.monotonic() - begun - trained - evaluation
         tests = len(splits["test"])
         # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
         # matters with few validation examples (--shots), because the start then takes most of an evaluation.

@@ -239,7 +239,7 @@ def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
 
 
 def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(ExperimentSuite, "fit", lambda *_: time.sleep(60))
+    monkeypatch.setattr(ExperimentSuite, "fit_all", lambda *_: time.sleep(60))
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     splits = dict.fromkeys(("train", "valid", "test"), LabelledText([("a",)], np.zeros(1, int)))
     begun = time.monotonic()
