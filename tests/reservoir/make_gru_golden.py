@@ -1,4 +1,4 @@
-"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. This program needs PyTorch and is run by hand."""
+"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. Needs PyTorch; run it by hand."""
 
 from pathlib import Path
 

@@ -32,7 +32,10 @@ def rule(**fields) -> Rule:
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """Returns the loss |y|^2 / 2, where F is the identity. Then g = y = a, so the reward before scaling is -mean(a)."""
+    """Returns the loss |y|^2 / 2 for a reservoir F that is the identity.
+
+    Then g = y = a, so the reward before scaling is -mean(a).
+    """
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
     return jnp.sum(jnp.square(y)) / 2
@@ -67,7 +70,10 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
 
 
 def test_gradient_of_one_position_by_hand():
-    """For the gradient g = (1, 3), r = sqrt(5). With V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
+    """g = (1, 3) has the root mean square r = sqrt(5) and the reward -mean(g) / r = -2 / r.
+
+    With the value V = 0.5, the gradient of mu is scale r (V + 2 / r) eps / sigma.
+    """
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
 
@@ -120,8 +126,8 @@ def test_rewards_by_hand():
     # The reward "signed" is minus the mean of g over the width, divided by r.
     np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
     np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
-    # The reward "own_rms" is minus the root mean square of g at a position, divided by its standard deviation over
-    # positions.
+    # The reward "own_rms" of a position is minus the root mean square of g there. These rewards are divided by their
+    # standard deviation over positions.
     found = rewards(g, rule(reward="own_rms"))
     own = np.array([-(5**0.5), -(2**0.5)])
     np.testing.assert_allclose(found.reward_BL[0, :2], own / own.std(), rtol=1e-5)
@@ -133,7 +139,10 @@ def test_rewards_by_hand():
 
 
 def test_skipping_schedule(make_config):
-    """No step of the warm-up skips. Later, step t skips with probability 1 - 0.99^t; from t = 459 on all steps skip."""
+    """No warm-up step skips. t steps after the warm-up, a step skips with probability 1 - 0.99^t.
+
+    From t = 459 on, all steps skip.
+    """
     config = make_config("ffn")
     settings = config.model.backskip
     settings.update({"estimator": "policy", "warmup_steps": 100})
@@ -142,7 +151,7 @@ def test_skipping_schedule(make_config):
     expected = sum(0.99**since for since in range(459))
     assert abs((~skipped[100:]).sum() - expected) < 4 * expected**0.5
     assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
-    # The default is the learning rate's warm-up.
+    # backskip.warmup_steps=-1 means the warm-up of the learning rate.
     settings.warmup_steps, config.optimizer.warmup_steps = -1, 100
     assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
     config.seed = 2
@@ -193,7 +202,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
 def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
-    """The program has all matrix products of the forward pass, and none of the reservoir's backward pass."""
+    """A skipping step has all matrix products of the forward pass, and none of the reservoir's backward pass."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
     np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
@@ -214,7 +223,10 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 @pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
-    """The layer below gets the gradient above the reservoir, or none. The model has no value network and no noise."""
+    """The layer below the reservoir gets the gradient above the reservoir ("identity") or 0 ("zero").
+
+    Neither model has a value network or noise.
+    """
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
         assert not any("baseline" in name for name in trainable)
@@ -237,7 +249,10 @@ def test_identity_and_zero_gradients(make_config):
 
 @pytest.mark.medium
 def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
-    """All steps have the gradients of an ordinary step of the policy. The model has no value network."""
+    """With the estimator "noise", all steps have the gradients of an ordinary step of "policy".
+
+    The model has no value network.
+    """
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
     assert task.loss_at(3) == task.loss_at(0)
@@ -254,7 +269,10 @@ def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """The gradient above a reservoir has the mean 0 over the width, because norms ignore a shift of their input."""
+    """With pre-norm, the gradient above a reservoir has mean 0 over the width: norms ignore a shift of their input.
+
+    With post-norm, the mean is not 0.
+    """
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
     model = abstract_model.build(trainable, frozen)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
@@ -281,7 +299,7 @@ def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
 
 
 def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
-    """Two adjacent reservoirs share one value, and the gradient above them is exact."""
+    """Two adjacent reservoirs become one block with one value network."""
     _, abstract_model, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
     assert {name.rsplit("/", 3)[0] for name in trainable if "baseline" in name} == {
         "encoder/blocks/1"
@@ -320,7 +338,7 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
     """The forward pass of a skipping step is the same as in an ordinary step."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
-    # Test many numbers, because x + (y - x) differs from y in about one of a thousand.
+    # Test many numbers: x + (y - x), as in a straight-through estimator, differs from y in about one of a thousand.
     x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 64, 16)), jnp.bfloat16)
     found, block = [], model.encoder.blocks[1]
     for skipping in (False, True):
@@ -331,7 +349,10 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
 
 @pytest.mark.medium
 def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
-    """On a mesh, the value network has a constant learning rate, whatever the schedule of other parameters."""
+    """On two devices, the value network trains with its own constant learning rate, 1e-3.
+
+    The learning rate of all other parameters is 1e-9.
+    """
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     settings = task.config.optimizer
     settings.update({"learning_rate": 1e-9, "schedule": "constant", "warmup_steps": 0})

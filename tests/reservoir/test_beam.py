@@ -69,7 +69,7 @@ class Recurrence:
 
 
 def unpack(tokens_BKT: jax.Array, scores_BK: jax.Array) -> list[list[Hypothesis]]:
-    """Returns the finished hypotheses of each sentence, up to their end."""
+    """Returns (tokens up to the end of sentence, score) of the finished hypotheses of each sentence."""
     result = []
     for tokens_KT, scores_K in zip(np.asarray(tokens_BKT), np.asarray(scores_BK), strict=True):
         result.append([])
@@ -87,7 +87,7 @@ def assert_same(ours: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 
 def exhaustive(logp: LogProbabilities, words: list[int], limit: int, penalty: float):
-    """Returns every finished sequence of up to `limit` tokens, best first."""
+    """Returns (tokens, score) of every finished sequence of up to `limit` tokens, best first."""
     found = []
     for length in range(limit):
         for prefix in itertools.product(words, repeat=length):
@@ -102,8 +102,8 @@ def fairseq(
 ) -> list[Hypothesis]:
     """Returns the hypotheses of fairseq's SequenceGenerator for one sentence, best first.
 
-    If more hypotheses end in a step than are needed, fairseq keeps the first ones, and our search the best ones. The
-    best hypothesis of all is the same.
+    One rule differs. If more hypotheses end in a step than are needed, fairseq keeps the first. This function and our
+    search keep the best. The best hypothesis of all is the same.
     """
     live: list[Hypothesis] = [((), 0.0)]
     finished: list[Hypothesis] = []
@@ -184,7 +184,7 @@ def test_length_limits_force_the_end():
 
 
 def test_forbidden_tokens_are_never_generated():
-    """The likeliest tokens are forbidden. The probabilities of other tokens do not change."""
+    """The two likeliest tokens are forbidden. The probabilities of the allowed tokens do not change."""
     logits = jnp.array([5.0, 4.0, 1.0, 0.5, 0.0])
     tokens, scores = beam_search(
         lambda tokens, cache, index: (jnp.tile(logits, (len(tokens), 1)), cache),

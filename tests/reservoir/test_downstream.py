@@ -169,7 +169,7 @@ def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
 
 
 class Features:
-    """A fake reader of 12 layers. All features are layer + seed / 10."""
+    """A fake reader of 12 layers. All features of a layer are its index + seed / 10."""
 
     def __init__(self, seed: int):
         self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]

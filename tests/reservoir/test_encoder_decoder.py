@@ -104,7 +104,7 @@ def test_output_is_independent_of_padding_and_row_order(case: Case):
 
 
 def test_decoder_is_causal(case: Case):
-    """The Jacobian of the logits with respect to the embedded target is lower triangular."""
+    """The Jacobian of the logits with respect to the embedded target tokens is lower triangular over positions."""
     model = case.built
     context = jax.jit(model.encode)(SOURCE[:1])
     direction = np.random.default_rng(0).standard_normal(helpers.TARGET_VOCABULARY)

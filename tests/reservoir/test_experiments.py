@@ -346,7 +346,7 @@ def test_dry_run_flops_per_weight_and_token():
 
 
 def test_dry_run_flops_exclude_learned_positions():
-    """Doubles the positions of a masked language model, but not the number of tokens in a batch."""
+    """Doubles `max_length` of a masked language model and halves the batch. The tokens in a batch stay equal."""
     config = masked.tiny(masked.roberta("none"))
     before = costs.flops(config, costs.abstract(config))
     config.model.max_length *= 2

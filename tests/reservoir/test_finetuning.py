@@ -174,7 +174,7 @@ def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_pat
 
 
 def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
-    """In this run the last snapshot equals the best checkpoint, and an earlier snapshot differs."""
+    """In this pretraining run, the snapshot of step 4 equals the best checkpoint. The snapshot of step 2 differs."""
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})

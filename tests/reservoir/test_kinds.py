@@ -79,8 +79,7 @@ def test_placement_is_a_field_of_the_configuration(make_config):
         assert {name.split("/")[2] for name in frozen} == layers
 
 
-# Rows with freezing but without orthogonal initialization, and rows with orthogonal initialization but without
-# freezing.
+# The ablations: frozen layers without orthogonal initialization, and trained layers with orthogonal initialization.
 
 LAYER = "encoder/blocks/1/residuals/0/function"
 
@@ -127,7 +126,7 @@ def test_init_orthogonal_applies_to_all_trained_layers(make_config):
 
 
 def test_roberta_respects_init_and_reservoir_init():
-    """Layers that the two fields do not change start with RoBERTa's N(0, 0.02)."""
+    """Layers that neither `init` nor the reservoir fields initialize start with RoBERTa's N(0, 0.02)."""
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
 
@@ -178,7 +177,10 @@ def test_older_configurations_get_defaults(make_config):
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
 def test_reservoir_hidden(make_config, kind: str):
-    """`reservoir_hidden` sets the hidden size of a bigru. Trained layers keep the model's hidden size."""
+    """`reservoir_hidden` sets the hidden size of every kind of reservoir: for a bigru, both directions together.
+
+    Trained layers keep the model's hidden size.
+    """
     model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
     shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
     if kind == "bigru":

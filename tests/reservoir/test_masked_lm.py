@@ -200,8 +200,8 @@ def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):
 
 
 @pytest.mark.slow
-def test_eight_devices_and_microbatches_are_equal_to_one(trained, folder, tmp_path):
-    """The masks of a row do not depend on the device or the microbatch of the row."""
+def test_eight_devices_are_equal_to_one(trained, folder, tmp_path):
+    """The masks of a row do not depend on the device that holds the row."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     run.fit(small(folder), tmp_path / "eight", mesh)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(trained[0]), rtol=1e-4)

@@ -15,7 +15,10 @@ mask = jax.jit(masking.mask, static_argnums=(2, 3))
 
 
 def rows(count: int) -> np.ndarray:
-    """Returns equal rows: <s>, two documents with </s> and an unknown token, then padding. A row has 27 text tokens."""
+    """Returns rows with one layout and random text: <s>, two documents with </s>, the first token of a third, padding.
+
+    The second document has an unknown token. A row has 27 text tokens.
+    """
     generator = np.random.default_rng(0)
     tokens = np.full((count, LENGTH), PAD, np.int32)
     tokens[:, :30] = generator.integers(FIRST, MASK, (count, 30))
@@ -100,7 +103,7 @@ def test_maximum_number_of_masks_is_sufficient(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.places_BM.shape[1] == most(length, rate)
-    # If M were too small for a row, the mean number of masked tokens would be below rate * length.
+    # With too small a maximum, the mean number of masked tokens would be below rate * length.
     assert float(found.weights_BM.sum(1).mean()) == pytest.approx(rate * length, abs=0.15)
 
 

@@ -60,10 +60,11 @@ def test_invalid_fields_are_rejected(make_config):
             validate(make_config(**{"reservoir": "ffn", **fields}).model)
 
 
-# Parameter counts of Tables 1, 2 and 5 in millions, printed and ours, by (task, decoder layers), kind and encoder
-# layers. Two kinds of printed numbers are misprints. With 12 layers, Table 2 prints 72.4M trainable parameters; for the
-# FFN reservoir, this is more than the row's total of 71.4M. In Table 1, the FFN rows grow by 3.3M from 6 to 8 layers,
-# although two more layers add 4.2M in all other rows.
+# Parameter counts of Tables 1, 2 and 5 by (task, decoder layers), kind of reservoir and encoder layers (`DEPTHS`).
+# PRINTED_* has the paper's counts in millions, TRAINABLE and TOTAL have our counts, and `MISPRINTS` lists wrong printed
+# counts. With 12 layers, Table 2 prints 72.4M trainable parameters; for the FFN reservoir, this is more than the total
+# of 71.4M. In Table 1, the total of the FFN reservoir grows by 3.3M from 6 to 8 layers, although two more layers add
+# 4.2M everywhere else.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
 DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}
@@ -174,7 +175,7 @@ def test_parameter_counts_of_each_layer():
 
 @dataclass
 class Run:
-    """A small model with one kind of reservoir: gradient and FLOPs of one step."""
+    """A small model with one kind of reservoir: loss, gradients and FLOPs (counted, and as compiled) of one step."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -345,14 +346,14 @@ def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
 
 
 def saving(kind: str) -> int:
-    """Returns the FLOPs of one training step that a reservoir saves."""
+    """Returns by how many FLOPs a training step is cheaper if layer 1 is a reservoir instead of a trained layer."""
     (batch, length), d, f, heads = SOURCE.shape, 16, 24, 2
     tokens = batch * length
     weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
     if kind == "transformer":
         return weight_gradients
-    # FLOPs of attention. Each of the four projections counts twice: the forward pass and the input gradient. Scores and
-    # weighted sum count three times: once forward and twice backward.
+    # An FFN reservoir also has no attention. Each of the four projections counts twice: the forward pass and the input
+    # gradient. Scores and weighted sum count three times: once forward and twice backward.
     projections = 2 * 2 * tokens * 4 * d * d
     scores = 3 * 2 * 2 * batch * heads * length * length * (d // heads)
     return weight_gradients + projections + scores

@@ -86,7 +86,7 @@ number = 3
 
 
 class NoInitializer(Sublayer):
-    """A layer with a parameter that `frozen_init()` lacks."""
+    """A layer with a parameter that has no initializer in `frozen_init()`."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.gate = nnx.Param(jnp.ones(width), axes=(None,))

@@ -22,7 +22,7 @@ def write(directory: Path, split: str, german: str, english: str, zipped: bool =
 
 
 def fault(data, split: str = "train") -> str:
-    """Returns the one-line error message."""
+    """Returns the error message of `load_parallel`, which must have one line."""
     with pytest.raises(UserError) as caught:
         load_parallel(data, split)
     message = str(caught.value)

@@ -65,7 +65,8 @@ def test_kernels_are_drawn_orthogonal_and_all_other_parameters_keep_their_values
             np.testing.assert_array_equal(value, before[name])
             continue
         assert not np.allclose(value, before[name])
-        inputs = D  # kernels of attention: (D, heads, D / heads), and (heads, D / heads, D) for the output
+        # Attention kernels have the shape (D, heads, D / heads); the output kernel has (heads, D / heads, D).
+        inputs = D
         matrix = value.reshape(inputs, D)
         np.testing.assert_allclose(matrix @ matrix.T, np.eye(inputs), atol=1e-5)
     assert made.tied is made.layers[1].kernel

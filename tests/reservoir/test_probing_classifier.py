@@ -14,7 +14,10 @@ SIZES = {"train": 300, "valid": 200, "test": 200}
 
 
 def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) -> tuple:
-    """Returns normal features (P, E, D), and classes from `label` of the last layer's features (E, D)."""
+    """Returns normal features (P, E, D) and classes (E,) of each split.
+
+    `label` maps the last layer's features (E, D) to classes.
+    """
     generator = np.random.default_rng(seed)
     features = {
         split: generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -59,10 +62,7 @@ def test_random_labels_stay_at_chance():
 
 
 def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
-    """The test examples are the validation examples.
-
-    So test accuracy must be the best validation accuracy, not the last.
-    """
+    """The test split is the validation split, so test accuracy must be the best validation accuracy, not the last."""
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
     seen = []
@@ -105,7 +105,7 @@ def test_training_ends_after_two_hundred_epochs(monkeypatch):
 
 @pytest.mark.medium
 def test_validation_chooses_the_l2_penalty():
-    """A destructive penalty is never selected. Of equally good penalties the first is selected."""
+    """A destructive penalty is never selected. Of equally good hidden sizes, the first is selected."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
         (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
@@ -144,7 +144,10 @@ def test_initial_parameters_match_pytorch():
 
 
 def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
-    """Trains one classifier by Adam (Kingma and Ba, 2015) in float64, sentence by sentence."""
+    """Trains one classifier by Adam (Kingma and Ba, 2015) in float64 and returns its parameters.
+
+    Gradients are computed sentence by sentence.
+    """
     values = [np.asarray(array, np.float64) for layer in layers for array in layer]
     first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
     for number, ids in enumerate(order_SB, start=1):

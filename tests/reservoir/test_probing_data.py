@@ -166,7 +166,7 @@ def test_shifted_sentences_differ_by_one_swap(pool):
 
 
 def test_originals_contain_a_swappable_pair():
-    """A classifier could recognise an original without two words to swap."""
+    """Originals need two words to swap. Otherwise, a classifier could recognise them without looking at word order."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(UserError, match="sentences for the label"):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
@@ -174,8 +174,11 @@ def test_originals_contain_a_swappable_pair():
 
 
 def test_word_content():
-    """The target words are the first two words of at least four letters from rank 4 on: alpha (40) and beta (35)."""
-    often = "often never of"  # these words and the full stop have ranks 0 to 3
+    """The target words are the first two words of at least four letters from frequency rank 5 on.
+
+    They are alpha (41 occurrences) and beta (36).
+    """
+    often = "often never of"  # these words and the full stop have ranks 1 to 4
     text = [f"{often} Alpha {n} ." for n in range(30)] + [f"{often} beta {n} ." for n in range(25)]
     text += [f"{often} alpha , beta {n} ." for n in range(5)]
     text += [f"{often} Alpha alpha gamma {n} ." for n in range(3)]
@@ -191,7 +194,7 @@ def test_word_content():
 
 
 def test_number_of_target_words_scales_with_count(pool):
-    """SentEval has 1,000 words from rank 2,001 on for 100,000 sentences; 1,000 sentences have 10 words from rank 21."""
+    """SentEval has 1,000 words from rank 2,001 on for 100,000 sentences. So 200 sentences have 2 from rank 5 on."""
     examples = make(pool, "word_content", count=200)
     assert len({label for label, _ in examples["train"]}) == 2
     lower = Counter(token.lower() for sentence in pool for token in sentence)

@@ -54,5 +54,5 @@ def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, con
     ],
 )
 def test_layers_of_fine_tuning_runs(model, tuning, expected):
-    """With LoRA, all layers are frozen, and adapters are trained."""
+    """With LoRA, all layers count as frozen, because only adapters and the head are trained."""
     assert str(layers_of({"model": {"encoder_layers": 12, **model}, **tuning})) == expected

@@ -16,8 +16,7 @@ def directory(tmp_path_factory):
 
     # Do not register the class in TFDS, as if another program had prepared the data set.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        # Define the class outside a package. Inside a package, TFDS needs importlib_resources, which TFDS does not
-        # install.
+        # For a class in a package, TFDS imports importlib_resources, which TFDS does not install.
         __module__ = "tiny_pairs"
         VERSION = tfds.core.Version("1.0.0")
 
