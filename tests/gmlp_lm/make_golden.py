@@ -1,8 +1,8 @@
-"""Writes golden.npz: logits of public PyTorch models with random weights, for the parity tests beside this file.
+"""Writes golden.npz: logits of public PyTorch models with random weights, for test_parity.py.
 
     pip install -r benchmarks/requirements.txt && python tests/gmlp_lm/make_golden.py
 
-The tests read golden.npz. Run this program only to add a case.
+Run this program only to add a case.
 """
 
 from pathlib import Path

@@ -131,11 +131,14 @@ def test_the_printed_nats_of_gmlp_are_more_bits_than_gpt_2_needs():
 
 
 def test_no_printed_perplexity_follows_from_its_loss():
-    """No unit, neither the byte (in nats or bits) nor any longer unit of one length, has perplexity = exp(loss)."""
+    """For no unit of text is the printed perplexity the exponential of the printed loss.
+
+    The unit is neither the byte, with a loss in nats or bits, nor a longer unit of one length.
+    """
     for row in PRINTED.values():
         for loss in (row.best, row.final):
             assert math.exp(loss) < row.perplexity / 2 and 2**loss < row.perplexity / 2
-    # For a unit longer than a byte, log perplexity / loss would be the unit's length in bytes.
+    # For a unit longer than a byte, log perplexity / loss would be the unit's length in bytes, for all models.
     for corpus in language.CORPORA:
         lengths = [
             math.log(PRINTED[corpus, kind].perplexity) / PRINTED[corpus, kind].best

@@ -118,7 +118,7 @@ def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 
 
 
 def test_comparison_ends_with_the_shortest_curve():
-    """The curves are made by hand. At equal steps gpt is lowest, at equal seconds gmlp."""
+    """The curves are made by hand. At equal steps, gpt has the lowest loss; at equal seconds, gmlp."""
     cases = {
         "gpt": [run_of(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), "gpt")],
         "gmlp": [run_of(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), "gmlp")],
@@ -130,7 +130,7 @@ def test_comparison_ends_with_the_shortest_curve():
     # gpt is interpolated at 10 s, gMLP + attention at 10 FLOPs.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
-    # The mean of a straight line from 4 to 2.
+    # The mean of a curve that falls linearly from 4 to 2.
     assert rows[equal][6] == "3.000"
     # With unequal parameter counts, the row "data" is not called "parameters and data".
     cases["gmlp"][0].summary["params"]["total"] = 500

@@ -37,7 +37,7 @@ def test_the_code_has_a_tenth_of_the_printed_parameters():
 
 
 def test_parameters_of_the_paper_recipe():
-    """Counts by hand: width 768, hidden 2048, 4 layers, 768 positions, tied bytes. The paper prints 66 to 72 M."""
+    """Counts by hand for 4 layers, 768 positions and a tied embedding of bytes. The paper prints 66 to 72 M."""
     width, hidden, length = 768, 2048, 768
     attention = 4 * (width * width + width)
     feed_forward = 2 * width * hidden + hidden + width

@@ -87,7 +87,7 @@ def test_predictions_hold_the_loss_of_every_test_window(trained):
 
 
 def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
-    """Returns a function from bytes to the logits of the next byte. Padding after the bytes has no effect."""
+    """Returns a function from up to 24 bytes to the logits of the next byte. Padding after the bytes has no effect."""
     forward = jax.jit(lambda trainable, tokens: values.abstract_model.build(trainable, {})(tokens))
 
     def after(before: list[int]) -> np.ndarray:
@@ -143,7 +143,7 @@ def test_samples_depend_on_the_seed_not_on_the_chunk_size(trained, mesh):
 
 
 def greedy(values: ModelState, prompt: bytes, count: int) -> bytes:
-    """Returns the likeliest continuation. After a window of 24 bytes, the next window begins with its last 12 bytes."""
+    """Returns the greedy continuation. After a window of 24 bytes, the next window begins with its last 12 bytes."""
     after = reader(values)
     context, text = list(prompt), b""
     for _ in range(count):
@@ -166,7 +166,7 @@ def test_temperature_0_is_greedy_in_every_window(trained, mesh):
 
 @pytest.mark.medium
 def test_texts_do_not_depend_on_the_other_prompts(trained, mesh):
-    """A batch has prompts of different lengths."""
+    """The prompts of the batch have different lengths."""
     _, _, values = run.load(trained[0], mesh)
     prompts = (b"T", b"The value of the ", b"an expression that is lo")
     texts = write(trained, *prompts, length=30, sampling=Sampling(0.0), mesh=mesh)
@@ -197,7 +197,7 @@ def test_sample_program_writes_text(trained, tmp_path):
     assert [text["prompt"] for text in texts] == ["The\nvalue", "The\nvalue", "In ", "In "]
     assert texts[0] != texts[1] and all(len(text["text"]) >= 8 for text in texts)
     (tmp_path / "empty.txt").write_text("The\n\nA\n")
-    # The pieces of a stream are the same texts.
+    # The pieces of a streamed text add up to the same text.
     streamed = call(*program, f"--prompts={prompts}", "--samples=2", "--length=30", "--stream")
     pieces = [json.loads(line) for line in streamed.splitlines()]
     assert [piece.get("prompt") for piece in pieces[:4]] == [text["prompt"] for text in texts]
@@ -231,7 +231,7 @@ def test_sample_program_writes_text(trained, tmp_path):
 
 @pytest.mark.medium
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
-    """The text is the test split, in a plain and in a packed file. Stride 1 gives every byte the longest context."""
+    """The text is the test split, in a plain file and in a gzip file."""
     workdir, summary = trained
     text = run.Task(small(), mesh).splits["test"].tobytes()
     (tmp_path / "text").write_bytes(text)
