@@ -41,7 +41,10 @@ def counted(text, sizes) -> jax.Array:
 
 
 def dense_noise(targets_V: np.ndarray) -> np.ndarray:
-    """Builds E of section 3.1.1 row by row: q_v e_v + (1 - q_v) p with p = (1 - f / L) / (V - 1)."""
+    """Builds E of section 3.1.1 row by row: q_v e_v + (1 - q_v) p.
+
+    Token v occurs f_v times; q_v = f_v / (f_v + 1) and p = (1 - f / L) / (V - 1).
+    """
     share = targets_V / targets_V.sum()
     p = (1 - share) / (V - 1)
     rows = [f / (f + 1) * np.eye(V)[n] + (1 - f / (f + 1)) * p for n, f in enumerate(targets_V)]
@@ -115,7 +118,7 @@ def test_logits_and_gradients_match_dense_inputs(text, aggregate):
 
 
 def test_32k_vocabulary_fits_when_sharded():
-    """Compiles for eight devices without running. Each device holds an eighth of a 4 GiB table."""
+    """Compiles the counting for eight devices, without running it. Each device holds an eighth of a 4 GiB table."""
     here, vocabulary, tokens = mesh((1, 4, 2)), 32768, 2**20
     contexts, targets = (
         jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)

@@ -39,7 +39,7 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         expected = PRINTED[printed["input"]][int(printed["K"])]
         cells = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
         assert tuple(float(printed[c]) for c in cells) == expected
-        # Eq. (3) without training is at least as good as two epochs from a cold start. Training from eq. (3) is better.
+        # Eq. (3) without training is better than a trained cold start. Training from eq. (3) does not make it worse.
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
         # The scalar minimises the training loss, so it cannot raise the training perplexity.
@@ -83,7 +83,7 @@ def test_fig2_writes_table_scan_and_figure(tmp_path):
         explicit, scaled = (rows[layers, start] for start in untrained)
         assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
         assert "±" in rows[layers, "warm"]["test accuracy %"]
-    # A positive factor does not change the ranking of the outputs of a single layer.
+    # The scalar of a single layer is positive, so it does not change the ranking of the outputs.
     assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
     with (tmp_path / "fig2_scan.csv").open() as file:
@@ -136,9 +136,9 @@ def test_printed_protocol_of_table1_reports_last_epoch(suite):
 
 
 def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
-    """At K = 1 both forms are log F.
+    """At K = 1, eq. (3) and the form with a separate intercept are both log F.
 
-    For K above the norm, the exponent (K - 1) / K hardly changes but the bias grows.
+    For K above the norm of the features, the exponent (K - 1) / K hardly changes, but the intercept grows.
     """
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)

@@ -1,5 +1,4 @@
-"""Closed-form heads equal the heads of scikit-learn. Neither batches of examples nor merging of heads change the
-result.
+"""Closed-form heads: equal to the heads of scikit-learn, and independent of batches and of the merging of heads.
 
 Shape letters of this module: E examples, M features, N outputs.
 """
@@ -62,7 +61,7 @@ def test_lda_equals_scikit_learn(digits):
 
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_an_offset_of_the_features_changes_no_logits(method):
-    """HeadStart subtracts an origin from the features before it sums their products, so that a sum keeps its digits."""
+    """HeadStart subtracts the mean of the first batch from all features, so that sums of products lose no precision."""
     rng = np.random.default_rng(0)
     labels_E = rng.integers(0, 3, 300)
     features_EM = rng.normal(size=(300, 6)) + np.eye(6)[labels_E]
@@ -70,7 +69,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     moved_EM = features_EM + 1e4
     moved_MN, moved_N = head_start(moved_EM, labels_E, method=method)
     np.testing.assert_allclose(moved_MN, kernel_MN, atol=1e-5)
-    # Without the origin, the kernels would differ by 0.1 (lda) and 0.04 (ridge) at this offset.
+    # Without this subtraction, kernels at the offset 1e7 would differ by about 0.1.
     far_MN, _ = head_start(features_EM + 1e7, labels_E, method=method)
     np.testing.assert_allclose(far_MN, kernel_MN, atol=1e-5)
     # Float32 kernels and biases round logits of features of this size to about 0.01.
@@ -142,7 +141,7 @@ def test_array_types_give_equal_heads(digits, method, kind: Callable):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_merged_heads_equal_one_head(digits, method):
-    """Only one of the two heads sees the digit 9, and only in a late batch."""
+    """The examples are sorted by digit, so each head sees few digits at a time. The digit 9 is only in late batches."""
     order = np.argsort(digits[1], kind="stable")
     features_EM, labels_E = digits[0][order], digits[1][order]
     heads = [HeadStart(method, seed=seed) for seed in (0, 1)]
@@ -165,7 +164,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
         head.add(features_EM[start : start + 100], labels_E[start : start + 100])
     counts_N = head._sample.shares_SN.sum(0)
     assert counts_N.sum() == 500
-    assert (abs(counts_N - 50) < 28).all()  # 28 is four standard deviations.
+    assert (abs(counts_N - 50) < 28).all()  # 28 is more than four standard deviations.
     whole = head_start(features_EM, labels_E, method="lda")
     np.testing.assert_allclose(head.finish()[0], whole[0], rtol=0.3, atol=1e-3)
 

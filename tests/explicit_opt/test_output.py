@@ -49,7 +49,7 @@ class Classifier(nnx.Module):
 
 
 class Topics:
-    """Texts of class c draw 70 % of their tokens from 6 c to 6 c + 5."""
+    """A text of class c draws each token from 6 c to 6 c + 5 with probability 0.7, and else from all 30 tokens."""
 
     def __init__(self, bias: bool = True):
         self.bias = bias

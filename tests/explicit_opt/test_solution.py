@@ -22,7 +22,7 @@ M, D, N, K = 3000, 7, 5, 3
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Returns features of varying norm, and targets that include every output."""
+    """Returns features (M, D) of varying norm, and targets (M,) that include every output."""
     generator = np.random.default_rng(0)
     return generator.gamma(1.0, size=(M, D)).astype(np.float32), generator.integers(0, N, M)
 
@@ -117,7 +117,7 @@ def test_output_without_targets_gets_finite_floor(data):
     features, targets = data
     weights = np.asarray(explicit_solution(features, targets, K, outputs=N + 1))
     assert np.isfinite(weights).all()
-    # log(1e-12) - 2/3 log(1e-12)
+    # The exponent is (K - 1) / K = 2/3, so the weight is log(1e-12) - 2/3 log(1e-12).
     np.testing.assert_allclose(weights[:, N], math.log(FLOOR) / 3, rtol=1e-5)
 
 

@@ -84,7 +84,7 @@ def test_explicit_start_beats_trained_cold_start(words, mesh, tmp_path, aggregat
         found[start] = run.fit(words.copy_and_resolve_references(), tmp_path / start, mesh)
     assert found["explicit"]["steps"] == 0
     assert found["explicit"]["best_valid"] < found["cold"]["best_valid"]
-    # A warm start begins at the explicit solution and improves it.
+    # Training from a warm start begins at the explicit solution and improves the loss.
     assert found["warm"]["curve"]["points"][0]["value"] == pytest.approx(
         found["explicit"]["best_valid"]
     )
@@ -240,7 +240,7 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 
 
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
-    """A sample of 400 tokens agrees with all tokens, for a model that fits only the first half of the text."""
+    """For a model that fits only the first half of the text, 400 sampled tokens give nearly the perplexity of all."""
     two_halves(words, tmp_path)
     # With documents=file, the text is a single document, which training does not shuffle.
     words.data.documents, words.eval.train_tokens = "file", 0
@@ -302,7 +302,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
-    """Each layer has its own scalar. At this scalar, the derivative of the training loss is 0."""
+    """Each layer has its own scalar. At this scalar, the derivative of the training loss is 0 (tested for layer 0)."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()
@@ -347,7 +347,7 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """Writes IDX files with the names of MNIST's files, and images of 2 x 2 pixels."""
+    """Writes images of 2 x 2 pixels in IDX files with MNIST's names, and makes them the source of `digits`."""
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
@@ -386,7 +386,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
 def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):
-    """The paper prints 82.86 % for one layer at K = 105.99. The average norm of the files gives K = 105.10."""
+    """The paper prints 82.86 % for one layer at K = 105.99. Our K, the average norm of MNIST's files, is 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers
