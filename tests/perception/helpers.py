@@ -1,4 +1,4 @@
-"""Pseudo-random weights that depend only on parameter names, for comparisons with other implementations."""
+"""Pseudo-random weights, small models and texts for comparisons with other implementations."""
 
 import hashlib
 import json
@@ -40,7 +40,10 @@ def golden_json(name: str) -> dict:
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws a weight, seeded by its name. No bias is 0 and no scale is 1, so every weight affects the states."""
+    """Draws a weight that depends only on its name and shape.
+
+    Biases are not 0 and scales are not 1, so every weight affects the states.
+    """
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)
     if len(shape) == 2:
@@ -60,7 +63,7 @@ def write_folder(
 
 
 def small_bert() -> dict[str, jax.Array]:
-    """Returns random weights of SHAPE, which are larger than initial values, so that every layer affects the output."""
+    """Returns random weights of SHAPE: five times the initial values, so that every layer affects the output."""
     trainable = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7))).trainable
     return {name: 5 * value.get_value() for name, value in trainable.items()}
 

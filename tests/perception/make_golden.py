@@ -1,8 +1,9 @@
-"""Writes golden.npz for the parity tests: hidden states of the library transformers with the weights of `helpers.draw`.
+"""Writes golden.npz for the parity tests: hidden states that Hugging Face transformers computes with random weights.
 
     pip install -r tests/requirements-peers.txt && PYTHONPATH=. python tests/perception/make_golden.py
 
-Run this program only to add a case. OpenELM is not in transformers, so its states come from openelm_reference.py.
+The weights are those of `helpers.draw`. OpenELM is not in transformers, so its states come from openelm_reference.py.
+Run this program only to add a case.
 """
 
 import json
@@ -97,7 +98,7 @@ def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray)
 
 
 def peer(config: PretrainedConfig) -> torch.nn.Module:
-    """Returns the model of the library transformers, without an output layer, with the weights of `draw`."""
+    """Returns the model of Hugging Face transformers, without an output layer, with the weights of `draw`."""
     model = AutoModel.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -150,5 +150,5 @@ def test_quantization_cost_in_bytes_and_relative_error(base) -> None:
         error = np.asarray(dequantize(*quantize(kernel, "4bit"), len(kernel))) - kernel
         wanted = np.linalg.norm(error) / np.linalg.norm(kernel)
         assert cost.error == pytest.approx(wanted, rel=1e-4) and 0.01 < cost.error < 0.15
-        # The block of 64 inputs is padded: the kernel has only 16 or 32 inputs.
+        # Each output has 16 or 32 inputs, padded to one block of 64: 32 bytes of codes and 4 bytes of scale.
         assert (cost.before, cost.after) == (kernel.nbytes, (32 + 4) * kernel.shape[1])

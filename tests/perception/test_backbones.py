@@ -9,8 +9,8 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# Parameter counts: (backbone with an untied output layer, adapters of rank 2). The counts of Qwen2 are the published
-# ones.
+# Parameter counts: (backbone with an untied output layer, adapters of rank 2). For Qwen2, they are the published count
+# plus the output layer, and the count of adapters of rank 32 divided by 16.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),
@@ -29,7 +29,7 @@ TABLE_2 = {
 PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
     ("arctic_xs", "arctic_s", "arctic_m", "arctic_l", "mistral_7b"), 4
 )
-"""Number of printed entries of a row, if it is not five: the second half of the table ends at rank 8."""
+"""Number of printed entries of a row of Table 2, if it is not five."""
 
 # Parameters of adapters of rank 32, in percent of the backbone's parameters. The paper's text says about 1 %.
 SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}
@@ -63,7 +63,7 @@ LARGE = ("openelm_3b", "openelm_1.1b", "openelm_450m", "mistral_7b", "arctic_l")
     [pytest.param(name, marks=[pytest.mark.medium] if name in LARGE else []) for name in TABLE_2],
 )
 def test_parameter_counts_match_table2(name: str) -> None:
-    """Counts equal the expected numbers. They also equal all 45 printed entries, to the last printed digit."""
+    """Our counts equal TABLE_2. They also equal all 45 printed entries, to the last printed digit."""
     size, one = tables.parameters(name)
     total, rank_2 = TABLE_2[name]
     counts = (size + BACKBONES[name].vocabulary * BACKBONES[name].width, *(r * one for r in RANKS))

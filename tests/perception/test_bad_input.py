@@ -1,7 +1,4 @@
-"""Bad input of perception.worth, perception.classify and perception.adapters: one clear line each.
-
-Every case has a command, the files in the current folder, and a part of the message.
-"""
+"""Bad input of perception.worth, perception.classify and perception.adapters gives an error of one clear line."""
 
 import gzip
 import json
@@ -32,7 +29,7 @@ from tests.perception.tables import (
 PROGRAMS = {"worth": worth, "classify": classify, "adapters": adapters}
 
 Case = tuple[str, dict[str, str | bytes], str]
-"""Command, files, and a part of the message."""
+"""(command, {name: content} of the files in the current folder, part of the message)."""
 
 FEW = as_csv(rows(20))
 
@@ -272,7 +269,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory) -> Path:
-    """A run of the TF-IDF baseline."""
+    """Returns the workdir of a run of the TF-IDF baseline."""
     texts = LabelledText([("a b",), ("c d",)] * 9, np.tile(np.int32([0, 1]), 9))
     workdir = tmp_path_factory.mktemp("counted")
     baseline.run(recipes.get_config("tiny"), {"train": texts, "test": texts}, ("x", "y"), workdir)
@@ -280,7 +277,7 @@ def counted(tmp_path_factory) -> Path:
 
 
 def write_adapter(adapter: Path, base: Path) -> None:
-    """Writes an adapter of BERT in PEFT's format, which names other base weights than `base`."""
+    """Writes a PEFT adapter of BERT whose recorded fingerprint is not that of the weights in `base`."""
     adapter.mkdir()
     values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
     layers = {"stack/blocks/0/residuals/1/function/up": values}

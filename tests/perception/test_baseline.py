@@ -33,7 +33,7 @@ def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], print
 
 
 def texts(count: int, seed: int) -> LabelledText:
-    """Returns texts of two classes that differ only in the order of two words."""
+    """Returns texts of two classes. The order of two words determines the class; the other words are random."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(2, size=count).astype(np.int32)
     noise = [" ".join(generator.choice(list("abcdefgh"), 4)) for _ in labels]
@@ -72,7 +72,7 @@ def test_features_match_sklearn_tfidf(monkeypatch) -> None:
 
 
 def test_number_of_features_is_bounded(monkeypatch) -> None:
-    """Every text has unique words and two common words. The limited features include the common words."""
+    """Every text has unique words and "common word". The 50 features include these two words and their pair."""
     monkeypatch.setattr(tf_idf, "FEATURES", 50)
     many = [f"common word x{i} y{i} z{i}" for i in range(400)]
     features, rows = tf_idf.fit_features(many)
@@ -82,7 +82,7 @@ def test_number_of_features_is_bounded(monkeypatch) -> None:
 
 
 def test_baseline_penalty_is_selected_on_validation() -> None:
-    """Inverted validation labels select the strongest penalty, which lowers the test F1."""
+    """Inverted validation labels select a stronger penalty, which lowers the test F1."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_E)
     strict, free = (
@@ -92,7 +92,7 @@ def test_baseline_penalty_is_selected_on_validation() -> None:
 
 
 def test_baseline_selects_on_test_without_validation_split() -> None:
-    """In the authors' recipe the test examples replace the validation examples."""
+    """As in the authors' recipe, the test split is also used for validation if no validation split exists."""
     train, test = texts(60, 0), texts(50, 2)
     turned = LabelledText(test.texts, 1 - test.labels_E)
     found = baseline.fit({"train": train, "test": turned}, CLASSES)
@@ -104,7 +104,7 @@ def test_baseline_selects_on_test_without_validation_split() -> None:
 @pytest.mark.parametrize("names", [CLASSES, ("first", "second", "third")])
 @pytest.mark.parametrize("solve", [True, False])
 def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
-    """Covers exact and stochastic regression, with two and three classes. The reference is predict_proba."""
+    """Covers the exact and the stochastic solver, with two and three classes. The reference is predict_proba."""
     train = texts(60, 0)
     labels_E = np.arange(60) % 3 if len(names) == 3 else train.labels_E
     lines = [text for (text,) in train.texts]
@@ -202,7 +202,7 @@ def test_tfidf_f1_on_rotten_tomatoes() -> None:
     splits, classes = datasets.load(config)
     assert [len(splits[name]) for name in ("train", "valid", "test")] == [8530, 1066, 1066]
     assert f1_of(baseline.fit(splits, classes)) == pytest.approx(79.7, abs=0.5)
-    # The number of tokens that is estimated from words agrees with the measured number.
+    # `tokens` estimates the number of tokens from the number of words. The estimate agrees with the measured number.
     size = richness.SIZES["rotten"]
     assert richness.tokens(splits["train"].texts) == pytest.approx(size.tokens, rel=0.02)
 

@@ -63,7 +63,7 @@ def test_unaffordable_ways_are_explained() -> None:
 
 
 def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
-    """An abandoned compilation of JAX crashes the end of the program."""
+    """If a compilation of JAX is abandoned, the program crashes when it exits."""
     namespace = {"__name__": "jax._src.compiler", "time": time, "done": []}
     exec("def compile(seconds):\n    time.sleep(seconds)\n    done.append(seconds)", namespace)
     with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):
@@ -73,7 +73,7 @@ def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
 
 
 def test_time_limit_passes_through_code_that_reads_files(tmp_path) -> None:
-    """Readers turn an OSError into an error about the file."""
+    """TimeLimitReached must not be an OSError, because readers turn an OSError into an error about the file."""
     (tmp_path / "text").write_text("a line\n" * 200_000)
     with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):
         while True:

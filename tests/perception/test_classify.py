@@ -36,7 +36,7 @@ TEXTS = ["a string", 'two\nlines, "quoted"', "", LONG, "the types of a module"]
 
 @pytest.fixture(scope="module")
 def workdir(make, mesh, tmp_path_factory) -> Path:
-    """A run with the pretrained weights and a random head."""
+    """Returns the workdir of a run with the pretrained weights and a random head."""
     workdir = tmp_path_factory.mktemp("runs") / "run"
     fields = {"train.steps": 0, "eval.start": True, "data.buckets": (8, 16)}
     run.fit(make(**TUNED, **fields), workdir, mesh)
@@ -50,9 +50,9 @@ def trained(workdir, mesh) -> Trained:
 
 @pytest.fixture(scope="module")
 def wanted(trained) -> np.ndarray:
-    """Returns the probabilities of TEXTS.
+    """Returns the probabilities (E, C) of TEXTS, computed one window at a time.
 
-    Each window is one row, and the logits are averaged over the windows of a text.
+    The logits are averaged over the windows of a text. The empty text has the probabilities of "x".
     """
     values, found = trained.values, []
     model = values.abstract_model.build(values.trainable, values.frozen)
@@ -69,7 +69,7 @@ def wanted(trained) -> np.ndarray:
 
 @pytest.fixture
 def call(workdir, monkeypatch) -> Callable[..., None]:
-    """Returns a function that calls the program with options, on one device and, by default, with the run `workdir`."""
+    """Returns a function that runs perception.classify with options. By default, it adds --run=`workdir`."""
 
     def call(*options: object, stdin: bytes = b"") -> None:
         named = any(str(option).startswith(("--run", "--workdir")) for option in options)
@@ -300,7 +300,7 @@ def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) ->
 
 
 def test_mesh_that_does_not_divide_the_texts(workdir, wanted) -> None:
-    """Eight devices give the same result for five texts as one device."""
+    """Eight devices give three texts the same probabilities as one device."""
     wide = loading.load(workdir, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
     found = wide.probabilities_of(wide.windows(["a string", LONG, "the types of a module"]))
     np.testing.assert_allclose(found, wanted[[0, 3, 4]], atol=1e-5)
@@ -375,7 +375,7 @@ def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
 
 
 def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
-    """The second of two blocks of rows fails, and the program leaves no output file."""
+    """The prediction of the second block of rows fails. The program leaves no output file."""
     given, out, done = tmp_path / "new.csv", tmp_path / "out.csv", []
 
     def fails(self: Trained, windows: list, rows: int) -> np.ndarray:
@@ -419,7 +419,7 @@ WORDS = ("good", "poor")
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory) -> Path:
-    """A run of the TF-IDF baseline whose classes are the first words of the texts."""
+    """Returns the workdir of a TF-IDF baseline whose classes are the first words of the texts."""
     texts = [(f"{WORDS[i % 2]} {'abcdefgh'[i % 8]} {'stuvwxyz'[i // 8]}",) for i in range(64)]
     examples = LabelledText(texts, np.arange(64, dtype=np.int32) % 2)
     workdir = tmp_path_factory.mktemp("counted")
@@ -429,7 +429,7 @@ def counted(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("ending", ["csv", "tsv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
 def test_tf_idf_labels_tables(ending: str, call, counted, tmp_path, capsys) -> None:
-    """The empty text is counted and gets no label."""
+    """The empty text gets no label, and a message counts it."""
     texts = ["good a", "poor b", "", "good c"]
     rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
     given = put(tmp_path / f"new.{ending}", table_bytes(ending, rows))

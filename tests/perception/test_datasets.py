@@ -104,7 +104,10 @@ def test_premise_only_drops_hypotheses(tmp_path):
 
 
 def test_user_files_with_custom_field_names(tmp_path):
-    """The files have custom field names and split names. A single file is split into train, valid and test."""
+    """A single file with custom field names is split into train, valid and test.
+
+    Unknown names of splits and fields raise errors.
+    """
     path = tmp_path / "mails.csv"
     path.write_text(
         "body,kind\n" + "".join(f"mail {i},{'spam' if i % 2 else 'ham'}\n" for i in range(20))
@@ -144,7 +147,7 @@ COMPLETE = {
 @pytest.mark.medium
 @pytest.mark.parametrize("name", COMPLETE)
 def test_real_files_have_expected_number_of_examples(name):
-    """A missing validation split is taken from the training examples."""
+    """If a data set has no validation split, training examples become the validation split."""
     folder = Path(os.environ.get("TRAINLESS_DATA", "")) / name
     if not os.environ.get("TRAINLESS_DATA") or not folder.is_dir():
         pytest.skip(f"no directory {name} in TRAINLESS_DATA")

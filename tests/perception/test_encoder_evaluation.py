@@ -59,7 +59,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert tuple(rows) == FORMATS
     error = [float(row["error of kernels (% of the norm)"]) for row in rows.values()]
     assert error[0] == 0 < error[1] < error[2] < min(error[3:]) and max(error) < 20
-    # The evaluation uses the encoders that were read from the files.
+    # The evaluation uses encoders with these errors: their largest changes have the same order.
     assert changes[0] == 0 < changes[1] < changes[2] < min(changes[3:])
     plain = rows["float32"]
     assert float(plain["bits of a kernel's weight"]) == 32
@@ -81,7 +81,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
         kinds = []
         for kind, wrong in found.items():
             guesses_E = labels_E.copy()
-            # The first 40 or 100 examples are wrong, and `seed` more at the end.
+            # The first 40 or 100 examples are wrong, and the last 20 * seed.
             guesses_E[: wrong[1]] ^= 1
             guesses_E[len(labels_E) - 20 * seed :] ^= 1
             logs_MN = np.log(np.where(guesses_E[:, None] == np.arange(2), 0.9, 0.1))

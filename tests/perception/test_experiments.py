@@ -118,9 +118,9 @@ def test_pretrained_tokenizer_is_an_optional_row(make, recipe) -> None:
     "fair", [{"turns": 5}, {"sweep": {"optimizer.learning_rate": ("1e-4", "1e-3")}}]
 )
 def test_turns_and_sweep_train_all_cells_together(make, monkeypatch, fair) -> None:
-    """Two modes on two data sets are four cells.
+    """Two modes on two data sets are four cells. With turns, one call trains all four cells.
 
-    One call trains all cells. With a sweep, one call trains all cells at one point.
+    With a sweep, all four cells are trained at both points.
     """
     together, train = [], Known.train
 
@@ -280,7 +280,7 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
 
 
 def test_overrides_of_cell_fields_are_rejected(make) -> None:
-    """An override of `finetune` could fill the LoRA rows with full runs, of `dataset` all columns with one data set."""
+    """Overrides of `finetune` or `dataset` could fill cells with runs of another mode or another data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
     with pytest.raises(UserError, match="the cells of the table determine these fields"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

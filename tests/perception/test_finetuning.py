@@ -69,7 +69,10 @@ def test_head_run_trains_only_the_head(make):
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
-    """LoRA freezes the random head and reinitialises position tables of another size. Full training does neither."""
+    """LoRA freezes the random head and reinitialises the position table with max_length rows, here 1024.
+
+    Full training freezes nothing.
+    """
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024

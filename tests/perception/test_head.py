@@ -110,7 +110,7 @@ def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) ->
 
 @pytest.mark.medium
 def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypatch) -> None:
-    """A run with the same weights and examples reads the cached features. A run with another text length does not."""
+    """A run with the same weights and examples reads the cached features. A run with another max_length does not."""
     monkeypatch.setattr(PerExample, "__call__", None)
     again = run.fit(make(**SOLVED, seed=2), tmp_path / "again", mesh)
     assert again["test"] == solved[1]["test"]

@@ -22,9 +22,9 @@ COMMIT, OLDER = "a" * 40, "b" * 40
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """Writes a cache with the model "org/model".
+    """Writes a cache with the model "org/model" and returns the folder of the model.
 
-    Weights are stored as blobs; the branch "main" and the tag "v1" name commits.
+    Weights are stored as blobs. The branch "main" and the tag "v1" name commits. Network access fails the test.
     """
     folder = tmp_path / "hub"
     model = folder / "models--org--model"
@@ -84,7 +84,7 @@ def test_base_model_of_an_adapter_is_found_by_its_hub_name(cache) -> None:
 
 
 def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
-    """The tensors are distributed over the shards in an order that this project does not write."""
+    """Tensors are assigned to the shards in turn, whereas this project fills one shard after another."""
     from safetensors.numpy import load_file, save_file
 
     snapshot = cache / "snapshots" / COMMIT

@@ -52,7 +52,7 @@ def load(model: Pretrained, dtype: type = jnp.float32) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_match_other_implementations(family: str, folder) -> None:
-    """Compares with the library transformers, or with the slow reference of OpenELM.
+    """Compares with Hugging Face transformers, or with the slow reference of OpenELM.
 
     Weights are sharded over eight devices.
     """
@@ -65,7 +65,7 @@ def test_states_match_other_implementations(family: str, folder) -> None:
 
 
 def test_relative_positions_of_long_texts_share_groups() -> None:
-    """The groups have the published sizes. The distances lie near the limits of the groups, on both sides."""
+    """The distances lie on both sides of the limits of the published groups."""
     mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
     offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
     assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]

@@ -171,7 +171,7 @@ def test_columns_are_recognised(tmp_path, columns, options, wanted) -> None:
 @pytest.mark.parametrize(
     ("text", "label", "options"),
     [
-        ("message", "spam", {}),  # the name of the text column is common
+        ("message", "spam", {}),  # `message` is a common name of a text column
         ("subject line", "queue", {}),
         ("What did you like about our product", "spam", {"text": True, "label": True}),
     ],
@@ -371,7 +371,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_match_exhaustive_comparison(seed) -> None:
-    """The reference compares all pairs of texts. Similar texts are copies in which one word is changed."""
+    """The reference compares all pairs of texts. Some texts are copies of other texts in which one word is changed."""
     generator = np.random.default_rng(seed)
     words = [f"w{chr(97 + i)}{chr(97 + j)}" for i in range(20) for j in range(20)]
     texts = [" ".join(generator.choice(words, 12)) for _ in range(60)]
@@ -403,7 +403,10 @@ def chinese(number: int) -> str:
 
 
 def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
-    """Sixty sentences without spaces. Their three variants have one more character at the start or at the end."""
+    """Each of sixty sentences without spaces has three variants.
+
+    One is unchanged, one has another character at the end, and one has more characters at both ends.
+    """
     variants = ("{}", "{}了", "请{}！")
     texts = [variant.format(chinese(i)) for i in range(60) for variant in variants]
     found = near_duplicates.groups(texts).reshape(60, 3)
@@ -523,7 +526,7 @@ for name in ("team/other", "team/mails@" + "b" * 40):
     except UserError as error:
         print(error)
 """
-"""Writes a data set into the cache of the library `datasets`, and reads it without network access."""
+"""Program that writes a data set into the cache of the library `datasets`, and reads it without network access."""
 
 
 def test_cache_of_the_datasets_library_is_read(tmp_path) -> None:

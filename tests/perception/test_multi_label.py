@@ -65,7 +65,10 @@ def split(count: int, start: int = 0) -> LabelledText:
 
 
 def test_loss_is_the_sigmoid_cross_entropy() -> None:
-    """The reference is the weighted sum of -(y log p + (1 - y) log (1 - p)), and its gradient."""
+    """The reference is -(y log p + (1 - y) log (1 - p)), weighted, averaged over classes and summed over examples.
+
+    Gradients are compared, too.
+    """
     generator = np.random.default_rng(0)
     logits_BC = generator.normal(size=(6, 3)).astype(np.float32)
     labels_BC = jnp.asarray(generator.integers(0, 2, (6, 3)))

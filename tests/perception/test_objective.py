@@ -25,7 +25,7 @@ def test_balanced_weights_are_those_of_sklearn() -> None:
 
 
 class Fixed:
-    """A classifier whose logits are its parameters."""
+    """A classifier with given logits, whatever the input."""
 
     def __init__(self, logits_BC: jax.Array):
         self._logits_BC = logits_BC
@@ -109,7 +109,7 @@ def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
         ours = [*found.kernel_MN[:, number], found.bias_N[number]]
         if solved:
             np.testing.assert_allclose(ours, wanted, atol=0.02)
-        else:  # after five epochs on 20 examples, SGD is far from the optimum but moves towards it
+        else:  # after five epochs on few examples, SGD is far from the optimum but moves towards it
             assert np.dot(ours[:2], wanted[:2]) > 0
 
 

@@ -140,7 +140,7 @@ def own_package(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory) -> Path:
-    """Returns a directory with random weights of two blocks in Hugging Face format."""
+    """Returns a directory in Hugging Face format: a model of two blocks with random weights."""
     folder = tmp_path_factory.mktemp("deep")
     trainable = variables.split(backbone(DEEP, rngs=nnx.Rngs(7))).trainable
     values = {name: 5 * value.get_value() for name, value in trainable.items()}
@@ -274,7 +274,7 @@ def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, t
 
 
 def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
-    """The added parameter is stored with the head. The run cannot be exported, because BERT lacks the parameter."""
+    """A run trains and stores added parameters. Its export fails, because the format of BERT lacks these parameters."""
     for name, names in (
         ("gate", {"encoder/gate", "head/kernel", "head/bias"}),
         ("wrapped", {"head/inner/kernel", "head/inner/bias"}),
@@ -347,7 +347,7 @@ def test_incomplete_own_method_fails_at_start_of_the_program(command, own_packag
 
 
 def test_new_parameters_and_quantized_kernels_fit_together(make, own_package, mesh):
-    """The check builds the model without quantization. The run's model has quantized kernels."""
+    """The check of new parameters builds the model without quantization. The model of the run has quantized kernels."""
     config = make(finetune="my_package.others:gate", quantize="int8")
     config, task = run.prepare(config, mesh)
     found = variables.abstract(lambda: task.build(variables.ParamKeys(0)))

@@ -34,7 +34,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Writes a BERT directory with pseudo-random weights and the tokenizer.json of BertTokenizer."""
+    """Returns a folder with vocab.txt and "model", a BERT with pseudo-random weights and BertTokenizer's vocabulary."""
     folder = tmp_path_factory.mktemp("bert")
     (folder / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_pair_tokens_and_segments_are_those_of_bert_tokenizer(folder) -> None:
-    """The slow BertTokenizer, which does not use the library tokenizers, truncates long pairs in the same way."""
+    """Compares with the slow BertTokenizer, which is independent of the library `tokenizers`."""
     slow = transformers.BertTokenizer(str(folder / "vocab.txt"))
     rows, firsts, cut = Subword.load(folder / "model" / "tokenizer.json").encode_parts(PAIRS, 16)
     for pair, ids, first in zip(PAIRS, rows, firsts, strict=True):

@@ -95,7 +95,7 @@ def test_only_second_segment_has_type_1() -> None:
 
 
 def pairs(count: int) -> list[dict]:
-    """Returns pairs of texts. The label says whether the second text contains the first word of the first text."""
+    """Returns pairs of texts. The label says from which half of WORDS the second text takes its words."""
     generator, rows = np.random.default_rng(0), []
     for i in range(count):
         first = generator.permutation(WORDS)[:4]

@@ -31,7 +31,7 @@ from tests.perception.published import PUBLISHED  # noqa: E402
 pytestmark = pytest.mark.peers
 
 LONG = 64
-"""Number of tokens of a text: more than ten of Mistral's windows."""
+"""Number of tokens of a text: more than ten times Mistral's window."""
 
 
 def alone() -> Mesh:
@@ -57,7 +57,7 @@ def randomize(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def whole_model(family: str) -> "torch.nn.Module":
-    """Returns transformers' model with its output layer, whose parameter names have a prefix."""
+    """Returns transformers' model with an output layer. Names of the encoder's parameters have a prefix."""
     decodes = family in ("qwen2", "mistral", "llama", "gemma", "phi")
     auto = transformers.AutoModelForCausalLM if decodes else transformers.AutoModelForMaskedLM
     return randomize(auto.from_config(config_of(family), attn_implementation="eager"))
@@ -106,7 +106,7 @@ def test_states_and_export_match_transformers(family: str, saved: str, tmp_path)
 
 @pytest.mark.parametrize("family", peers.CASES)
 def test_long_texts_match_transformers(family: str, tmp_path) -> None:
-    """Mistral's window spans two blocks of queries."""
+    """The texts fill several blocks of queries. Mistral's window crosses the border between two blocks."""
     longest = 2 * BLOCK + 88
     config = config_of(family)
     config.max_position_embeddings = longest + first_position(family)
@@ -149,7 +149,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "dense"]
 RANK, ALPHA = 4, 6
 
 WITH_TARGETS = ("bert", "roberta", "deberta-v2", "qwen2", "mistral", "llama", "gemma", "phi")
-"""Families in which these names are the layers that `Backbone.targets` adapts."""
+"""Families in which TARGETS names the same layers as `Backbone.targets`."""
 
 
 def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:

@@ -52,7 +52,7 @@ def test_prediction_intervals_match_normal_equations() -> None:
 
 
 def test_expectation_excludes_invalid_cells() -> None:
-    """Cells of collapsed training runs and of SNLI are excluded. Both intervals contain 0."""
+    """Cells of collapsed training runs and of SNLI are excluded. The intervals of rotten and sst2 contain 0."""
     line = richness.expectation()
     found = {
         name: (line.gap(size.tokens), line.margin(size.tokens))
@@ -82,7 +82,7 @@ def test_fig1_r_squared_is_close_to_the_paper() -> None:
 def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
     """The mean gap is 6.8 points.
 
-    OpenELM is pretrained by next-token prediction. LoRA does not reinitialise its tables.
+    OpenELM is pretrained by next-token prediction, and the authors' program reinitialises none of its tables.
     """
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]

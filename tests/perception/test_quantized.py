@@ -22,7 +22,7 @@ from perception.quantized import (
     quantize_frozen,
 )
 
-INPUTS, OUTPUTS = 96, 24  # a block and a half
+INPUTS, OUTPUTS = 96, 24  # 96 inputs are a block and a half
 LEVELS = {"int8": np.arange(-127, 128) / 127, "4bit": np.asarray(NF4)}
 
 
@@ -158,7 +158,7 @@ def test_adapters_train_while_codes_stay_frozen(kind: str) -> None:
 
 
 def test_quantization_adds_no_matrix_products() -> None:
-    """Quantized kernels need as many matrix products as frozen float32 kernels."""
+    """The gradient has as many FLOPs with quantized kernels as with frozen float32 kernels."""
     x = jnp.ones((8, INPUTS))
 
     def operations(kind: str | None) -> int:
@@ -186,7 +186,10 @@ def test_merged_layer_uses_dequantized_kernel() -> None:
 
 
 def test_blocks_and_outputs_are_sharded() -> None:
-    """On two fsdp devices, a kernel of four or two blocks is sharded. A kernel of three blocks is replicated."""
+    """An even number of blocks is sharded over two fsdp devices. An odd number is replicated over fsdp.
+
+    Outputs are sharded over two tensor devices.
+    """
     mesh = sharding.make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     shapes = {}
     for blocks in (4, 3, 2):

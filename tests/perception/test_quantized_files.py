@@ -33,7 +33,7 @@ def load(model: Pretrained, sizes: dict | None = None) -> Params:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, Pretrained]:
-    """Writes models of two families with a prefix of tensor names. OpenELM fuses two of our kernels into one tensor."""
+    """Returns models of two families. Tensor names have a prefix. OpenELM stores two of our kernels as one tensor."""
     found = {}
     for family, prefix in (("bert", "bert."), ("openelm", "transformer.")):
         config, shapes = (golden_json(f"{family}/{name}") for name in ("config", "shapes"))
@@ -67,7 +67,10 @@ def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -
 
 
 def test_files_have_the_bits_of_their_format(bases, tmp_path) -> None:
-    """Kernels in float32 need 32 bits per weight. These kernels use only 32 or 48 inputs of a block of 64."""
+    """A quantized kernel stores, for each output, the codes of one block of 64 inputs and its scales.
+
+    These kernels use only 32 or 48 inputs of the block.
+    """
     base = bases["bert"]
     names = [name for name in wanted(base) if name.endswith("/kernel")]
     values = load(base)

@@ -22,7 +22,7 @@ CHROMIUM = next(
 
 
 def predictions(classes: int = 3, examples: int = 60, names: tuple[str, ...] = ()) -> Classes:
-    """Returns random predictions; every fifth one is wrong."""
+    """Returns predictions with random probabilities. Every fifth prediction is wrong."""
     generator = np.random.default_rng(0)
     labels_E = np.arange(examples) % classes
     guesses_E = np.where(np.arange(examples) % 5, labels_E, (labels_E + 1) % classes)

@@ -93,7 +93,7 @@ def test_predictions_hold_test_probabilities(lora, mesh):
 
 
 def test_paper_recipe_selects_on_test(full):
-    """The validation curve has the test F1 of the best and of the last step."""
+    """At the best and at the last step, the validation curve has the test F1."""
     _, summary = full
     points = {point["step"]: point["value"] for point in summary["curve"]["points"]}
     assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
@@ -273,7 +273,7 @@ def test_sharded_lora_matches_one_device(lora, make, tmp_path):
 
 
 def test_full_training_uses_trained_or_pretrained_tokenizer(full, make, mesh):
-    """Tests the paper's tokenizer ablation."""
+    """Full training learns its own tokenizer or, as in the paper's ablation, uses the pretrained tokenizer."""
     own = loading.load(full[0], mesh)
     assert own.shape.vocabulary == own.tokenizer.size == 290
     config = make(**{"data.tokenizer": "pretrained"})

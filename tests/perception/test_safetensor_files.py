@@ -116,7 +116,10 @@ def _moved(folder: Path) -> None:
 
 
 def _elsewhere(name: str) -> Callable[[Path], None]:
-    """Returns a function that changes the index: it moves the tensors of shard "one" to a file of another folder."""
+    """Returns a function that changes the index of a folder.
+
+    The index then names the file `name`, which is outside the folder or in a subfolder, instead of the shard "one".
+    """
 
     def move(folder: Path) -> None:
         text = (folder / INDEX).read_text().replace("one.safetensors", name)

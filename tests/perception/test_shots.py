@@ -66,7 +66,7 @@ def test_shots_leave_the_test_whole(tmp_path) -> None:
 
 
 def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
-    """The baseline, whose only randomness is the draw, is fitted to each draw. All draws share one test split."""
+    """Each seed draws other training examples, and TF-IDF is fitted once per draw. All draws share one test split."""
     data, out = write(tmp_path / "data"), tmp_path / "out"
     fields = [f"--config.data.source=files:{data}", "--config.data.shots=4"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])

@@ -105,7 +105,7 @@ def suite_of(fields: list[str], out: Path) -> ExperimentSuite:
 
 
 def ask(folder: Path) -> None:
-    """Runs perception.worth on a 4-bit base with four steps per run."""
+    """Runs perception.worth with base weights quantized to 4 bits and four steps per run."""
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     comparison.worth(suite_of(given, folder / "out"))
 
@@ -177,7 +177,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
         "lora", {"valid": range(24), "test": range(48)}, time.monotonic() + 600
     )
     assert min(found) > 0
-    # Training batches have 16 rows.
+    # The test split has 48 examples: twice the validation split, and three training batches of 16 rows.
     assert found.test == pytest.approx(min(2 * found.evaluation, 3 * found.step))
     assert not (tmp_path / "probe").exists()
 
@@ -231,7 +231,7 @@ def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkey
 
 @pytest.mark.medium
 def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
-    """The forward pass of a validation example is timed, without a solved head."""
+    """`measure` times the forward pass of a validation example and does not solve the head."""
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     splits = {"valid": range(24), "test": range(48)}
     found = suite_of(given, tmp_path).measure("head", splits, time.monotonic() + 600)
