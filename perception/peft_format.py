@@ -54,7 +54,8 @@ def write(
         module = their_name(family, f"{layer}/kernel").removesuffix(".weight")
         check(
             our_layer(family, module) == layer,
-            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers",
+            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers;"
+            " use perception.adapters merge or export",
         )
         modules[layer] = module
     tensors, ranks = {}, {}
