@@ -35,7 +35,7 @@ LAPTOP = "arctic_xs"
 """Backbone of the cells at the scale "laptop", and of claims that name no backbone."""
 
 EMBEDDED = "embedded"
-"""Name of the data set at the scale "tiny", which has paragraphs of the Python manual."""
+"""Name of the data set at the scale "tiny": paragraphs of the Python manual."""
 
 
 def backbones() -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Trains missing runs. Returns the summaries of each cell's runs. A cell with a missing option has no runs."""
+        """Trains missing runs. Returns the summaries of each cell's runs; [] for a cell that lacks an option."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}

@@ -58,7 +58,7 @@ def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 
 
 class BiasedAttention(GroupedAttention):
-    """Attention with a bias for each head and distance. `context.relative` has the biases, (R, H)."""
+    """Attention with a bias for each head and group of distances. `context.relative` has the biases, (R, H)."""
 
     def __init__(self, *arguments: int, relative: Relative, **options: object):
         super().__init__(*arguments, **options)
