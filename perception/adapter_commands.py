@@ -256,7 +256,8 @@ def _base_of_adapter(
     """
     check(
         find(config.finetune).adapters,
-        f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}",
+        f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}; name a run that trained"
+        " LoRA adapters",
     )
     base = loading.begun_from(config, weights)
     drawn = reinitialized(config, base.shape.family)

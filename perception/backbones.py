@@ -13,8 +13,9 @@ class Stretch:
 
     Attributes:
       factor: divisor of the low frequencies.
-      low, high: numbers of rotations within `trained` positions. Frequencies with fewer than `low` are divided,
-        frequencies with more than `high` do not change, and the other frequencies are interpolated.
+      low, high: numbers of rotations within `trained` positions. Frequencies with fewer than `low` rotations are
+        divided, frequencies with more than `high` rotations do not change, and frequencies between these limits are
+        interpolated.
       trained: number of positions before the extension.
     """
 

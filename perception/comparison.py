@@ -148,7 +148,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.fit_all(asked)
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns (seed, run name) of a deterministic method: one run, or one for each random draw of examples."""
+        """Returns [(seed, run name)] of a deterministic method: one run, or one for each draw of the examples."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]

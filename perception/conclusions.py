@@ -91,7 +91,7 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
     """Returns the command that labels a table of new texts with a run.
 
     Args:
-      ending: ending of the name of the table.
+      ending: file name extension of the table.
       options: further options of perception.classify.
     """
     given = (

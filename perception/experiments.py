@@ -76,8 +76,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     Attributes:
       recipe: "paper" follows the authors' program, including its mistakes; "fixed" corrects the mistakes.
-      datasets, modes: selected data sets and training methods; empty for all data sets and for the methods of Table 1.
-      backbones: selected backbones. Empty for all backbones at the scale "paper", arctic_xs at "laptop", and one small
+      datasets: selected data sets; () means all.
+      modes: selected training methods; () means the methods of Table 1.
+      backbones: selected backbones. () means all backbones at the scale "paper", arctic_xs at "laptop", and one small
         backbone per family at "tiny".
       sources: value of `config.data.source` for each data set, such as "files:DIR".
       weights: directory of the pretrained weights for each backbone.
@@ -134,7 +135,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Validates the configurations of all cells without missing options.
+        """Validates the configuration of each cell that lacks no option (see `missing`).
 
         Raises:
           UserError: the configuration of a cell is invalid.

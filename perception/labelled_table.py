@@ -49,7 +49,7 @@ PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the
 
 @dataclass(frozen=True)
 class Prepared:
-    """Labelled splits. Two splits have no text and no group of near-duplicates in common.
+    """Labelled splits. No text and no group of near-duplicates is in two splits.
 
     Attributes:
       splits: "train", "valid" and "test".
@@ -111,7 +111,9 @@ def prepare(
         faults += skipped
     if faults:
         check(
-            not strict, f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}"
+            not strict,
+            f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}; correct the rows, or remove"
+            " --strict",
         )
         notes.append(f"Skipped {counted(len(faults), 'row')}: {shown(faults)}.")
     for split, examples in found.items():

@@ -121,7 +121,7 @@ class Network:
     """A trained network. Counts texts that are longer than the input of the network."""
 
     def __init__(self, trained: Trained, rows: int):
-        """Initializes the counts of texts and windows.
+        """Sets the counts of long texts and of their windows to 0.
 
         Args:
           trained: the network with its tokenizer and configuration.

@@ -161,7 +161,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     config = read_config(workdir, option, "perception")
     check(
         "finetune" in config,
-        f"{option}={workdir} is a run of another program, not of perception",
+        f"{option}={workdir} is a run of another program, not of perception; name a run of perception.train",
     )
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])

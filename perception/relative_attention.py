@@ -74,8 +74,8 @@ class BiasedAttention(GroupedAttention):
 class DisentangledAttention(GroupedAttention):
     """Attention with three products per logit: content-content, content-position, position-content (He et al., 2021).
 
-    `context.relative` has the embeddings of the distances, (R, D). The same matrices project contents and distances to
-    queries and keys. The sum of the three products is divided by sqrt(3 K).
+    `context.relative` has the embeddings of the groups of distances, (R, D). The same matrices project contents and
+    distances to queries and keys. The sum of the three products is divided by sqrt(3 K).
     """
 
     def __init__(self, *arguments: int, relative: Relative, dropout_rate: float, **options: object):
