@@ -52,10 +52,11 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
 def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     """Returns the exact weighted sum of (adapter, weight) pairs.
 
-    The rank of a layer is the sum of its ranks in all adapters. An adapter without a layer adds nothing to that layer.
+    The rank of a layer is the sum of its ranks in all adapters. If an adapter lacks a layer, it adds nothing to this
+    layer.
 
     Raises:
-      UserError: the adapters were trained on different weights, or have layers of different shapes.
+      UserError: the adapters were trained on different weights, or have matrices of different shapes for a layer.
     """
     known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
     first, base = known[0] if known else (1, "")
@@ -63,8 +64,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         check(
             other == base,
             f"adapters {first} and {number} cannot be added: they were trained on different base weights (fingerprints"
-            f" {base[:12]}"
-            f" and {other[:12]})",
+            f" {base[:12]} and {other[:12]}); add only adapters of the same weights",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -73,7 +73,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         check(
             len({*shapes}) == 1,
             f"the adapters cannot be added: layer {name} has the shapes"
-            f" {' and '.join(map(str, dict.fromkeys(shapes)))}",
+            f" {' and '.join(map(str, dict.fromkeys(shapes)))}; add only adapters of the same base model",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
@@ -99,7 +99,8 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"layer {name}: the adapter fits a kernel of shape {shape}, but the base weights have shape {kernel.shape}",
+            f"layer {name}: the adapter fits a kernel of shape {shape}, but the kernel of the base weights has shape"
+            f" {kernel.shape}: use the weights that the adapter was trained on",
         )
         change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)
         merged[f"{name}/{KERNEL}"] = kernel + weight * change

@@ -49,8 +49,8 @@ class Opened(NamedTuple):
     Attributes:
       family: family of the base model.
       source: directory of the base weights; None if it is unknown.
-      quantize: --config.quantize of the run that trained the adapter; "none" if it is unknown or if the runs of a sum
-        of adapters differ in it.
+      quantize: --config.quantize of the run that trained the adapter. "none" if the value is unknown, or if the runs
+        of the summed adapters have different values.
     """
 
     adapter: Adapter
@@ -226,7 +226,7 @@ def quantize(options: Namespace) -> None:
 def open_adapter(
     path: Path, mesh: Mesh, option: str = "--adapter", weights: Path | None = None
 ) -> Opened:
-    """Opens an adapter: a run with --config.finetune=lora, or a directory in PEFT's format. Reads no base weights.
+    """Opens an adapter: a run that trained LoRA adapters, or a directory in PEFT's format. Reads no base weights.
 
     Args:
       option: the command-line option that `path` comes from, for error messages.
@@ -256,7 +256,8 @@ def _base_of_adapter(
     """
     check(
         find(config.finetune).adapters,
-        f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}",
+        f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}; name a run that trained"
+        " LoRA adapters",
     )
     base = loading.begun_from(config, weights)
     drawn = reinitialized(config, base.shape.family)
@@ -270,7 +271,7 @@ def _base_of_adapter(
 
 
 def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
-    """Prints a warning with the quantization errors if the run used weights quantized to `kind`, unlike `base`."""
+    """Prints a warning with the quantization errors if the run used the format `kind` and `base` has another format."""
     if kind == "none" or (base.quantization and base.quantization.kind == kind):
         return
     errors = [
@@ -315,7 +316,7 @@ def _read_mark(path: Path) -> dict[str, str] | None:
 
 
 def _folder(name: str) -> Path | None:
-    """Returns the directory of a model whose name is a directory or a hub name in the local cache, or None."""
+    """Returns the directory of a model, given its path or its hub name in the local cache; None if it is not found."""
     return Path(name) if name and Path(name).is_dir() else hub.cached(name)
 
 

@@ -1,8 +1,8 @@
 """Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
 
-An ADAPTER is a run that was trained with --config.finetune=lora, or a directory in PEFT's format, such as the output of
-`add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). An adapter does not
-contain the classification head. `peft` and `export` write the head to a subdirectory.
+An ADAPTER is a run that trained LoRA adapters (--config.finetune=lora), or a directory in PEFT's format, such as the
+output of `add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). An adapter
+does not contain the classification head. `peft` and `export` write the head to a subdirectory.
 
 --config.mesh.data, .fsdp and .tensor set the mesh. By default parameters are sharded over all devices (fsdp).
 """
@@ -29,7 +29,10 @@ def main() -> None:
 
     merge, folder = command("merge", "merges an adapter into its base weights")
     merge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
-    base = {**folder, "help": "the base weights (default: the directory in the run or adapter)"}
+    base = {
+        **folder,
+        "help": "the base weights (default: the directory that the run or adapter names)",
+    }
     merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
 

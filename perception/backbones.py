@@ -13,8 +13,9 @@ class Stretch:
 
     Attributes:
       factor: divisor of the low frequencies.
-      low, high: numbers of rotations within `trained` positions. Frequencies with fewer than `low` are divided,
-        frequencies with more than `high` do not change, and the other frequencies are interpolated.
+      low, high: numbers of rotations within `trained` positions. Frequencies with fewer than `low` rotations are
+        divided, frequencies with more than `high` rotations do not change, and frequencies between these limits are
+        interpolated.
       trained: number of positions before the extension.
     """
 
@@ -29,10 +30,10 @@ class Relative:
     """Relative positions whose parameters all attention layers share.
 
     Attributes:
-      kind: "bias" for a bias per head and group of distances (T5, MPNet); "disentangled" for an embedding of each
-        group, which is also projected to queries and keys (DeBERTa).
-      buckets: number of groups of distances in both directions; for DeBERTa, half of this number. Groups of larger
-        distances are wider.
+      kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
+        which is also projected to queries and keys (DeBERTa).
+      buckets: number of groups of distances, counting both directions. If `kind` is "disentangled", half of the number
+        of groups. Groups of larger distances are wider.
       farthest: in each direction, all distances from this distance on are in the last group.
     """
 
@@ -55,7 +56,7 @@ class Backbone:
       embedding_norm: whether the embeddings are normalized.
       first_norm: whether the first attention layer normalizes its input (pre-norm).
       scaled_embeddings: whether the embeddings are multiplied by the square root of the width.
-      learned: number of rows of the table of learned positions; 0 for a model without learned positions.
+      learned: number of rows of the table of learned positions; 0 if the model has no such table.
       first_position: row of the first position in this table.
       types: number of token types (BERT's segments).
       theta: base of the rotary frequencies.
@@ -63,8 +64,8 @@ class Backbone:
       stretch: change of the rotary frequencies for long texts.
       window: a query attends to positions at a distance below `window`; None for full attention.
       local: for each layer, whether its attention has the window; () if all layers have the window.
-      local_theta: base of the rotary frequencies in layers with the window; None for the value of `theta`.
-      relative: relative positions; None for a model without relative positions.
+      local_theta: base of the rotary frequencies in layers with the window; None means `theta`.
+      relative: relative positions; None if the model has no relative positions.
       biases: three flags: biases of queries, keys and values; of attention outputs; of feed-forward layers.
       gated: whether the feed-forward layers are gated.
       parallel: whether attention and feed-forward read the same normalized input (phi).
@@ -234,7 +235,11 @@ def phi(
     epsilon: float = 1e-5,
     dropout: tuple[float, float, float] = (0.1, 0.0, 0.0),
 ) -> Backbone:
-    """phi-2: attention and feed-forward in parallel, and rotary positions on a part of each head's features."""
+    """phi-2: attention and feed-forward in parallel, and rotary positions on a part of each head's features.
+
+    Args:
+      partial: fraction of a head's features to which rotary positions are applied.
+    """
     size = width // heads
     return Backbone(
         "phi",

@@ -59,8 +59,8 @@ DATA = (
 """Fields of `config.data` that determine the examples and their weights."""
 
 LEAST_CHANCE = 1e-9
-"""Lower bound of class probabilities, and the probability of classes without training examples, if a text has one
-class."""
+"""Lower bound of class probabilities if a text has one class. A class without training examples has this
+probability."""
 
 UNSEEN = -100.0
 """Logit of a class without training texts, if a text may have several classes: the probability is almost 0. A class
@@ -71,9 +71,10 @@ MODEL = "model.npz"
 
 
 def _binary(fitted: Any) -> Sequence[Any]:
-    """Returns the scikit-learn estimators with the coefficients of `fitted`, a result of `regression`.
+    """Returns the scikit-learn estimators that hold the coefficients of `fitted`, a result of `regression`.
 
-    In `OneVsRestClassifier` these are one estimator per class, or one for two classes. Other results are one estimator.
+    `OneVsRestClassifier` has one estimator for each class, or a single estimator if there are two classes. Any other
+    result is itself the only estimator.
     """
     return getattr(fitted, "estimators_", [fitted])
 
@@ -84,7 +85,7 @@ class Model:
 
     Attributes:
       kernel_MN, bias_N: weights and biases, float32, with one output for each class in `seen`. If a text has one class
-        and `seen` has two, the only output is the logit of the second class.
+        and `seen` has two classes, the only output is the logit of the second class.
       seen: indices of the classes with training examples, or of all classes if a text may have several classes;
         one-dimensional.
       names: names of all C classes.
@@ -193,7 +194,7 @@ class Baseline(NamedTuple):
       seconds: wall time of `fit`.
       predictions: predictions for the test examples.
       model: the classifier.
-      notes: sentences about approximations for many texts.
+      notes: sentences about the approximations that were made because there are many texts.
     """
 
     chosen_f1: float
@@ -213,7 +214,7 @@ def fit(
     The texts of an example are joined with a space.
 
     Args:
-      balance: whether all classes have equal weight in the loss.
+      balance: whether all classes have equal total weight in the loss (`objective.balanced_weights`).
 
     Raises:
       UserError: all training examples have the same label.
@@ -293,9 +294,10 @@ def fit(
 def regression(
     rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool, weights_E: np.ndarray
 ) -> Any:
-    """Fits one-against-rest logistic regression: until it converges if `solve`, else by five epochs of averaged SGD.
+    """Fits one-against-rest logistic regression.
 
     Args:
+      solve: True fits until convergence. False runs five epochs of averaged SGD.
       penalty: the inverse penalty, scikit-learn's C.
       weights_E: weights of the examples in the loss.
     """

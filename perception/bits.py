@@ -111,7 +111,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
 def quantize(
     run: Path, mesh: "Mesh", examples: int | None
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
-    """Yields (name, size, predictions) of each format: the predictions of the run with the encoder in this format.
+    """Yields (format, size, predictions) for each format. The predictions use the encoder in this format.
 
     The size is (bits of a kernel's weight, MB of the file, error of the kernels in percent).
     """

@@ -56,8 +56,8 @@ class Plan(NamedTuple):
     """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable training methods (arguments of `ways.find`, without the baseline): the solved head, then the
-        others in order of preference.
+      ways: the affordable training methods (arguments of `ways.find`, without the baseline): the solved head, then
+        the other methods in order of preference.
       steps: number of training steps, equal in all runs except those of the solved head.
       seeds: number of seeds of each method with its chosen learning rate.
       left_out: training method -> reason why it is not trained.
@@ -131,7 +131,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 def runs(seeds: int) -> int:
-    """Returns the number of runs of a method: every learning rate with seed 1, the chosen rate with other seeds."""
+    """Returns the number of runs of a method: each learning rate with seed 1, the chosen one with each further seed."""
     return len(LEARNING_RATES) + seeds - 1
 
 
@@ -159,7 +159,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 
 
 def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
-    """Returns the largest number of steps per run with which all runs fit into USED * `seconds`.
+    """Returns the largest number of steps per run such that all runs fit into USED * `seconds`.
 
     The number is negative if the runs do not fit even without training steps.
     """

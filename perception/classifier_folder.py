@@ -1,7 +1,7 @@
 """Writes the classification head and a README.md to a directory in Hugging Face's or PEFT's format.
 
-transformers has no class for sequence classification with this paper's pooling (mean and last state). So the README
-contains Python code that classifies a text.
+Hugging Face transformers has no class for sequence classification with this paper's pooling (mean and last state). So
+the README contains Python code that classifies a text.
 """
 
 import json

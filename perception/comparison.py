@@ -64,7 +64,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
     only: tuple[str, ...] = ()
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
-        """Returns the configuration of one run. With pretrained weights, the default backbone is their architecture.
+        """Returns the configuration of one run.
+
+        If --config.pretrained is set, the default backbone is the architecture of the pretrained model.
 
         Raises:
           UserError: an override sets a field that the comparison sets.
@@ -89,7 +91,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the training methods that can run (arguments of `ways.find`). Some methods need --config.pretrained.
+        """Returns the training methods to run (arguments of `ways.find`).
+
+        Without --config.pretrained, methods that need pretrained weights are left out.
 
         Raises:
           UserError: a training method in `only` is unknown or needs --config.pretrained, or a configuration or the
@@ -144,7 +148,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.fit_all(asked)
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns (seed, run name) of a deterministic method: one run, or one for each random draw of examples."""
+        """Returns [(seed, run name)] of a deterministic method: one run, or one for each draw of the examples."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
@@ -168,7 +172,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
         """Measures the cost of a training method in a run of PROBE_STEPS steps, which is deleted afterwards.
 
-        The head is trained in these steps instead of solved.
+        For the method "head", this run trains the head by gradient descent instead of solving it.
 
         Raises:
           TimeLimitReached: the measurement took half of the time until `end` (a value of time.monotonic).
@@ -198,7 +202,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
         The lengths are the median and the 95 % quantile of the numbers of tokens in the training texts, rounded up to
-        multiples of 16. At most MEASURED_TEXTS texts are encoded. If the user sets lengths, nothing is overridden.
+        multiples of 16 and limited to `data.max_length`. At most MEASURED_TEXTS texts are encoded. Returns [] if the
+        user sets lengths.
         """
         if any(
             f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
@@ -219,7 +224,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def afford(
         self, ways: Sequence[str], splits: Mapping[str, LabelledText], seconds: float, begun: float
     ) -> Plan:
-        """Plans the runs, beside the baseline, that fit into `seconds` from the time `begun` (time.monotonic).
+        """Plans the runs, except the baseline, that fit into `seconds` from `begun` (a value of time.monotonic).
 
         The costs are measured in short runs. A plan with at least one method is written to --out, and the same command
         reads it again.
@@ -233,7 +238,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Plan(**cached_json(self.out / PLAN, key, plan, keep=lambda plan: bool(plan["ways"])))
 
     def _plan(self, ways: Sequence[str], splits: Mapping[str, LabelledText], end: float) -> Plan:
-        """Plans the runs that end before the time `end` (time.monotonic), by the costs of short runs."""
+        """Plans runs that end before `end` (a value of time.monotonic). Short runs measure the costs."""
         if time.monotonic() >= end:
             others = [way for way in ways if way != BASELINE]
             return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)

@@ -91,7 +91,7 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
     """Returns the command that labels a table of new texts with a run.
 
     Args:
-      ending: ending of the name of the table.
+      ending: file name extension of the table.
       options: further options of perception.classify.
     """
     given = (
@@ -106,10 +106,10 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
 def compare_within_runs(
     a: Sequence[Predictions], b: Sequence[Predictions], margin: float
 ) -> Comparison:
-    """Returns an uncorrected comparison A - B of the weighted F1 of two predictions of each run.
+    """Compares the weighted F1 of two predictions of each run (A - B), without correction for multiple comparisons.
 
-    The predictions of a run may differ in quantization, for example. The values of A are the differences within the
-    runs, so noise that both predictions of a run share cancels. The interval of a single run covers only the noise of
+    The two predictions may come from different quantizations of the run, for example. The differences are taken within
+    each run, so noise that both predictions share cancels. The interval of a single run covers only the noise of
     test examples.
 
     Raises:
@@ -184,9 +184,9 @@ def judge(
     """Compares pairs of methods by test F1 and the rule of `common.report.verdict`, corrected for multiple comparisons.
 
     The pairs are: the chosen method and full training from random weights; full training from pretrained and from
-    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and each of the
-    chosen method, full training from random weights, and the head. A pair is left out if one of its methods was not
-    run.
+    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and the chosen
+    method; TF-IDF and full training from random weights; TF-IDF and the head. A pair is left out if one of its methods
+    was not run.
     """
     pairs = [(chosen, "full"), ("full_pretrained", "full")]
     pairs += [("tf_idf", other) for other in (chosen, "full", "head")]

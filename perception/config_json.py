@@ -53,10 +53,14 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
     try:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
-        raise UserError(f"{path} is damaged: {QUANTIZATION} has no {error}") from error
+        raise UserError(
+            f"{path} is damaged: {QUANTIZATION} has no {error}; quantize the model again with perception.adapters"
+            " quantize"
+        ) from error
     check(
         found.kind in KINDS,
-        f"{path}: {QUANTIZATION} has the unknown kind {found.kind!r}; this program reads {', '.join(KINDS)}",
+        f"{path}: {QUANTIZATION} has the unknown format {found.kind!r} (known: {', '.join(KINDS)}): quantize the model"
+        " again with perception.adapters quantize",
     )
     return found
 

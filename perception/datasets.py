@@ -23,8 +23,8 @@ class DataSet:
       label: name of the label field.
       classes: number of classes; 0 to count the classes in the examples.
       unlabelled: whether some examples have the label -1. These examples are dropped.
-      splits: split -> its name in the source; "a|b" takes the first split that exists. If the name is "" or no such
-        split exists, the split is cut from the training examples.
+      splits: split -> its name in the source; "a|b" takes the first split that exists. If "valid" or
+        "test" has the name "" or does not exist, it is cut from the training examples.
     """
 
     column: str = ""

@@ -65,7 +65,7 @@ class EncoderEvaluation:
         """Loads a run that trained all weights, and its data.
 
         Args:
-          examples: number of examples of each split to evaluate, from the start; None for all.
+          examples: evaluates only this number of examples at the start of each split; None evaluates all examples.
 
         Raises:
           UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, or
@@ -100,7 +100,7 @@ class EncoderEvaluation:
         self.shape, self.tokenizer = self._trained.shape, self._trained.tokenizer
 
     def __call__(self, encoder: Params, split: str) -> Classes:
-        """Returns the predictions of the run's head on the states of `encoder`, for the examples of a split."""
+        """Returns the predictions for a split: the run's head applied to the hidden states of `encoder`."""
         values = self._trained.values
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)

@@ -35,7 +35,7 @@ LAPTOP = "arctic_xs"
 """Backbone of the cells at the scale "laptop", and of claims that name no backbone."""
 
 EMBEDDED = "embedded"
-"""Name of the data set at the scale "tiny", which has paragraphs of the Python manual."""
+"""Name of the data set at the scale "tiny": paragraphs of the Python manual."""
 
 
 def backbones() -> tuple[str, ...]:
@@ -76,8 +76,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     Attributes:
       recipe: "paper" follows the authors' program, including its mistakes; "fixed" corrects the mistakes.
-      datasets, modes: selected data sets and training methods; empty for all data sets and for the methods of Table 1.
-      backbones: selected backbones. Empty for all backbones at the scale "paper", arctic_xs at "laptop", and one small
+      datasets: selected data sets; () means all.
+      modes: selected training methods; () means the methods of Table 1.
+      backbones: selected backbones. () means all backbones at the scale "paper", arctic_xs at "laptop", and one small
         backbone per family at "tiny".
       sources: value of `config.data.source` for each data set, such as "files:DIR".
       weights: directory of the pretrained weights for each backbone.
@@ -134,7 +135,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Validates the configurations of all cells without missing options.
+        """Validates the configuration of each cell that lacks no option (see `missing`).
 
         Raises:
           UserError: the configuration of a cell is invalid.
@@ -171,7 +172,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Trains missing runs. Returns the summaries of each cell's runs. A cell with a missing option has no runs."""
+        """Trains missing runs. Returns the summaries of each cell's runs; [] for a cell that lacks an option."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}

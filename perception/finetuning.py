@@ -68,7 +68,8 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     method, option = find(config.finetune), f"{FINETUNE}={config.finetune}"
     check(
         not method.trains_all or config.quantize == "none",
-        f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights",
+        f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights: set"
+        " --config.quantize=none, or choose another method",
     )
     options.validate(config)
     check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
@@ -130,13 +131,13 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
 def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
     """Opens the pretrained model that gives the run its weights or architecture.
 
-    Returns None for training of a named backbone from random weights, which needs neither.
+    Returns None if the run trains a named backbone from random weights.
 
     Args:
       advice: text appended to the error if the directory does not exist.
 
     Raises:
-      UserError: the directory does not exist, or contains another backbone than `config.backbone`.
+      UserError: the model is missing, damaged or not supported, or its backbone is not `config.backbone`.
     """
     if not find(config.finetune).pretrained and config.backbone != "auto":
         return None
@@ -176,7 +177,9 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 
 
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
-    """Returns the backbone with the run's number of positions, dropout rate and, from random weights, vocabulary.
+    """Returns the backbone with the run's number of positions and dropout rate.
+
+    If the run starts from random weights, the backbone has `vocabulary` tokens.
 
     Raises:
       UserError: the tokenizer has more ids than the embedding table has rows, or `data.max_length` exceeds the
@@ -198,7 +201,7 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
     most = shape.learned - shape.first_position if shape.learned else shape.longest
     check(
         longest <= most,
-        f"--config.data.max_length={longest} exceeds the {most:,} positions of the model",
+        f"--config.data.max_length={longest} exceeds the {most:,} positions of the model: set at most {most}",
     )
     return replace(shape, dropout=(dropout_rate,) * 3) if dropout_rate != -1 else shape
 
@@ -216,9 +219,12 @@ def solves_head(config: ConfigDict) -> bool:
 def resolve(config: ConfigDict) -> ConfigDict:
     """Returns a copy of `config` in which derived fields are set.
 
-    The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone, or by "auto" for
-    the backbone "auto". The learning rate 0 is replaced by `config.learning_rates[config.finetune]`, or for a user's
-    method by `Method.learning_rate`, and `learning_rates` is removed. If the head is solved, `eval.start` is set.
+    - The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone. If the backbone
+      is "auto", the dtype becomes "auto".
+    - The learning rate 0 is replaced by `config.learning_rates[config.finetune]`. Without such an entry (a user's
+      method), the learning rate becomes `Method.learning_rate`.
+    - `learning_rates` is removed.
+    - `eval.start` is set if the head is solved.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -291,8 +297,8 @@ def start(
     """Returns the implementation of `Task.start`.
 
     The returned function loads the trained parameters of the encoder from the pretrained model, except reinitialised
-    embedding tables and parameters that the method adds. For a method that starts from random weights, it returns its
-    first argument.
+    embedding tables and parameters that the method adds. If the method starts from random weights or trains adapters,
+    the function returns its first argument.
     """
     method = find(config.finetune)
 

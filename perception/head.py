@@ -123,7 +123,7 @@ class SolvedHead(TextClassification):
     Args:
       arguments: positional arguments of `TextClassification`.
       pretrained_weights: implementation of `Task.pretrained_weights`.
-      segments: the argument of `TextClassification`.
+      segments: as in `TextClassification`.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Converts names of parameters of this project to names in files of an unquantized model, without prefix."""
+        """Converts parameter names of this project to tensor names of an unquantized model, without the prefix."""
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
@@ -96,7 +96,7 @@ class Pretrained:
           wanted: name of a parameter of the encoder, such as "embed/table" -> its shape, dtype and sharding.
 
         Raises:
-          UserError: a tensor is missing, has another shape, or contains a value that is not finite.
+          UserError: a tensor is missing, has the wrong shape, or contains a value that is not finite.
         """
         # Check all names and shapes before reading any values.
         locations = {ours: self._locate(ours, want.shape) for ours, want in wanted.items()}
@@ -106,7 +106,8 @@ class Pretrained:
                 found = locations[ours].read(self.files, index, want.shape)
                 check(
                     bool(np.isfinite(found).all()),
-                    f"{self.directory}: tensor {locations[ours].name} contains values that are not finite",
+                    f"{self.directory}: tensor {locations[ours].name} contains values that are not finite: use an"
+                    " undamaged copy of the model",
                 )
                 return found.astype(want.dtype)
 
@@ -124,7 +125,8 @@ class Pretrained:
         found = self.files.shape(name)
         check(
             found == location.stored,
-            f"{self.directory}: tensor {name} has shape {found}, but the model needs {location.stored}",
+            f"{self.directory}: tensor {name} has shape {found}, but config.json needs {location.stored}:"
+            " use the config.json and the weights of one model",
         )
         return Location(name, found, location.start, location.transposed)
 
@@ -150,7 +152,8 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
     more = f" and {len(lost) - 3} more differences" if len(lost) > 3 else ""
     check(
         not lost,
-        f"the pretrained model is not --config.backbone={name}: it has {', '.join(lost[:3])}{more}",
+        f"the architecture of the pretrained model is not --config.backbone={name}: it has {', '.join(lost[:3])}{more};"
+        " set --config.backbone=auto, or choose other weights",
     )
 
 
@@ -162,7 +165,7 @@ def export(
     like: Pretrained | None = None,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes a directory that transformers can read, atomically. All processes must call this function.
+    """Atomically writes a directory that transformers can read. All processes must call this function.
 
     Args:
       values: all encoder parameters by name.

@@ -49,11 +49,11 @@ PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the
 
 @dataclass(frozen=True)
 class Prepared:
-    """Labelled splits. Two splits have no text and no group of near-duplicates in common.
+    """Labelled splits. No text and no group of near-duplicates is in two splits.
 
     Attributes:
       splits: "train", "valid" and "test".
-      classes: names of the classes, in the order of their numbers.
+      classes: names of the classes, in the order of their indices.
       notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
       several: whether a text may have several classes, or none.
       text, label: names of the text columns and of the label columns.
@@ -111,7 +111,9 @@ def prepare(
         faults += skipped
     if faults:
         check(
-            not strict, f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}"
+            not strict,
+            f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}; correct the rows, or remove"
+            " --strict",
         )
         notes.append(f"Skipped {counted(len(faults), 'row')}: {shown(faults)}.")
     for split, examples in found.items():
@@ -171,7 +173,7 @@ def _text_fault(column: str, value: Any) -> str:
     if not isinstance(value, str):
         return f"{column} is not text but a {type(value).__name__}"
     if has_surrogate(value):
-        return f"{column} contains a lone surrogate, which is not valid text"
+        return f"{column} contains half of a surrogate pair, which is not valid Unicode"
     return ""
 
 
@@ -201,7 +203,8 @@ def _row(example: Example) -> dict[str, str | tuple[str, ...]]:
 def write(prepared: Prepared, out: Path) -> Path:
     """Writes the splits as JSON lines, the class names and the notes to the directory `out`/data.
 
-    Unchanged files keep their modification time, because a finished run is reused only if its data files are older.
+    Unchanged files keep their modification time, because a finished run is reused only if its summary is newer
+    than its data files.
 
     Returns:
       The directory `out`/data.

@@ -38,11 +38,11 @@ def split_fields(fields: str) -> Fields:
 class Answers:
     """Columns that are added to a table: classes and probabilities of each text.
 
-    - With `top`: the `top` most probable classes in order, each followed by its probability.
-    - With `ranked` and without `top`: all classes in order, each followed by its probability. With `thresholds`, only
-      the predicted classes.
-    - With neither: the most probable class, its probability, and the probability of every class. With `thresholds`, the
-      list of predicted classes, and the probability of every class.
+    - With `top`: the `top` most probable classes, most probable first, each followed by its probability.
+    - With `ranked` and without `top`: all classes, most probable first, each followed by its probability. With
+      `thresholds`, only the predicted classes.
+    - Without `top` and `ranked`: the most probable class, its probability, and the probability of every class. With
+      `thresholds`, the list of predicted classes, and the probability of every class.
 
     Attributes:
       label: name of the first column. The next columns of classes are `label`_2, `label`_3, ...
@@ -121,7 +121,7 @@ class Network:
     """A trained network. Counts texts that are longer than the input of the network."""
 
     def __init__(self, trained: Trained, rows: int):
-        """Initializes the counts of texts and windows.
+        """Sets the counts of long texts and of their windows to 0.
 
         Args:
           trained: the network with its tokenizer and configuration.

@@ -99,7 +99,7 @@ class Rotary:
 
 
 class GatedFeedForward(Stateless):
-    """Computes W3 (activation(W1 x) * W2 x) (Shazeer, 2020)."""
+    """Computes down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
 
     def __init__(
         self, width: int, hidden: int, *, rngs: nnx.Rngs, activation: str, bias: bool = False

@@ -161,7 +161,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     config = read_config(workdir, option, "perception")
     check(
         "finetune" in config,
-        f"{option}={workdir} is a run of another program, not of perception",
+        f"{option}={workdir} is a run of another program, not of perception; name a run of perception.train",
     )
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
@@ -190,7 +190,9 @@ def check_is_run(workdir: Path, option: str) -> None:
             way = str(one.config.get("finetune", "tf_idf"))
             finished.setdefault(way, []).append(one)
     best = best_run(finished)[1].name if finished else ""
-    advice = f"the best on validation is {option}={folder / best}" if best else "none has finished"
+    advice = (
+        f"the best on validation is {option}={folder / best}" if best else "no run has finished"
+    )
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
         f"{option}={workdir} is a folder of runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
@@ -234,8 +236,8 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
         run used.
 
     Raises:
-      UserError: the directory is missing or contains another backbone, or `weights` is set for a run that started
-        from random weights with a named backbone.
+      UserError: the model is missing, damaged or not supported, or its backbone is not `config.backbone`; or `weights`
+        is set, but the run started from random weights with a named backbone.
     """
     if not weights:
         if find(config.finetune).trains_all and config.backbone != "auto":

@@ -32,17 +32,19 @@ class Method:
 
     Attributes:
       label: name in tables and reports.
-      learning_rate: learning rate if `config.optimizer.learning_rate` is 0.
+      learning_rate: learning rate if `config.optimizer.learning_rate` is 0 and `config.learning_rates` has no value for
+        the method.
       change: function (config, model, shape, rngs=) that freezes parameters of `model`, a `PooledClassifier` whose
-        backbone is `shape`, and may add parameters. None trains all parameters, and checkpoints store all parameters.
-      pretrained: whether the encoder starts from pretrained weights and uses their tokenizer and vocabulary. False
-        starts from random weights.
+        backbone is `shape`, and may add parameters. None: all parameters are trained and stored in checkpoints.
+      pretrained: whether the encoder starts from pretrained weights and uses their tokenizer and vocabulary. False:
+        the encoder starts from random weights.
       options: name -> additional field of the configuration. `change` reads it as `config.NAME`.
       check: function (config) that raises a UserError if the options have invalid values.
       adapters: whether the trained parameters of the encoder are LoRA adapters with the settings `make_lora(config)`,
         which `perception.adapters` can merge.
-      solves_head: whether a run without training steps solves the head by logistic regression. Its features are cached
-        for the pretrained weights, so `change` must not change the encoder's output.
+      solves_head: whether a run without training steps solves the head by logistic regression. The cache key of the
+        encoder's features does not depend on `change`, so `change` must not change the encoder's output. Only the
+        method "head" may set this attribute.
     """
 
     label: str
@@ -155,6 +157,7 @@ def find(name: str, option: str = FINETUNE) -> Method:
     check_number(f"{option}={name}: learning_rate", method.learning_rate, positive=True)
     check(
         name in METHODS or not method.solves_head,
-        f"{option}={name}: only head can have solves_head=True; use --config.finetune=head",
+        f"{option}={name}: only the method head can have solves_head=True: remove solves_head, or use"
+        " --config.finetune=head",
     )
     return method

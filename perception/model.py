@@ -23,7 +23,7 @@ POOLS = ("masked", "authors")
 
 
 class Parallel(Sublayer):
-    """Sums sublayers that read the same input, each with a separate dropout mask, as in phi. Cannot decode."""
+    """Sums the outputs of sublayers with the same input (phi). Each output has its own dropout mask. Cannot decode."""
 
     def __init__(self, functions: list[Sublayer], dropout_rate: float):
         self.functions = nnx.List(functions)
@@ -108,7 +108,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
 def backbone(
     shape: Backbone, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, remat: str = "none"
 ) -> Encoder:
-    """Builds a backbone, initialised like the published model. Maps tokens to the hidden states after the last norm."""
+    """Builds a backbone with random weights. The backbone maps tokens to the hidden states after the last norm."""
     embed = Embed(
         shape.vocabulary,
         shape.width,
@@ -142,7 +142,7 @@ def backbone(
 
 
 def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Initialises kernels and embedding tables like the published model. Biases and norms keep their initial values."""
+    """Draws kernels and embedding tables as the published code does. Biases and norms keep their initial values."""
 
     def draw(variable: nnx.Param, deviation: float) -> None:
         variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))
@@ -159,7 +159,7 @@ def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
             draw(table, 0.02)
     if shape.relative is not None:
         draw(encoder.relative.table, 0.02)
-    if shape.family == "bert":  # the id of BERT's padding token is 0
+    if shape.family == "bert":  # the embedding of BERT's padding token, id 0, starts at 0
         encoder.embed.table[...] = encoder.embed.table[...].at[0].set(0)
 
 

@@ -26,7 +26,7 @@ BANDS, ROWS_PER_BAND = 20, 4
 hashes in this band. At similarity 0.7, two texts share the hashes of one or more bands with the probability 0.996."""
 
 ROWS = 20_000
-"""Number of texts whose bands are computed at once, and of pairs of texts that are compared at once."""
+"""Maximum number of texts whose bands are computed at once, and of pairs of texts that are compared at once."""
 
 UNSPACED = (
     "\u0e00-\u0eff"  # Thai and Lao

@@ -14,12 +14,12 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     """Checks a user's method by building the model and tracing a forward pass.
 
     Raises:
-      UserError: `common.tasks.own_method.check_complete` finds an error, or the model has adapters and other trained
-        parameters.
+      UserError: `common.tasks.own_method.check_complete` finds an error, or a method with `adapters` also
+        trains parameters other than adapters and the head.
     """
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
     config = config.copy_and_resolve_references()
-    config.quantize = "none"  # a quantized kernel has other names
+    config.quantize = "none"  # quantization changes the names of parameters
     model = own_method.check_complete(
         option,
         Method,

@@ -116,8 +116,9 @@ def _checked_targets(targets: Any) -> tuple[str, ...]:
 def merge(model: Model) -> Model:
     """Merges every adapter into the kernel of its layer, in place; returns the model.
 
-    Parameters stay `Frozen`; `thaw` makes them trainable. A quantized kernel becomes a kernel of its original dtype.
-    Layers that share a kernel get kernels of their own, since their adapters differ.
+    Parameters stay `Frozen`; `thaw` makes them trainable. A merged kernel that was quantized becomes an unquantized
+    kernel of its original dtype. Quantized layers without an adapter stay quantized. Layers that share a kernel get
+    separate kernels, since their adapters differ.
     """
 
     def change(path: Path, part: Any, parent: Any) -> Any:

@@ -1,7 +1,7 @@
 """Reads and writes LoRA adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors.
 
 PEFT stores the transposed matrices, lora_A.weight (R, M) and lora_B.weight (N, R), under the module names of
-transformers, and multiplies their product with a scale.
+transformers, and multiplies their product by a scale.
 """
 
 import json
@@ -54,7 +54,8 @@ def write(
         module = their_name(family, f"{layer}/kernel").removesuffix(".weight")
         check(
             our_layer(family, module) == layer,
-            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers",
+            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers;"
+            " use perception.adapters merge or export",
         )
         modules[layer] = module
     tensors, ranks = {}, {}

@@ -16,7 +16,7 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def table2() -> dict[str, tuple[str, ...]]:
-    """Returns the parameters of each backbone with an output layer, and of LoRA with rank 2, 4, 8 and 16.
+    """Returns backbone -> numbers of parameters: with an output layer, and of LoRA with rank 2, 4, 8 and 16.
 
     A number that is illegible in our copy of the paper is "".
     """

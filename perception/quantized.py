@@ -34,10 +34,14 @@ def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
     """Quantizes a kernel in blocks of rows. Pads an incomplete last block with copies of the last row.
 
     Returns:
-      Codes and scales. Scales, float32 (blocks, N), are the largest absolute values in each block. Codes are int8
-      (blocks, BLOCK, N) from -127 to 127 for "int8". For "4bit" they are uint8 (blocks, BLOCK / 2, N): byte i holds the
-      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits). For "4bit_minimum" an index counts steps
-      above the smallest value, and scales, (blocks, 2, N), are the step and the smallest value of each block.
+      (codes, scales):
+
+      - "int8": codes are int8 (blocks, BLOCK, N) from -127 to 127. Scales are float32 (blocks, N), the largest absolute
+        value of each block.
+      - "4bit": codes are uint8 (blocks, BLOCK / 2, N). Byte i holds the NF4 indices of value i (low bits) and of value
+        i + BLOCK / 2 (high bits). Scales are the same as for "int8".
+      - "4bit_minimum": codes are packed as for "4bit". An index counts steps above the smallest value of the block.
+        Scales are float32 (blocks, 2, N), the step and the smallest value of each block.
     """
     inputs, outputs = kernel_MN.shape
     padded = jnp.pad(kernel_MN.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)), mode="edge")

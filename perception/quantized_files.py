@@ -41,15 +41,20 @@ class PackedLocation:
         """Checks that codes and scales fit a kernel of `shape`.
 
         Raises:
-          UserError: a tensor is missing or has another shape.
+          UserError: a tensor is missing or has the wrong shape.
         """
         for part in (CODES, SCALES):
             name = f"{self.name}{part}"
-            check(name in files.names, f"{files.directory} has no tensor {name}")
+            check(
+                name in files.names,
+                f"{files.directory} has no tensor {name}: quantize the model again with perception.adapters quantize",
+            )
             found = files.shape(name)
             check(
                 (found[0], found[-1]) == (-(-shape[0] // BLOCK), shape[1]),
-                f"{files.directory}: tensor {name} has shape {found}, which does not fit a kernel of shape {shape}",
+                f"{files.directory}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
+                f" {-(-shape[0] // BLOCK)} blocks and {shape[1]} outputs: quantize the model again with"
+                " perception.adapters quantize",
             )
 
     def read(

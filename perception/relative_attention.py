@@ -58,7 +58,7 @@ def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 
 
 class BiasedAttention(GroupedAttention):
-    """Attention with a bias for each head and distance. `context.relative` has the biases, (R, H)."""
+    """Attention with a bias for each head and group of distances. `context.relative` has the biases, (R, H)."""
 
     def __init__(self, *arguments: int, relative: Relative, **options: object):
         super().__init__(*arguments, **options)
@@ -74,8 +74,8 @@ class BiasedAttention(GroupedAttention):
 class DisentangledAttention(GroupedAttention):
     """Attention with three products per logit: content-content, content-position, position-content (He et al., 2021).
 
-    `context.relative` has the embeddings of the distances, (R, D). The same matrices project contents and distances to
-    queries and keys. The sum of the three products is divided by sqrt(3 K).
+    `context.relative` has the embeddings of the groups of distances, (R, D). The same matrices project contents and
+    distances to queries and keys. The sum of the three products is divided by sqrt(3 K).
     """
 
     def __init__(self, *arguments: int, relative: Relative, dropout_rate: float, **options: object):

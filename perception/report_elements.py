@@ -20,7 +20,7 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uf
 
 
 WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 420, 260, 40, 36, 10
-"""Size of a chart and of its margins, in units of its view box."""
+"""Size of a chart and of its margins, in units of the SVG view box."""
 
 
 class Line(NamedTuple):

@@ -210,10 +210,11 @@ def _confusion(found: Classes) -> Iterable[Element]:
 
 
 def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
-    """Returns (mean confidence, accuracy) in percent of each bin of confidence, and the expected calibration error.
+    """Returns [(mean confidence, accuracy)] of the non-empty confidence bins, and the expected calibration error.
 
-    The confidence is the probability of the predicted class. The expected calibration error is the mean distance of
-    confidence and accuracy over bins, weighted by the examples of each bin, in points (Guo et al. 2017).
+    Confidence and accuracy are in percent, the error is in percentage points. The confidence is the probability of the
+    predicted class. The error is the mean of |confidence - accuracy| over bins, weighted by the number of examples in
+    each bin (Guo et al., 2017).
     """
     confidence_E, right_E = _confidence(found), found.guesses_E == found.labels_E
     bin_E = np.minimum((confidence_E * BINS).astype(int), BINS - 1)

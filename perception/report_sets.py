@@ -49,9 +49,9 @@ def _per_class(found: LabelSets) -> Element:
 
 
 def calibration(found: LabelSets) -> list[tuple[float, float]]:
-    """Returns (mean probability, share of decisions whose class is a label) in percent for each bin of probability.
+    """Returns (mean probability, share of decisions whose class is a label) for each non-empty bin of probability.
 
-    Each class of each example is one decision.
+    Both are in percent. Each class of each example is one decision.
     """
     chances, truth = found.probabilities_EC.astype(float).ravel(), found.labels_EC.ravel()
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
@@ -73,7 +73,7 @@ def _calibration(found: LabelSets) -> Iterable[Element]:
 
 
 def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
-    """Lists texts with a wrong decision, and for each text the wrong decision that is farthest from the label."""
+    """Lists texts with a wrong decision. For each text, names the wrong decision farthest from the label."""
     wrong_EC = found.guesses_EC != found.labels_EC
     if not wrong_EC.any():
         return tag("p", "No test example has a wrong class.")

@@ -95,7 +95,8 @@ class TensorFiles:
         found = self._slice(name).get_dtype()
         check(
             found in known,
-            f"{self.directory}: tensor {name} has dtype {found}, but only {', '.join(known)} are supported",
+            f"{self.directory}: tensor {name} has dtype {found}, but only {', '.join(known)} are supported:"
+            " convert the file",
         )
         return known[found]
 
@@ -127,13 +128,17 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     places = _read_index(index)
     files = {}
     for name in sorted(set(places.values())):
-        check((directory / name).is_file(), f"{index} lists {name}, which does not exist")
+        check(
+            (directory / name).is_file(),
+            f"{index} lists {name}, which does not exist: copy the file to the directory",
+        )
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}
     for tensor, name in places.items():
         check(
             tensor in held[name],
-            f"{index} lists tensor {tensor} in {name}, but {name} does not contain it",
+            f"{index} lists tensor {tensor} in {name}, but {name} does not contain it: use the index and the"
+            " shards of one model",
         )
     return files, places
 

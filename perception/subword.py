@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library: loaded with a pretrained model, or byte-level BPE trained on a text."""
+"""Tokenizers of the `tokenizers` library: a pretrained model's tokenizer, or byte-level BPE trained on texts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,8 +62,8 @@ class Subword:
         special = self._tokenizer.num_special_tokens_to_add(False)
         if longest <= special:
             raise UserError(
-                f"a maximum length of {longest} tokens has no space for text beside {special} special tokens:"
-                " raise the maximum length"
+                f"a maximum length of {longest} tokens (--config.data.max_length) leaves no space for text beside the"
+                f" special tokens: set at least {special + 1}"
             )
         self._tokenizer.enable_truncation(longest)
         rows, cut = [], 0
@@ -88,8 +88,12 @@ class Subword:
         joined by a space.
 
         Returns:
-            The token ids of each text or pair, at most `longest`; for each, the number of tokens in the first segment
-            (all tokens, for single and joined texts); and the number of truncated texts and pairs.
+            (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or
+            pair, the number of tokens in the first segment. Single and joined texts have only this segment. truncated:
+            number of truncated texts and pairs.
+
+        Raises:
+            UserError: the special tokens leave no space for text.
         """
         if not texts or len(texts[0]) == 1 or not self.separates_pairs:
             rows, cut = self.encode_and_count([" ".join(parts) for parts in texts], longest)
@@ -97,7 +101,8 @@ class Subword:
         least = self._tokenizer.num_special_tokens_to_add(True) + 2
         if longest < least:
             raise UserError(
-                f"a maximum length of {longest} tokens has no space for two texts: use {least} or more"
+                f"a maximum length of {longest} tokens (--config.data.max_length) leaves no space for two texts beside"
+                f" the special tokens: set at least {least}"
             )
         self._tokenizer.enable_truncation(longest)
         rows, firsts, cut = [], [], 0
@@ -148,7 +153,7 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
     A short training text has few pairs to merge, and the tokenizer then has fewer ids.
 
     Raises:
-        UserError: the vocabulary is too small for the 256 bytes.
+        UserError: the vocabulary is too small for the 256 bytes and the special tokens.
     """
     least = len(SPECIALS) + 256
     if vocab_size < least:

@@ -61,8 +61,8 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: a named column does not exist or is named twice, a column that is not named is ambiguous or cannot be
-        recognised, or pairs do not have two text columns.
+      UserError: `text` or `label` names a missing column or repeats a column; without names, no column or several
+        columns qualify; or `pair` is set and there are not two text columns.
     """
     for name in text:
         check_choice("--text", name, tuple(columns))

@@ -21,7 +21,7 @@ HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding
 
 
 def format_of(path: Path, formats: Iterable[str] = FORMATS) -> str:
-    """Returns the entry of `formats` with which the name of a file ends, ignoring case and .gz; "" for other files."""
+    """Returns the entry of `formats` that ends the file name, ignoring case and a final .gz; "" if no entry does."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in formats if name.endswith(ending)), "")
 
@@ -64,7 +64,7 @@ def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[R
       name: name of the file in the locations of rows.
 
     Raises:
-      UserError: the file is empty or has another encoding, the header repeats a column, or a quote is never closed.
+      UserError: the file is empty or has the wrong encoding, the header repeats a column, or a quote is never closed.
     """
     header = True
     for place, row in parse_rows(name, text_of(path, encoding), delimiter):
@@ -79,5 +79,5 @@ def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[R
 
 
 def text_of(path: Path, encoding: str) -> Iterator[str]:
-    """Yields the lines of a table. Raises a UserError for an empty file and for another encoding."""
+    """Yields the lines of a table. Raises a UserError if the file is empty or has the wrong encoding."""
     return nonempty(path, lines_of(path, encoding, HINT))

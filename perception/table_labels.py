@@ -24,11 +24,12 @@ MOST_CLASSES = 1000
 """Maximum number of classes. A label column with more classes is an error."""
 
 MOST_NUMBERS = 20
-"""Maximum number of classes that are numbers and not all integers. A column with more is a regression target."""
+"""Maximum number of distinct labels if all labels are numbers. A column with more labels is a regression target, unless
+all labels are integers and `_is_regression` accepts them as classes."""
 
 LEAST_TEXTS = 10
 """Smallest mean number of texts per class if there are more than MOST_NUMBERS classes and all are integers. A column
-with fewer is a regression target, such as a score from 0 to 100."""
+with fewer is usually a regression target, such as a score from 0 to 100 (see `_is_regression`)."""
 
 LOOKED_AT = 1000
 """Maximum number of rows that are examined to recognise lists of classes."""
@@ -58,7 +59,8 @@ def label_kind(
     """
     check(
         not separator or len(columns) == 1,
-        f"--separator={separator} is for one --label column, but there are {len(columns)}",
+        f"--separator={separator} is for one --label column, but there are {len(columns)}: remove --separator, or"
+        " name one --label column",
     )
     if len(columns) > 1:
         return "marks"
@@ -137,7 +139,7 @@ def _name(value: Any, names: Sequence[str] | None) -> str:
     """Returns the label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
     text = str(value).strip()
     if has_surrogate(text):
-        raise ValueError("the label contains a lone surrogate, which is not valid text")
+        raise ValueError("the label contains half of a surrogate pair, which is not valid Unicode")
     if names and text.isdecimal() and int(text) < len(names) and text not in names:
         return names[int(text)]
     return text
@@ -201,7 +203,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     check(bool(counts), f"{option}: no text has a class")
     check(
         several > 1,
-        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs two classes",
+        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs at least two classes",
     )
     if _is_regression(counts, multi_label):
         some = ", ".join(list(counts)[:3])

@@ -65,7 +65,7 @@ class Table:
 
 
 def read_tables(source: str, encoding: str = "", download: bool = False) -> dict[str, Table]:
-    """Returns {split: table} for those of "train", "valid" and "test" that the source has.
+    """Returns {split: table}. The splits are "train", and "valid" and "test" if the source has them.
 
     A source without splits gives {WHOLE: table}.
 

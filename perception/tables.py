@@ -45,9 +45,9 @@ def parameters(name: str) -> tuple[int, int]:
 def table1(suite: ExperimentSuite) -> None:
     """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step.
 
-    The files are updated after each row. A cell stays empty if it has no data or weights, or if its training fails or
-    runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command. A
-    row has a mean only if all its cells have values.
+    The files are updated after each row. A cell stays empty if its data or weights are missing, or if its training
+    fails or runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the
+    command. A row has a mean only if all its cells have values.
 
     Raises:
       UserError: a cell failed. Without `turns` and `sweep`, all other cells have been trained and written.
@@ -101,7 +101,8 @@ def table2(suite: ExperimentSuite) -> None:
     """Writes counted and printed parameters of every backbone and its adapters.
 
     The column "original" includes an untied output layer. Adapter parameters are proportional to the rank. The column
-    "share" is the adapter parameters with rank 32 relative to the backbone without an output layer.
+    "share" is the number of adapter parameters with rank 32, in percent of the parameters of the backbone without an
+    output layer.
     """
     paper, rows, same, entries = printed.table2(), [], 0, 0
     for name, shape in BACKBONES.items():

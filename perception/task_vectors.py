@@ -79,7 +79,8 @@ def vector(tuned: Params, base: Params) -> Params:
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
     check(
         not different,
-        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape",
+        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape;"
+        " set --pretrained=DIR to the model from which the run started",
     )
     return {name: tuned[name] - x for name, x in base.items()}
 
@@ -156,7 +157,8 @@ def _pair(
         method = find(name)
         check(
             method.trains_all and method.pretrained,
-            f"--runs {run} has --config.finetune={name}: a task vector needs full_pretrained",
+            f"--runs {run} has --config.finetune={name}: a task vector needs full_pretrained; name a run with"
+            " this method",
         )
     named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
     model = open_model(named, "--pretrained")

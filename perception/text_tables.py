@@ -72,10 +72,9 @@ class Table(Protocol):
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
     ) -> None:
-        """Writes rows with further columns.
+        """Writes the rows with the columns of `added`.
 
         Args:
-          added: the further columns.
           blocks: blocks of this table, and the values of the added columns in each row. In a row without a label, texts
             are "", and numbers and lists are None.
         """
@@ -131,7 +130,8 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
         check(isinstance(part, str), f"{place}: the column {found} is not text but {part!r}")
         check(
             not has_surrogate(part),
-            f"{place}: the column {found} contains a lone surrogate, which is not valid text",
+            f"{place}: the column {found} contains half of a surrogate pair, which is not valid Unicode:"
+            " remove or replace the character",
         )
         parts.append(part)
     filled = tuple(part for part in parts if part.strip())
@@ -203,6 +203,7 @@ class Lines:
     Attributes:
       source: a file, or a stream of bytes.
       pair: whether a line has two texts, separated by a tab.
+      encoding: encoding of `source`; "" is UTF-8, or UTF-16 with a byte order mark.
     """
 
     source: Path | BinaryIO
@@ -262,7 +263,7 @@ class Csv:
         return delimiter_of(self.path, self.encoding)
 
     def _rows(self) -> Iterator[tuple[str, list[str]]]:
-        """Yields location and values of each row, the header first. A malformed row is a UserError."""
+        """Yields location and values of each row, the header first. Raises a UserError for a malformed row."""
         for place, row in csv_rows(self.path, self._delimiter, self.encoding, str(self.path)):
             if isinstance(row, str):
                 raise UserError(f"{place}{row}")

@@ -15,7 +15,7 @@ def main() -> None:
 
 
 def fetch_pretrained(config: ConfigDict) -> None:
-    """Downloads the model --config.pretrained into the local Hugging Face cache, unless it is a directory."""
+    """Downloads the model --config.pretrained to the local Hugging Face cache, unless the option names a directory."""
     from common.errors import check
     from perception import hub
 

@@ -36,7 +36,7 @@ class Way(NamedTuple):
 BASELINE = "tf_idf"
 
 TRAINABLE = ("lora", "full_pretrained", "head", "full")
-"""Methods that `perception.worth --ways` trains by default. The baseline cannot be selected, because it always runs."""
+"""Methods that `perception.worth` trains by default. --ways cannot select the baseline, because it always runs."""
 
 TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
 """Methods with training steps, in the order in which a time budget includes them."""

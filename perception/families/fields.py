@@ -17,8 +17,8 @@ _NEEDED = object()
 class Fields:
     """Typed access to the fields of config.json.
 
-    A field that is missing or null gets the default value. A field without a default value is required. All methods
-    raise UserErrors that name the file and the field.
+    A field that is missing or null gets the default value (but see `optional`). A field without a default value is
+    required. All methods raise UserErrors that name the file and the field.
     """
 
     path: Path
@@ -123,8 +123,8 @@ class Names:
       prefix: prefix of the backbone's names in files that include an output layer.
       layers: name of the list of layers.
       outside: module path in this project -> module path in the files, for modules outside the layers.
-      inside: module path in this project -> module path in the files, both relative to a layer. Modules with the same
-        path in the files are fused there, with their outputs concatenated.
+      inside: module path in this project -> module path in the files, both relative to a layer. If several
+        modules have the same path in the files, the files store one tensor: their outputs concatenated.
     """
 
     prefix: str

@@ -93,8 +93,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     ends = next(filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)]), None)
     check(
         ends is not None,
-        f"config.json of the family openelm cannot describe the heads {list(shape.heads)}: they do not follow from a"
-        " linear scale of the layers",
+        f"config.json of the family openelm cannot describe the numbers of heads {list(shape.heads)}: they do not"
+        " follow from qkv_multipliers of the first and the last layer between 0.25 and 2",
     )
     return {
         "num_transformer_layers": shape.layers,

@@ -113,7 +113,9 @@ BAD = {
     "text blank": strict({"text": " \t ", "label": "spam"}, "text is empty"),
     "text number": strict({"text": 7, "label": "spam"}, "text is not text but a int"),
     "text NaN": strict({"text": float("nan"), "label": "spam"}, "text is not text but a float"),
-    "text surrogate": strict({"text": "\ud800", "label": "spam"}, "text contains a lone surrogate"),
+    "text surrogate": strict(
+        {"text": "\ud800", "label": "spam"}, "text contains half of a surrogate pair"
+    ),
     "label null": strict({"text": "x", "label": None}, "the label is missing"),
     "label NaN": strict({"text": "x", "label": float("nan")}, "the label is missing"),
     "label absent": strict({"text": "x"}, "the label is missing"),
@@ -121,7 +123,9 @@ BAD = {
         {"text": "x", "label": ["a", "b"]},
         "the label is a list, but each text must have one label",
     ),
-    "label surrogate": strict({"text": "x", "label": "\ud800"}, "the label contains a lone"),
+    "label surrogate": strict(
+        {"text": "x", "label": "\ud800"}, "the label contains half of a surrogate pair"
+    ),
     # Columns
     "missing text column": data(as_csv(MANY), "did you mean text?", "--text=txt"),
     "missing label column": data(as_csv(MANY), "did you mean label?", "--label=labl"),
@@ -240,7 +244,9 @@ BAD = {
     "new: deep JSON": new("[" * 100_000, "line 1 is not JSON", name="new.jsonl"),
     "new: number": new('{"text": 3}\n', "the column text is not text but 3", name="new.jsonl"),
     "new: surrogate": new(
-        '{"text": "\\ud800"}\n', "the column text contains a lone surrogate", name="new.jsonl"
+        '{"text": "\\ud800"}\n',
+        "the column text contains half of a surrogate pair",
+        name="new.jsonl",
     ),
     "new: broken parquet": new(b"no", "new.parquet is damaged", name="new.parquet"),
     "new: truncated gz": new(

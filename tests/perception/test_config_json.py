@@ -145,7 +145,7 @@ def test_to_json_rejects_inexpressible_backbones() -> None:
     with pytest.raises(UserError, match=r"family qwen2 cannot describe .* window 5 \(not None\)"):
         to_json(replace(BACKBONES["tiny_qwen2"], window=5))
     uneven = replace(BACKBONES["tiny_openelm"], heads=(4, 2, 4), kv_heads=(2, 1, 2))
-    with pytest.raises(UserError, match=r"cannot describe the heads \[4, 2, 4\]"):
+    with pytest.raises(UserError, match=r"cannot describe the numbers of heads \[4, 2, 4\]"):
         to_json(uneven)
 
 

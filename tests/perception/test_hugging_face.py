@@ -195,7 +195,7 @@ WEIGHTS = {
     "missing": (lambda w: w.pop(WORDS), f"has neither tensor {WORDS} nor bert.{WORDS}"),
     "rows": (
         lambda w: w.update({WORDS: w[WORDS][1:]}),
-        rf"tensor {WORDS} has shape \(49, 32\), but the model needs \(50, 32\)",
+        rf"tensor {WORDS} has shape \(49, 32\), but config.json needs \(50, 32\)",
     ),
     "type": (
         lambda w: w.update({WORDS: w[WORDS].astype(np.float64)}),

@@ -323,7 +323,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:no_option", "the option gain must be a perception.methods.Option, got 2"),
         ("others:no_options", "options must be a dictionary, got 2"),
         ("others:bad_check", "<lambda> .* reads config.gain, but the method declares no option"),
-        ("others:solved", "only head can have solves_head=True"),
+        ("others:solved", "only the method head can have solves_head=True"),
         ("others:number", "is a int; it must be a perception.methods.Method"),
         ("others:absent", "has no attribute 'absent'"),
         ("broken:way", "ZeroDivisionError: division by zero"),

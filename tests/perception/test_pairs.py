@@ -44,7 +44,7 @@ def test_pair_has_separators_and_segments(bert_like) -> None:
     assert firsts == [4, 3] and cut == 0
     rows, firsts, cut = bert_like.encode_parts([("a b c d", "e f")], 7)
     assert rows == [[2, 4, 5, 3, 8, 9, 3]] and firsts == [4] and cut == 1
-    with pytest.raises(UserError, match="no space for two texts"):
+    with pytest.raises(UserError, match="leaves no space for two texts"):
         bert_like.encode_parts([("a", "b")], 4)
 
 

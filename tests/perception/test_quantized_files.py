@@ -125,7 +125,7 @@ DAMAGE = {
     "codes": (lambda t: t.pop(f"{KERNEL}/codes"), f"has no tensor {KERNEL}/codes"),
     "blocks": (
         lambda t: t.update({f"{KERNEL}/scales": np.zeros((2, 32), np.float32)}),
-        rf"{KERNEL}/scales has shape \(2, 32\), which does not fit a kernel of shape \(48, 32\)",
+        rf"{KERNEL}/scales has shape \(2, 32\), but a kernel of shape \(48, 32\) needs 1 blocks and 32 outputs",
     ),
     "dtype": (
         lambda t: t.update({f"{KERNEL}/codes": np.zeros((1, 64, 32), np.int32)}),
@@ -149,7 +149,7 @@ def test_damaged_codes_raise_errors(case: str, bases, tmp_path) -> None:
     ("field", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "use the unquantized model"),
-        ({"quant_method": "train_less", "kind": "3bit", "base": ""}, "the unknown kind '3bit'"),
+        ({"quant_method": "train_less", "kind": "3bit", "base": ""}, "the unknown format '3bit'"),
         ({"quant_method": "train_less", "kind": "int8"}, "quantization_config has no 'base'"),
     ],
 )

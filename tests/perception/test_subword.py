@@ -73,7 +73,9 @@ def test_truncation_keeps_special_tokens(marked):
     assert rows == [[2, 4, 5, 4, 3], [2, 4, 3], [2, 1, 3]] and cut == 1
     # The file's truncation at 3 and padding to 9 are disabled.
     assert tokenizer.encode(["a b a b"], 9) == [[2, 4, 5, 4, 5, 3]]
-    with pytest.raises(UserError, match="maximum length of 2 tokens has no space"):
+    with pytest.raises(
+        UserError, match=r"maximum length of 2 tokens \(--config.data.max_length\) leaves no space"
+    ):
         tokenizer.encode(["a"], 2)
 
 

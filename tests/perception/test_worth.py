@@ -459,7 +459,7 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert (
         refused(classify, f"--workdir={tmp_path}")
-        == f"--workdir{what} another program, not of perception"
+        == f"--workdir{what} another program, not of perception; name a run of perception.train"
     )
 
 
