@@ -113,7 +113,7 @@ def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
 
 
 def compare(now: str, file: str) -> None:
-    """Compares a plan with its golden file, or writes the file."""
+    """Compares a plan with its golden file. If TRAINLESS_UPDATE_GOLDEN is set, writes the file first."""
     path = GOLDEN / file
     if os.environ.get(UPDATE):
         path.write_text(now)

@@ -16,7 +16,7 @@ class Bucket(NamedTuple):
     """A folder in a bucket of an emulator.
 
     Attributes:
-      machine: function from a name to a simulated machine: gives this process another folder for copies of buckets.
+      machine: switches this process to the simulated machine of a name, which has its own folder for copies of buckets.
     """
 
     proxy: Proxy
