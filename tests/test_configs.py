@@ -228,7 +228,7 @@ LOWERED = {
     "iwslt_transformer": pytest.mark.medium,
     "roberta_t_res": pytest.mark.medium,
 }
-"""One experiment of each model kind and corpus. The other experiments take a minute each and are slow tests."""
+"""{experiment: mark}, one experiment of each model kind. The tests of all other experiments are slow: a minute each."""
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ SLICES = ("babylm_sum", "mnist_explicit")
 
 
 def cases() -> list:
-    """Returns every experiment for a TPU slice and for CPU devices, and the experiments of SLICES for two slices."""
+    """Returns a case for each experiment on a TPU slice and on CPU devices, and for those of SLICES on two slices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS

@@ -172,7 +172,7 @@ def half_width(seeds: int) -> float:
 
 @pytest.mark.parametrize("needed", [4, 99, 100, 101])
 def test_more_seeds_is_limited_to_100_per_group(needed):
-    """The difference needs exactly `needed` seeds."""
+    """The difference is significant with `needed` seeds per group, and not with fewer seeds."""
     difference = (half_width(needed) + half_width(needed - 1)) / 2
     values = (30.0, 31.0, 32.0)
     found = comparison(tuple(x + difference for x in values), values)
@@ -297,7 +297,7 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
 
 
 def test_shared_hard_examples_cancel_out():
-    """The groups differ on 40 of 400 examples. Pairing removes the noise of hard examples, on which both groups fail."""
+    """The groups differ on 40 of 400 examples. Pairing removes the noise of hard examples, where both groups fail."""
     generator = np.random.default_rng(0)
     hard_M = generator.random(400) < 0.4
     a = [predicted(~hard_M, seed=s) for s in (1, 2, 3)]

@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
         return open_store(self.address)
 
     def paths(self) -> set[str]:
-        """Returns the paths of the folder's objects."""
+        """Returns the paths of all objects in the folder, relative to the folder."""
         store, name = self.open()
         return {path.removeprefix(f"{name}/") for path in store.list(f"{name}/")}
 

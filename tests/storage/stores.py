@@ -77,7 +77,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         timeout = 2  # Close idle connections after 2 s, so that their threads end.
 
         def handle_expect_100(self) -> bool:
-            """Asks for the content at once.
+            """Sends the response "100 Continue" at once.
 
             Without this response, an S3 client waits one second before it sends the content.
             """

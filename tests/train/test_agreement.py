@@ -83,7 +83,7 @@ def test_local_coordinator_listens_on_the_loopback_interface_only(results):
 
 
 def test_late_compilation_of_one_process_is_training_time_of_no_process(results):
-    """The upper bound is half of the compilation delay, because three steps may take tenths of a second."""
+    """Training seconds stay below half of the delay. The three steps themselves may take tenths of a second."""
     for found in results:
         seconds = found["late_compilation"]
         assert seconds["compile"] > DELAY and seconds["train"] < DELAY / 2
@@ -118,7 +118,7 @@ def test_signal_is_agreed_within_seconds(results):
 
 
 def test_signal_is_agreed_after_every_compilation(results):
-    """Process 1 gets the signal before step 32. From step 35 on, every step is compiled."""
+    """Process 1 gets the signal before step 32. Every step from step 35 on has a new batch shape and is compiled."""
     assert [found["signal_between_compilations"] for found in results] == [35, 35]
 
 

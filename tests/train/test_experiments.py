@@ -47,7 +47,7 @@ def test_finished_run_is_not_opened_again(suite: Toys) -> None:
 
 
 def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Path) -> None:
-    """The data may change in a file at any depth, or by a symbolic link to another, older folder."""
+    """Data are newer if a file at any depth changes, or if a symbolic link is set to an older folder."""
     old, data = tmp_path / "old", tmp_path / "data"
     for folder in (old, data):
         (folder / "train").mkdir(parents=True)
@@ -300,7 +300,7 @@ def test_data_directory_does_not_identify_a_run(tmp_path):
 
 
 def test_kept_run_is_reused_with_newer_data(tmp_path):
-    """A run in results/ has a summary and no checkpoints. Newer data files do not invalidate it."""
+    """A run in results/ has a summary and no checkpoints. Newer data files do not invalidate such a run."""
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     data = tmp_path / "words"
     data.mkdir()

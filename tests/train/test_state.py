@@ -239,7 +239,7 @@ def test_cache_key_selects_the_program(plain: Run) -> None:
 
 
 def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process may use one core: the compilation of the second shape waits for the first, and is cancelled."""
+    """The process can use only one core. The compilation of the second shape waits for the first, and is cancelled."""
     begun, end, compiled = threading.Event(), threading.Event(), []
 
     def compile_slowly(key, *_):
