@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Restores the default handler of SIGINT, because nohup makes pytest ignore SIGINT and tests send this signal."""
+    """Restores the default handler of SIGINT, which tests send. Background jobs of shell scripts ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -62,7 +62,7 @@ def _resident() -> list[int]:
 def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
     """Frees the compiled programs of test modules whenever the process has grown by 300 MiB.
 
-    Other modules hardly use these programs. Freeing them after every module would take a minute of the quick tests.
+    Later modules hardly use these programs. Freeing them after every module would add a minute to the quick tests.
     """
     yield
     if psutil.Process().memory_info().rss < _resident[-1] + (300 << 20):
@@ -93,7 +93,10 @@ def _draw_one_curve() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., ConfigDict]:
-    """Returns a function from reservoir kind and model fields to a translation configuration with a tiny model."""
+    """Returns a function that makes a translation configuration with a tiny model.
+
+    Its arguments are a kind of reservoir and fields of the model.
+    """
 
     def make(reservoir: str = "none", **model) -> ConfigDict:
         config = translation.tiny(translation.iwslt(reservoir))

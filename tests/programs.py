@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 def call(name: str, *arguments: object, code: int = 0) -> str:
     """Runs `python -m NAME ARGUMENTS` in this process on one device, checks the exit code, and returns the output.
 
-    This saves the time to start Python and JAX.
+    A call in this process saves the time to start Python and JAX.
     """
     main, device = import_module(name).main, jax.devices()[:1]
     raw = io.BytesIO()

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch) -> Path:
-    """Returns a folder of importable packages with the files of the page. A file's first line is its path."""
+    """Writes the examples of ARCHITECTURE.md, whose first line is a path, into a folder of importable packages."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):
         (tmp_path / path).parent.mkdir(exist_ok=True)

@@ -161,7 +161,7 @@ def lines(name: str, size: str) -> list[str]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_fields_match_the_golden_files(name):
-    """A golden file has all fields at full size, and the fields that have other values in the size "tiny"."""
+    """A golden file has all fields at full size, and the fields whose values differ in the size "tiny"."""
     full, tiny = lines(name, ""), lines(name, "tiny")
     assert [line.split()[0] for line in tiny] == [line.split()[0] for line in full]
     text = "".join([*full, "\ntiny:\n", *(line for line in tiny if line not in full)])
@@ -228,7 +228,7 @@ LOWERED = {
     "iwslt_transformer": pytest.mark.medium,
     "roberta_t_res": pytest.mark.medium,
 }
-"""One experiment of each model kind and corpus. The other experiments take a minute each and are slow tests."""
+"""{experiment: mark}, one experiment of each model kind. The tests of all other experiments are slow: a minute each."""
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def smallest(shared) -> list[str]:
         "model.width": 32,
         "model.hidden": 32,
         "model.heads": 2,
-        # The first step uses the small learning rate warmup_init. The second step makes the loss NaN.
+        # Step 1 uses the small learning rate warmup_init. The update of step 2 makes the loss of step 3 NaN.
         "optimizer.learning_rate": 1e30,
         "train.steps": 1,
         "eval.steps": 1,

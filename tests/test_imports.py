@@ -25,7 +25,7 @@ MODULES = names()
 
 
 def executed(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields the import statements below `node`, except for those under `if TYPE_CHECKING`."""
+    """Yields the import statements below `node`, except below `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child

@@ -98,7 +98,7 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
 
 
 def test_counted_words_against_lora_is_corrected_over_the_four_sets():
-    """The table of four sets in results/README.md has these verdicts; the verdicts of each set are corrected alone."""
+    """Checks the table of four sets in results/README.md. The table of a single set corrects only its own verdicts."""
     sets = ("worth_emotion", "worth_clickbait", "worth_snli", "lora_rotten_tomatoes")
     compared = []
     for name in sets:

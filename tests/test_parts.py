@@ -1,4 +1,4 @@
-"""The parts that users import into their own models: odd arguments, and what an import loads.
+"""The parts that users import into their own models: invalid and unusual arguments, and what an import loads.
 
 The tests of each paper test what its parts compute. `tests/explicit_opt/test_heads.py` has the arguments of
 `head_start`.

@@ -1,4 +1,4 @@
-"""The printed examples run with the installed wheel, in an environment that has only the packages it declares.
+"""The printed examples run with the installed wheel, in an environment with only the packages that the wheel declares.
 
 The environment of the tests may have the sources on its path, and packages that the wheel does not declare.
 """
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: object, **options) -> str:
-    """Runs a command without Python's environment variables. Returns the output."""
+    """Runs a command without the environment variables PYTHON*. Returns the output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, env=clean, **options
@@ -47,7 +47,7 @@ def run(*command: object, **options) -> str:
 
 
 def declared() -> dict[str, metadata.Distribution]:
-    """Returns the packages that the wheel declares, and the packages that these declare, by name."""
+    """Returns {name: package} for all direct and indirect dependencies of the wheel."""
     found, wanted = {}, []
     for line in (ROOT / "requirements.txt").read_text().splitlines():
         wanted += [Requirement(text) for text in [line.partition("#")[0].strip()] if text]
@@ -95,7 +95,7 @@ def python(tmp_path_factory) -> Path:
 
 
 def as_statements(examples: list[str], folder: Path) -> list[str]:
-    """Writes examples whose first line is the path of a file, and returns statements that run all examples."""
+    """Writes each example whose first line is a path to this path, and returns statements that run all examples."""
     statements = [f"import runpy, sys; sys.path.append({str(folder)!r})"]
     for code in examples:
         if path := re.match(r"# (\S+\.py)\n", code):

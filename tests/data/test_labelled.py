@@ -182,7 +182,7 @@ def test_missing_splits_are_cut_from_train(folder, capsys):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
     splits, _ = load_labelled(data(f"files:{folder}"), cut=("valid", "test"))
-    # 12 is 30 % of 40, and 3 is a tenth of the other 28.
+    # 12 is 30 % of 40, and 3 is a tenth of the remaining 28.
     assert {name: len(text) for name, text in splits.items()} == {
         "train": 25,
         "valid": 3,
@@ -328,7 +328,7 @@ def test_tfds_data_sets(tmp_path):
 
 
 def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
-    """Writes one text per label to all splits."""
+    """Writes one text per label to each split. Returns the data configuration."""
     for split in ("train", "valid", "test"):
         lines = [json.dumps({"text": f"text {i}", "label": x}) for i, x in enumerate(labels)]
         if ending == "csv":

@@ -86,7 +86,7 @@ def generator(config: ConfigDict, state: ModelState) -> Generator:
 def write(
     config: ConfigDict, mesh: Mesh, prompts: Sequence[Sequence[int]] = ((5,), (9, 7, 4), (8, 8))
 ) -> list[list[int]]:
-    """Returns 30 tokens after each prompt, more than a window."""
+    """Returns 30 tokens after each prompt, more than the window of 24 tokens."""
     state = language_state(config, mesh)
     chunks = generator(config, state)(state, prompts, 30, seed=4, chunk=8)
     return [np.concatenate(row).tolist() for row in zip(*chunks, strict=True)]

@@ -43,7 +43,7 @@ def collectives(decoding: Decoding, state: ModelState) -> Collectives:
         text = decoding.program.lower(*weights, *inputs).compile().as_text()
     parts = parse(text).computations.values()
     assert any(x.operation == "while" for part in parts for x in part.instructions.values())
-    # A collective in the loop over tokens counts once per iteration, or a thousand times if the count is unknown.
+    # A collective in the loop over tokens counts once per iteration, or 1000 times if the trip count is unknown.
     return read_collectives(text, 8, unknown_trips=1000)
 
 
@@ -65,7 +65,7 @@ def texts() -> list[list[int]]:
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
 def test_beam_search_on_a_mesh_equals_one_device(name: str, translations) -> None:
-    """The 13 sentences do not fill the rows of 8 devices."""
+    """The 13 sentences do not divide evenly among 8 devices, so some rows are padding."""
     assert programs.translate(programs.translation_config(), mesh_of(name)) == translations
 
 

@@ -50,7 +50,7 @@ def test_temperature_0_is_greedy():
 
 
 def test_tokens_depend_on_the_number_of_the_row():
-    """Sampling a part of a batch, or rows after additional rows, gives the same tokens as sampling the whole batch."""
+    """A row gets the same token if only a part of its batch is sampled, or if its batch has more rows."""
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
     whole = draw(logits, Sampling(), key, all_rows(6))
     for numbers, count in (([3, 4], 6), ([5, 0], 6), ([4], 9)):
@@ -66,7 +66,7 @@ def test_tokens_equal_jax_random_categorical():
 
 
 def counting(tokens_B, cache, index):
-    """A decoding step whose next token is a function of the position and of the sum of all previous tokens."""
+    """A decoding step whose logits are a function of the position and of the sum of all previous tokens."""
     cache = cache + tokens_B
     return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
 

@@ -74,7 +74,7 @@ class Checkout:
         self.executable(self.bin / name, text)
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
-        """Runs a command with the stand-in as $PYTHON, without the test's TRAINLESS_*, CUDA_* and JAX_* variables."""
+        """Runs a command with the stand-in trainer as $PYTHON, without TRAINLESS_*, CUDA_* and JAX_* of the test."""
         own = ("TRAINLESS_", "CUDA_", "JAX_")
         mine = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}
@@ -93,7 +93,7 @@ class Checkout:
         return [call[1:-1] for call in recorded if call[0] == name]
 
     def log_variable(self, name: str) -> None:
-        """Replaces the stand-in trainer by a program that prints this variable, and runs `python -c`."""
+        """Makes the stand-in trainer print the environment variable `name`. With -c, the trainer runs Python code."""
         program = f"""#!/bin/sh
 [ "$1" != -c ] || exec {sys.executable} "$@"
 printf '%s' "${{{name}-unset}}"
@@ -102,7 +102,7 @@ printf '%s' "${{{name}-unset}}"
 
 
 def flags_of(platform: str) -> str:
-    """Returns the recommended flags of launch/flags.sh."""
+    """Returns the compiler flags that launch/flags.sh recommends for a platform ("cpu", "gpu" or a TPU type)."""
     return subprocess.check_output([LAUNCH / "flags.sh", platform], text=True).strip()
 
 

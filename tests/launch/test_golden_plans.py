@@ -38,7 +38,7 @@ SLICES = ("babylm_sum", "mnist_explicit")
 
 
 def cases() -> list:
-    """Returns every experiment for a TPU slice and for CPU devices, and the experiments of SLICES for two slices."""
+    """Returns a case for each experiment on a TPU slice and on CPU devices, and for those of SLICES on two slices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS
@@ -113,7 +113,7 @@ def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
 
 
 def compare(now: str, file: str) -> None:
-    """Compares a plan with its golden file, or writes the file."""
+    """Compares a plan with its golden file. If TRAINLESS_UPDATE_GOLDEN is set, writes the file first."""
     path = GOLDEN / file
     if os.environ.get(UPDATE):
         path.write_text(now)

@@ -16,7 +16,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
 
-# Prints environment and arguments, then follows the `--K=behaviour` of its process.
+# Prints environment and arguments. Then process K behaves as the argument `--K=BEHAVIOUR` says.
 STAND_IN = """
 import json, os, signal, sys, time
 
@@ -103,14 +103,14 @@ def test_failed_process_is_named_and_ends_the_others(launch, tmp_path):
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "process 1 exited with code 1: see my logs/process-1.log" in err
-    assert "disk full" in err, "its last lines are shown, though it is not process 0"
+    assert "disk full" in err, "the last lines of the failed process are shown"
 
 
 def test_program_that_does_not_join_is_refused(launch, tmp_path):
     run = launch("-m", "common.compare", "--log-dir", "logs", "2", "c.py", "--case", "a")
     run.communicate(timeout=60)
     assert run.returncode == 2
-    # The launcher may end the slower process before it has written its line.
+    # The launcher may end the slower process before this process has written its line.
     written = [text for text in logs(tmp_path / "logs") if text]
     assert written
     for text in written:

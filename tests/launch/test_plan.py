@@ -143,7 +143,7 @@ def test_network_between_slices_bounds_a_step() -> None:
 
 
 def test_unknown_network_speed_is_reported(found: estimate.Estimate) -> None:
-    """Google publishes no figure for v4."""
+    """Google publishes no network speed for v4."""
     between = estimate.time_bound(CHIPS["v4"], 1.0, 1, 1, 1, between=1)
     slices = Topology("2xv4:2x2x1", found.topology.devices, CHIPS["v4"])
     several = dataclasses.replace(found, topology=slices, bound=between)
@@ -413,7 +413,7 @@ def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list
 
 def test_sweep_reports_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=16)
-    # 64 rows fit as four microbatches of sixteen rows, 128 rows as eight.
+    # With tensor=2, a device has 64 / 4 = 16 rows. Larger tensor axes need microbatches, which make them slower.
     assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
         ["64", "1"],

@@ -30,7 +30,8 @@ def test_flops_of_a_model_and_its_gradient():
     step, arguments = jax.value_and_grad(_loss), _arguments()
     products = read_products(jax.jit(step).lower(*arguments).compile().as_text())
     counted = sum(count * product.flops for product, count in products.items())
-    # Two products per layer forward, four backward; each is ROWS x WIDTH x HIDDEN. Attention: two and four of its own.
+    # A layer and attention each have two products forward and four backward. A product of a layer has ROWS x WIDTH x
+    # HIDDEN multiplications, a product of attention ROWS x ROWS x WIDTH.
     layers, attention = 6 * STEPS * 2 * ROWS * WIDTH * HIDDEN, 6 * 2 * ROWS * ROWS * WIDTH
     assert counted == layers + attention == flops.count(jax.make_jaxpr(step)(*arguments))
 

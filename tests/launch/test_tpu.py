@@ -178,7 +178,7 @@ def test_hosts_share_a_token_that_each_start_replaces(cloud):
 
 
 def test_run_in_a_bucket_keeps_compiled_programs_in_the_bucket(cloud):
-    """JAX reads and writes them with gcsfs. The other files of .cache survive a new copy of the code."""
+    """JAX reads and writes compiled programs with gcsfs. All other files of .cache survive a new copy of the code."""
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=gs://lab/runs/x")
     for log in finished(cloud):
         environment, program = given(log)
@@ -244,9 +244,7 @@ def test_resume_after_preemption_recreates_vm(cloud, queued):
     removal = [*(QUEUE if queued else VM), "delete", "pod", "--zone=z", *["--force"] * queued]
     assert [*removal, "--quiet"] in calls
     assert calls.index([*removal, "--quiet"]) < [call[3] for call in calls].index("create")
-    assert given(finished(cloud)[0]) == before, (
-        "the same commit and arguments, read from a host without a log"
-    )
+    assert given(finished(cloud)[0]) == before, "the new VM gets the same commit and arguments"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_loop_factor_matches_unrolled_loop() -> None:
 
 @pytest.mark.medium
 def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
-    """Only the optimizer update, which runs once, makes a difference."""
+    """Only the traffic of the optimizer update differs: with accumulation, the update runs once."""
     one = Topology("cpu:1", jax.devices()[:1], None)
     config = make_config(dropout=0.0, encoder_layers=1, decoder_layers=1)
     small = estimate.estimate(config, one)
@@ -110,7 +110,7 @@ def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
 
 
 def test_pallas_kernels_count_their_operands_and_results() -> None:
-    """The compiler counts other custom calls itself."""
+    """The compiler itself counts all other custom calls."""
     kernel = '%k = (f32[10], bf16[6]) custom-call(%x, %y), custom_call_target="tpu_custom_call"'
     text = f"""ENTRY %main (x: f32[100], y: bf16[8]) -> f32[10] {{
   %x = f32[100]{{0}} parameter(0)

@@ -58,7 +58,7 @@ def test_point_out_of_order_raises_value_error(point):
 
 
 def test_coordinates_may_be_zero_or_repeat():
-    """The first point is a validation before the first step. The other points have no FLOP count."""
+    """A validation before the first step has the coordinates 0. Coordinates of later validations may be equal."""
     measured = Curve("metric", "max")
     assert measured.add(Point(0, 0.0, 0.0, 1.0))
     assert measured.add(Point(0, 0.0, 0.0, 2.0))

@@ -61,7 +61,7 @@ def test_sets_can_be_resampled() -> None:
 
 
 def test_one_example_at_its_threshold() -> None:
-    """Half is the probability of logit 0 and the threshold of class a."""
+    """The probability of logit 0 is 0.5, which is also the threshold of class a."""
     labels_EC, logits_MN = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
     found = LabelSets.of_logits("the test", labels_EC, logits_MN, THRESHOLDS, NAMES)
     assert found.metrics()["weighted_f1"] == 100 and found.examples == "the test"

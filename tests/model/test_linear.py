@@ -31,7 +31,7 @@ def value_and_gradients(function, x, kernel, g) -> tuple:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 6), (4, 6), (1, 1, 6), (1, 8)])
 def test_matmul_and_gradients_match_jnp(transposed: bool, shape: tuple[int, ...]):
-    # Includes a single row.
+    # The last two shapes have a single row.
     x, kernel, g = operands(transposed, shape, outputs=8 if shape == (1, 1, 6) else 7)
     ours = value_and_gradients(lambda x, k: matmul(x, k, transposed), x, kernel, g)
     theirs = value_and_gradients(lambda x, k: plain(x, k, transposed), x, kernel, g)

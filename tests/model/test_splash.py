@@ -144,8 +144,8 @@ print("compiled")
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
 def test_tpu_compiler_accepts_the_kernel_on_every_mesh() -> None:
-    """The programs of v5e have no array of logits. The test compiles in a new process, because the compiler needs other
-    settings.
+    """The programs for v5e have no array of logits. The test compiles in a new process, because the TPU compiler needs
+    settings that differ from the settings of the tests.
     """
     run = subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "compiled\n", run.stderr

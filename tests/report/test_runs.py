@@ -116,8 +116,8 @@ def recorded(values, **options):
 
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
+    """Returns a fake wandb package. `projects` has the runs. If `fault` is set, requests raise it."""
     monkeypatch.chdir(tmp_path)  # wandb files are downloaded to the current folder.
-    """Returns a fake wandb package. `projects` has the runs. Requests raise `fault`."""
 
     class Api:
         def __init__(self, timeout):
@@ -130,7 +130,7 @@ def wandb(monkeypatch, tmp_path):
                 raise module.fault
             return iterate(path)
 
-    def iterate(path):  # A generator, as in wandb.
+    def iterate(path):  # As in wandb, an unknown project raises only when the iteration starts.
         if path not in module.projects:
             raise ValueError(f"Could not find project {path.split('/')[1]}")
         for name, summary_ in module.projects[path].items():

@@ -54,7 +54,7 @@ def test_verdict_follows_direction_margin_and_interval():
 
 
 def test_corrected_p_values_decide_below_5_percent():
-    """A verdict uses corrected p-values. The uncorrected p-values of this test are far below 5 %."""
+    """A verdict uses corrected p-values. The uncorrected p-value of the difference is far below 5 %."""
     found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
     for corrected, word in (
         ((limit, 1.0), "undecided"),
@@ -172,7 +172,7 @@ def half_width(seeds: int) -> float:
 
 @pytest.mark.parametrize("needed", [4, 99, 100, 101])
 def test_more_seeds_is_limited_to_100_per_group(needed):
-    """The difference needs exactly `needed` seeds."""
+    """The difference is significant with `needed` seeds per group, and not with fewer seeds."""
     difference = (half_width(needed) + half_width(needed - 1)) / 2
     values = (30.0, 31.0, 32.0)
     found = comparison(tuple(x + difference for x in values), values)
@@ -297,7 +297,7 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
 
 
 def test_shared_hard_examples_cancel_out():
-    """Two groups that differ on the same 5 of 400 examples differ significantly because of pairing."""
+    """The groups differ on 40 of 400 examples. Pairing removes the noise of hard examples, where both groups fail."""
     generator = np.random.default_rng(0)
     hard_M = generator.random(400) < 0.4
     a = [predicted(~hard_M, seed=s) for s in (1, 2, 3)]

@@ -21,7 +21,7 @@ LINES = [f"there are {number} small birds in the garden" for number in range(60)
 
 
 def classes(share: float, seed: int, examples: str = "test") -> Classes:
-    """Returns predictions with the accuracy `share` on 400 examples."""
+    """Returns predictions on 400 examples with an accuracy of about `share`."""
     generator = np.random.default_rng(seed)
     chance_M = np.where(generator.random(400) < share, 0.9, 0.2)
     logs_MN = np.log(np.stack([1 - chance_M, chance_M], axis=1))

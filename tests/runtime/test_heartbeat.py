@@ -42,7 +42,7 @@ def main():
         raise UserError("the file is empty")
     if behaviour == "break":
         raise KeyError("a fault")
-    if behaviour == "abort":  # in a thread that knows no Python
+    if behaviour == "abort":  # from C code, like JAX's runtime
         ctypes.CDLL(None).abort()
     if behaviour == "die":
         time.sleep(1)
@@ -183,7 +183,7 @@ def test_process_that_ends_normally_is_not_reported(runs):
 
 
 def connect(address: str) -> socket.socket:
-    """Connects to process 0, which may not listen yet."""
+    """Connects to process 0. Tries again until process 0 listens."""
     host, port = address.split(":")
     while True:
         try:

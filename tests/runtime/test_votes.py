@@ -8,7 +8,12 @@ from common.runtime.processes import Votes
 
 
 class Clock:
-    """A fake clock of one process, and a fake collective maximum."""
+    """A fake clock of one process, and a fake collective maximum.
+
+    Args:
+      slower: milliseconds since the last vote that the other process reports in every vote.
+      count: number of processes.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: int = 0, count: int = 2):
         self.now, self.slower = 0.0, slower

@@ -16,7 +16,7 @@ class Bucket(NamedTuple):
     """A folder in a bucket of an emulator.
 
     Attributes:
-      machine: function from a name to a simulated machine: gives this process another folder for copies of buckets.
+      machine: switches this process to the simulated machine of a name, which has its own folder for copies of buckets.
     """
 
     proxy: Proxy
@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
         return open_store(self.address)
 
     def paths(self) -> set[str]:
-        """Returns the paths of the folder's objects."""
+        """Returns the paths of all objects in the folder, relative to the folder."""
         store, name = self.open()
         return {path.removeprefix(f"{name}/") for path in store.list(f"{name}/")}
 

@@ -26,6 +26,7 @@ class Proxy:
     Attributes:
       status: HTTP status with which the proxy answers every request; 0 forwards requests.
       refused: number of further write requests that the proxy answers with 503.
+      checks_generations: whether the proxy checks the condition `ifGenerationMatch`.
       requests: method and path of every request that was forwarded.
       refusals: `time.monotonic()` of every request that was answered with `status`.
     """
@@ -47,7 +48,7 @@ class Proxy:
         return found
 
     def is_stale(self, method: str, path: str, body: bytes) -> bool:
-        """Returns whether the request expects another generation of its object."""
+        """Returns whether the request expects a generation of its object other than the current generation."""
         query = parse_qs(urlsplit(path).query)
         expected = query.get("ifGenerationMatch")
         if not self.checks_generations or expected is None:
@@ -76,7 +77,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         timeout = 2  # Close idle connections after 2 s, so that their threads end.
 
         def handle_expect_100(self) -> bool:
-            """Asks for the content at once.
+            """Sends the response "100 Continue" at once.
 
             Without this response, an S3 client waits one second before it sends the content.
             """
@@ -130,7 +131,7 @@ def proxy_of(port: int, **options: object) -> Iterator[tuple[Proxy, str]]:
     """Yields a proxy of the server at a port, and its URL."""
     proxy = Proxy(port, **options)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy))
-    # A client may still ask when the emulator has ended. A printed traceback would enter the output of another test.
+    # A client may send a request after the emulator has ended. Another test would capture a printed traceback.
     server.handle_error = lambda *_: None
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

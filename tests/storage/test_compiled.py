@@ -9,7 +9,7 @@ import pytest
 
 from tests.storage.stores import google
 
-# Compiles a program as the process of this number, and prints the number of programs that the cache had and lacked.
+# Compiles a program as process number sys.argv[1], and prints the numbers of hits and misses of the cache.
 PROGRAM = """
 import sys
 

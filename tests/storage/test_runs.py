@@ -30,7 +30,7 @@ MARK = "checkpoints/latest/{}/_CHECKPOINT_METADATA"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Returns the curve and the metrics of an uninterrupted run in a local folder."""
+    """Returns the curve, the test metrics and the number of metric lines of an uninterrupted run in a local folder."""
     folder = tmp_path_factory.mktemp("whole")
     return result(folder, toy.run(folder))
 
@@ -77,7 +77,7 @@ toy.run(folders.open_folder(sys.argv[2]))
 
 @pytest.mark.slow
 def test_killed_run_resumes_on_another_machine(bucket, whole, monkeypatch, tmp_path, capsys):
-    """The process is killed during an upload. Another machine takes its lease and resumes the run."""
+    """The process is killed after the upload of checkpoint 5. Another machine takes over the lease and resumes."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "2")
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, str(tmp_path / "killed"), bucket.address],
@@ -116,7 +116,7 @@ def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys
 
 @pytest.mark.slow
 def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
-    """From a checkpoint until after the last step, the store answers 503. The outage is longer than the lease."""
+    """The store answers 503 from the checkpoint of step 5 to the checkpoint of step 20, for longer than the lease."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
     save, saves = Run.save, []
 
@@ -142,7 +142,7 @@ OUTAGE = 60.0
 
 
 class Interrupted(toy.Toy):
-    """The toy task. After the checkpoint of step 5 is uploaded, `begin` is called and each batch takes 5 seconds."""
+    """The toy task. Calls `begin` before the eighth batch, and delays this and each later batch by 5 seconds."""
 
     def __init__(self, begin: Callable[[], None]):
         super().__init__()

@@ -56,7 +56,7 @@ def test_request_is_repeated_until_store_answers(bucket, capsys):
 
 
 def test_outage_is_reported_once_by_several_threads(bucket, one_store, capsys):
-    """A run has two stores: one thread renews the lease, another uploads. Each outage has its own warning."""
+    """A run opens the store twice, to renew the lease and to upload. The two threads print one warning per outage."""
     for outages in (1, 2):
         bucket.proxy.status = 503
         stores = [bucket.open() for _ in range(2)]

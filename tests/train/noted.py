@@ -47,7 +47,7 @@ def rows(batch: dict) -> list[int]:
 
 
 def note_batches(task: Task, workdir: Path, first: int) -> None:
-    """Makes a task log the rows of every batch in a folder beside the workdir, including prefetched batches.
+    """Makes a task log the rows of its batches, including prefetched batches, in a folder beside the workdir.
 
     Args:
       first: the step of the first batch.
@@ -73,7 +73,9 @@ def notes(workdir: Path) -> Path:
 
 
 def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
-    """Returns {step: set of the logged global batches}, over all starts of a run. A set should have one element."""
+    """Returns {step: set of the logged global batches}, over all starts of a run. If all starts agree, a set has one
+    element.
+    """
     parts = defaultdict(lambda: defaultdict(set))
     for file in notes(workdir).iterdir():
         for line in map(json.loads, file.read_text().splitlines()):

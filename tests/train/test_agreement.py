@@ -70,7 +70,7 @@ def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results,
 
 
 def test_threads_of_several_checkpoints_wait_at_barriers_of_their_own(results):
-    """The latest and the best checkpoint end at the same time if the processes write at different speeds."""
+    """If processes write at different speeds, the threads of the latest and the best checkpoint wait together."""
     assert [found["checkpoints_at_the_same_time"] for found in results] == [[2, 3], [2, 3]]
 
 
@@ -83,7 +83,7 @@ def test_local_coordinator_listens_on_the_loopback_interface_only(results):
 
 
 def test_late_compilation_of_one_process_is_training_time_of_no_process(results):
-    """The upper bound is half of the compilation delay, because three steps may take tenths of a second."""
+    """Training seconds stay below half of the delay. The three steps themselves may take tenths of a second."""
     for found in results:
         seconds = found["late_compilation"]
         assert seconds["compile"] > DELAY and seconds["train"] < DELAY / 2
@@ -91,7 +91,7 @@ def test_late_compilation_of_one_process_is_training_time_of_no_process(results)
 
 @pytest.mark.slow
 def test_compilation_that_is_20_s_late_changes_no_training_seconds(tmp_path):
-    """Each process is late once. The steps take 1000 simulated seconds, so a single counted delay would be 2 %."""
+    """Each process compiles 20 s late once. The steps take 1000 simulated seconds, so a counted delay would be 2 %."""
     program = [sys.executable, "-m", "tests.train.two", str(tmp_path), "two_late_compilations"]
     for process in start_several(program, 2, 1):
         lines = finish(process, 2).splitlines()
@@ -118,7 +118,7 @@ def test_signal_is_agreed_within_seconds(results):
 
 
 def test_signal_is_agreed_after_every_compilation(results):
-    """Process 1 gets the signal before step 32. From step 35 on, every step is compiled."""
+    """Process 1 gets the signal before step 32. Every step from step 35 on has a new batch shape and is compiled."""
     assert [found["signal_between_compilations"] for found in results] == [35, 35]
 
 
@@ -131,7 +131,7 @@ def test_signal_is_agreed_between_compilations_ahead(results):
 
 @pytest.mark.slow
 def test_a_process_may_be_late_at_the_first_exchange():
-    """Gloo's own limit for a connection is 30 s."""
+    """Process 1 is 32 s late. Gloo's default timeout for a connection is 30 s."""
     program = (
         "import time; from common.runtime import processes; processes.initialize(); import jax;"
         "time.sleep(32 * jax.process_index()); print(processes.all_gather(jax.process_index()))"

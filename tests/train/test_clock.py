@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 class FakeTime:
-    """A wall clock that also advances by hand."""
+    """A stand-in for the module `time`. `advance` adds seconds to the clock, which by default stands still."""
 
     def __init__(self, perf_counter=lambda: 50.0):
         self._perf_counter, self.added = perf_counter, 0.0
@@ -28,7 +28,7 @@ class FakeTime:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """Replaces the clock by a clock that only the test advances."""
+    """Replaces the module `time` in common.train.clock by a clock that only the test advances."""
     time = FakeTime()
     monkeypatch.setattr(clocks, "time", time)
     return time
@@ -73,7 +73,7 @@ def test_section_ends_on_exception(time: FakeTime) -> None:
 
 
 def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
-    """An old checkpoint may lack a section."""
+    """An old checkpoint may lack a section. The seconds of this section start at 0."""
     clock = Clock({"train": 10.0, "eval": 4.0})
     with clock.section("train"):
         time.advance(2)
@@ -85,7 +85,7 @@ def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
 def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_start: bool
 ) -> None:
-    """In this test, compilation, evaluation and checkpoints take hours, and training takes seconds."""
+    """In this test, compilation, evaluation and checkpoints take simulated hours. Training takes seconds."""
     time = FakeTime(clocks.time.perf_counter)
     monkeypatch.setattr(clocks, "time", time)
 

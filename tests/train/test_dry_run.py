@@ -16,7 +16,7 @@ from tests.train import toy
 def test_dry_run_prints_memory_and_flops(capsys: pytest.CaptureFixture) -> None:
     dry_run.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
     shown = capsys.readouterr().out
-    # As in a run's summary: the products 8 x 2 x 4 and 8 x 4 x 1, and the weight gradient of the second, trained layer.
+    # The products 8 x 2 x 4 and 8 x 4 x 1, and the weight gradient of the second layer: the first layer is frozen.
     frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
     assert f"takes {frozen + 2 * trained:.3g} FLOPs" in shown
     assert f"7 such steps take {7 * (frozen + 2 * trained):.3g} FLOPs." in shown

@@ -17,7 +17,7 @@ class Scale(nnx.Module):
 
 
 def test_rows_of_two_batch_shapes_are_collected_by_example() -> None:
-    """Each batch shape is traced once. Padding rows, with the id -1, are left out."""
+    """Padding rows have the id -1 and are left out."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     abstract_model = variables.split(Scale())
     values = ModelState(abstract_model, {"scale": jnp.float32(3)}, {}, mesh)

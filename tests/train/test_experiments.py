@@ -40,14 +40,14 @@ def test_finished_run_is_not_opened_again(suite: Toys) -> None:
     again, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] and workdir == suite.out / "runs" / "one"
     assert again == json.loads(json.dumps(first))
-    # A finished run is identified by its summary. Without summary, the run is opened, but no step is trained.
+    # A finished run is identified by its summary. Without a summary, the run is opened, but no step is trained.
     (workdir / "summary.json").unlink()
     found, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] * 2 and found["curve"] == again["curve"]
 
 
 def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Path) -> None:
-    """The data may change in a file at any depth, or by a symbolic link to another, older folder."""
+    """Data are newer if a file at any depth changes, or if a symbolic link is set to an older folder."""
     old, data = tmp_path / "old", tmp_path / "data"
     for folder in (old, data):
         (folder / "train").mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_other_configuration_is_refused_or_resumed(suite: Toys) -> None:
 
 
 def test_interrupted_run_is_resumed(suite: Toys) -> None:
-    """A run with more steps was interrupted. The summary of the earlier run with fewer steps is not reused."""
+    """A run of 5 steps was extended to 20 steps and failed. The summary of the 5 steps is not reused."""
     suite.fit("one", toy.config(train__steps=5, seed=110))
     with pytest.raises(UserError, match="the loss is nan"):
         suite.fit("one", toy.config(train__steps=20, seed=110))
@@ -193,7 +193,7 @@ def test_table_of_a_sweep_keeps_the_cases_of_earlier_sweeps(tmp_path):
     assert header == first == "case,optimizer.learning_rate,metric,best valid,steps,FLOPs,"
     assert rows[:2] == earlier[:2] and rows[4:] == earlier[2:]
     assert [row.split(",")[0] for row in rows] == ["one", "one", "three", "three", "two", "two"]
-    # A sweep over another field has other columns, so the table has only its runs.
+    # A sweep over another field needs other columns. The new table has only the runs of this sweep.
     other = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
     other.runs(cases(four=1.0))
     assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 2
@@ -248,7 +248,7 @@ def test_repeated_sweep_trains_nothing(tmp_path):
     trained = first.runs(cases(one=1.0))
     opened = len(first.opened)
     found = again.runs(cases(one=1.0))
-    # The run of the chosen point and seed 1 was tested after the sweep. It is opened to validate, but not trained.
+    # The second sweep finds all runs finished.
     assert len(again.opened) < opened
     for one, other in zip(trained["one"], found["one"], strict=True):
         assert one.summary["curve"] == other.summary["curve"]
@@ -300,7 +300,7 @@ def test_data_directory_does_not_identify_a_run(tmp_path):
 
 
 def test_kept_run_is_reused_with_newer_data(tmp_path):
-    """A run in results/ has a summary and no checkpoints. Newer data files do not invalidate it."""
+    """A run in results/ has a summary and no checkpoints. Newer data files do not invalidate such a run."""
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     data = tmp_path / "words"
     data.mkdir()

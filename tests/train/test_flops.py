@@ -32,7 +32,9 @@ from reservoir.kinds import RESERVOIRS
 
 ROWS, LENGTH, WIDTH = 1, 256, 512
 SHORT = {"bigru reservoir": (32, 8)}
-"""Kind of block -> (rows, length) of an unrolled loop. The compiler omits products with zero at the first position."""
+"""{kind of block: (rows, length)} for a block whose loop the test unrolls.
+
+The state before the first position is 0, so the compiler omits the products with this state."""
 
 
 def recipe():
@@ -127,7 +129,7 @@ def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
 def test_fused_attention_counts_as_the_products_it_replaces(
     monkeypatch: pytest.MonkeyPatch, options: dict, gradient: bool
 ) -> None:
-    """Lowers attention for GPUs, which works without a GPU. The 300 queries are two blocks in causal attention."""
+    """Traces attention for GPUs, which needs no GPU. Causal attention splits the 300 queries into two blocks."""
     query, other = (
         jax.ShapeDtypeStruct((2, length, 3, 16), jnp.bfloat16)
         for length in (300, 300 if options else 200)

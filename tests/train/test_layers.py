@@ -45,7 +45,7 @@ class Deep(toy.Toy):
       layers: for each block, "L" for a trained block, or "R" for a frozen feed-forward block.
       remat, skip_rate: arguments of the stack.
       adapters: whether each block has LoRA adapters.
-      cross: whether all blocks, also frozen blocks, are decoder blocks. They attend to a trained linear map of x.
+      cross: whether all blocks, including frozen blocks, are decoder blocks, which attend to a trained linear map of x.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
 
 
 def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
-    """Automatic differentiation of a scan would store them for each trained block."""
+    """Automatic differentiation of a scan would store residuals of frozen blocks for each trained block."""
     config = toy.config(train__scan_layers=4)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     with jax.set_mesh(mesh):

@@ -132,7 +132,10 @@ def test_all_batch_shapes_are_compiled_after_the_first_step(
 def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step waits for its own shape only: here the threads begin when the second shape arrives."""
+    """A step waits only for the compilation of its own batch shape.
+
+    In this test, the compilation threads start when the second shape arrives.
+    """
     started, compile_one = threading.Event(), Step._compile
     waited: list[int] = []
 
@@ -170,7 +173,7 @@ def test_error_of_a_thread_that_compiles_stops_the_run(tmp_path: Path) -> None:
 def test_signal_ends_the_wait_for_compilations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal arrives while a thread compiles the second shape, which takes until the end of the run."""
+    """The signal arrives while a thread compiles the second shape. This compilation ends after the run."""
     compile_one, end = Step._compile, threading.Event()
 
     def endless(step, *arguments):
@@ -245,7 +248,7 @@ def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path:
 
 
 def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Path) -> None:
-    """The process was killed after the best checkpoints at step 8, before the latest checkpoint at step 8.
+    """The process was killed after it saved the checkpoints "best" and "top" of step 8, before "latest" of step 8.
 
     The resumed run does not evaluate at step 8 again.
     """
@@ -261,9 +264,9 @@ def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Pa
 
 
 def test_best_checkpoint_of_the_latest_checkpoint_is_kept(tmp_path: Path) -> None:
-    """The process was killed after two best checkpoints, at steps 6 and 8, that the latest checkpoint does not know.
+    """The process was killed after it saved best checkpoints at steps 6 and 8. The latest checkpoint is of step 4.
 
-    The resumed run has other evaluations, which are worse than the best evaluation before step 4.
+    The resumed run evaluates only at step 7, with a worse value than at step 4.
     """
     improving = toy.Toy(scores=[4.0, 3.0, 2.0, 1.0])
     toy.run(tmp_path, improving, train__steps=8, eval__steps=2, checkpoint__steps=4)
@@ -406,7 +409,7 @@ def test_frozen_values_are_written_once_beside_the_checkpoints(tmp_path: Path) -
 
 @pytest.fixture
 def other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes seeds give frozen values with other last bits, as another linear algebra library may."""
+    """Changes the last bits of frozen values drawn from a seed, as another linear algebra library may do."""
     draw = frozen.draw_frozen
     monkeypatch.setattr(
         frozen, "draw_frozen", lambda *a: {n: v + np.float32(1e-7) for n, v in draw(*a).items()}
@@ -491,7 +494,7 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal arrives during a vote, because processes spend most of their time waiting in votes."""
+    """The signal arrives during the fifth vote. Processes spend most of their time in votes, where they wait."""
     asked = []
 
     def agree(decision):
@@ -508,9 +511,9 @@ def test_signal_during_a_vote_is_handled_at_the_next_vote(
 
 
 class Stopped(toy.Toy):
-    """Sends SIGTERM before step `at`, or in the evaluation of step `during`. Evaluates every five steps.
+    """Sends SIGTERM before step `at`, or in the evaluation of step `during`.
 
-    Without `during`, evaluations cannot be interrupted.
+    Expects evaluations at steps 0, 5, 10, ... A signal interrupts only the evaluation of step `during`.
     """
 
     def __init__(self, at: int | None = None, during: int | None = None):

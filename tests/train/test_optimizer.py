@@ -1,7 +1,7 @@
 """Optimizers against the published algorithms in NumPy, schedules against their formulas, and invalid settings.
 
-Adafactor is also compared with transformers' implementation, and on several meshes. Weight decay is tested for matrices
-only and for all parameters.
+Adafactor is also compared with the implementation of Hugging Face transformers, and on several meshes. Weight decay is
+tested for matrices only and for all parameters.
 """
 
 import jax
@@ -40,7 +40,7 @@ def settings(**fields: object) -> ConfigDict:
 
 
 def drawn() -> tuple[dict, list[dict]]:
-    """Returns parameters, and gradients of several steps, from tiny gradients to gradients that are clipped."""
+    """Returns parameters and the gradients of four steps. Adafactor clips its update when gradients grow."""
     generator = np.random.default_rng(0)
 
     def draw(scale: float) -> dict:
@@ -75,7 +75,7 @@ def ours() -> list[dict]:
 
 
 def test_adagrad_equals_pytorch_from_the_first_step():
-    """p -= rate g / (sqrt(sum of g^2) + epsilon), where the sum starts at 0. So tiny gradients make large steps."""
+    """p -= rate g / (sqrt(sum of g^2) + epsilon). The sum starts at 0, so a tiny first gradient moves p by the rate."""
     gradients = np.array([[1e-3, 0, 2, 1e-2], [-2e-3, 0, -1, 0], [1e-3, 0, 3, 5]], np.float32)
     values = np.array([1, 2, 3, 4], np.float32)
     optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-10)
@@ -96,9 +96,9 @@ def test_epsilon_of_adafactor_is_added_to_the_square_of_a_gradient():
 
 
 def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
-    """A first gradient equal to epsilon gives a step of rate / sqrt(2), a gradient of 0 no step.
+    """A first gradient equal to epsilon gives a step of rate / sqrt(2). A gradient of 0 gives no step.
 
-    In PyTorch, which adds epsilon after the root, the first step is rate / 2.
+    PyTorch adds epsilon after the square root: its first step would be rate / 2.
     """
     optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-3)
     values, gradient = {"x": np.zeros(2, np.float32)}, {"x": np.array([1e-3, 0.0], np.float32)}
@@ -183,7 +183,7 @@ def test_schedules_equal_their_formulas():
 
 
 def test_schedules_without_warm_up_start_at_the_full_learning_rate():
-    """The value of `warmup_init` has no effect."""
+    """`warmup_init` has no effect, except at step 0 of inverse_sqrt."""
     expected = {"constant": [RATE] * 3, "linear": [RATE, RATE / 2, 0.0]}
     expected["cosine"] = expected["linear"]
     expected["inverse_sqrt"] = [0.01, RATE, RATE / np.sqrt(10), RATE / np.sqrt(20)]
@@ -234,7 +234,7 @@ def test_boundary_settings_are_valid():
 
 
 def slow(values: np.ndarray, gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """Computes the published algorithm entry by entry."""
+    """Returns the values of one parameter after each step of the published Adafactor, computed in NumPy."""
     values, moment, found = values.astype(np.float64), np.zeros(values.shape), []
     rows, columns = np.zeros(values.shape[:1]), np.zeros(values.shape[-1:])
     for step, gradient in enumerate(gradients, start=1):

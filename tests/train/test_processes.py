@@ -172,7 +172,9 @@ class Session:
 def test_kills_and_changes_of_the_process_count_change_no_result(
     tmp_path: Path, cache: Path, alone: Callable[[str, int], Path]
 ) -> None:
-    """SIGTERM stops two processes, SIGKILL one process, SIGKILL one of two processes; one process finishes the run."""
+    """The run is started four times: as two processes, until SIGTERM; as one process, until SIGKILL; as two processes,
+    until SIGKILL of one of them; as one process, until the last step.
+    """
     run = Session(tmp_path / "translation", cache)
     launcher = [
         "bash",

@@ -225,7 +225,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
 
 
 def test_cache_key_selects_the_program(plain: Run) -> None:
-    """Steps with odd numbers have twice the gradient of steps with even numbers. Dropout follows from the number 8."""
+    """The program of odd steps doubles the gradient. Both programs get step number 8, so dropout masks are equal."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     norms = {}
     for number in (8, 9):
@@ -239,7 +239,7 @@ def test_cache_key_selects_the_program(plain: Run) -> None:
 
 
 def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process may use one core: the compilation of the second shape waits for the first, and is cancelled."""
+    """The process can use only one core. The compilation of the second shape waits for the first, and is cancelled."""
     begun, end, compiled = threading.Event(), threading.Event(), []
 
     def compile_slowly(key, *_):
@@ -325,10 +325,10 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
 
 
 class Noted(Weighted):
-    """Notes whether a compiled function builds the model.
+    """Records whether the model is built while a compiled function is traced.
 
     Args:
-      frozen: whether the model has more frozen than trainable parameters; otherwise it has no frozen parameters.
+      frozen: True for a model with more frozen than trainable parameters, False for a model without frozen parameters.
     """
 
     def __init__(self, frozen: bool):
@@ -347,7 +347,10 @@ class Noted(Weighted):
 def test_models_with_many_arrays_have_the_same_initial_params(
     frozen: bool, plain: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiled function initialises a model with more frozen parameters, to not allocate these parameters."""
+    """A model with many arrays is initialised without jit, unless most of its parameters are frozen.
+
+    A compiled function does not allocate frozen parameters.
+    """
     task = Noted(frozen)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     expected = initial_params(task, abstract_model, SEED, plain.mesh)

@@ -31,7 +31,7 @@ class Noted(toy.Toy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict, dict]:
-    """Trains 8 steps, and resumes to train 12.
+    """Trains 8 steps, and resumes the run up to step 12.
 
     Returns:
       (folder, parameters at each validation, parameters of the last test, summary). The last test is of the mean of the

@@ -34,7 +34,7 @@ def values(summary: dict) -> list[tuple]:
 
 
 UNEQUAL = {"one": {"seed": 1}, "two": {"seed": 2, "train__steps": 13}, "three": {"seed": 3}}
-"""Fields of runs with different models and different numbers of steps."""
+"""Fields of three runs with different seeds, of which "two" has fewer steps."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_turns_change_no_result(tmp_path, alone, turn):
 
 
 class Noted(toy.Toy):
-    """The toy task. Records the order of steps over all runs, and may send a signal with the batch of one step."""
+    """The toy task. Records the order of evaluations over all runs. Sends SIGTERM in evaluation number `stop_at`."""
 
     def __init__(self, name: str, order: list[str], stop_at: int = 0, **options):
         super().__init__(**options)
@@ -75,7 +75,7 @@ class Noted(toy.Toy):
 def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     order: list[str] = []
     fields = {"eval__test": False, "eval__steps": 1, "train__steps": 30}
-    # Equal scores: no step after the first is the best, so no further checkpoint is saved.
+    # With equal scores, no step after the first is the best, so no further best checkpoint is saved.
     jobs = [job(tmp_path, name, Noted(name, order, scores=[1.0]), **fields) for name in "abc"]
     fit_in_turns(jobs, toy.mesh(), 1)
     rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]

@@ -32,8 +32,8 @@ class Toy(Task):
     """The toy task.
 
     Args:
-      poison: the step whose batch contains a NaN.
-      scores: validation values to report, one after the other, instead of the true values.
+      poison: index of the batch whose targets are NaN. Batch 0 belongs to step 1.
+      scores: validation values to report, one after the other, instead of the true values. The last value repeats.
     """
 
     objective, mode = "error", "min"

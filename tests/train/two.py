@@ -175,7 +175,7 @@ def coordinator_hosts(workdir: Path) -> list[str]:
 
 
 def late_compilation(workdir: Path) -> dict[str, float]:
-    """Returns training and compilation seconds of a run in which process 1 compiles the step `DELAY` seconds late."""
+    """Returns training and compilation seconds of a run. The compilation in process 1 ends `DELAY` seconds late."""
     compile_step = Step.compile
 
     def late(*arguments: object) -> None:
