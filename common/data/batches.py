@@ -36,8 +36,8 @@ def iterate(
     """Reads batches in order with prefetching threads.
 
     Args:
-        start: a data state from an earlier iteration, which may have had another number of processes. Reading resumes
-            after the batch of this data state. None starts at the first batch.
+        start: a data state that an earlier iteration yielded, possibly with a different number of processes. Reading
+            resumes after the batch of this data state. None starts at the first batch.
 
     Yields:
         A batch, and the data state after the batch: a JSON object of numbers.
@@ -57,8 +57,8 @@ def check_rows(rows: int, multiple: int) -> None:
     """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
     check(
         rows >= 1 and rows % multiple == 0,
-        f"a batch has {rows} rows, but the number must be a positive multiple of {multiple} (mesh axes data times"
-        " fsdp, times --config.train.accumulate): change the batch size",
+        f"the batch size {rows} must be a positive multiple of {multiple} (mesh.data * mesh.fsdp * train.accumulate):"
+        " change --config.data.batch or --config.train.batch",
     )
 
 

@@ -43,13 +43,13 @@ class BucketedBatches(EndlessBatches):
 
         Args:
             source: the source sentences.
-            target: translations of the source sentences; None for batches without targets.
+            target: translations of the source sentences. None makes batches without targets.
             buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
-            tokens_per_batch: maximum number of source tokens, including padding (rows * length), of a global batch.
-                A batch still has at least `multiple` rows.
-            rows: number of rows of every global batch; 0 for as many rows as `tokens_per_batch` allows.
-            multiple: number that divides the number of rows of every global batch; a multiple of the number of
-                processes.
+            tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
+                batch has at least `multiple` rows, even if they exceed this maximum.
+            rows: number of rows of every global batch. 0 takes as many rows as `tokens_per_batch` allows.
+            multiple: the number of rows of every global batch is a multiple of this number. The number of processes
+                must divide this number.
             seed: seed of the shuffling.
 
         Raises:
@@ -117,7 +117,7 @@ def evaluation_batches(
     other arguments see `BucketedBatches`.
 
     Args:
-        target: translations of the source sentences; None for batches that have only `source` and `ids`.
+        target: translations of the source sentences. None makes batches with only `source` and `ids`.
     """
     _check(source, target, buckets, multiple)
     lengths = list(buckets)

@@ -20,7 +20,7 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
         data: a configuration with these fields:
             `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
                 which are joined by line feeds.
-            `file`: name of a file in DIR that is split by position into train, valid and test; "" to read `splits`.
+            `file`: name of a file in DIR that is split by position into train, valid and test. "" reads `splits`.
             `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
             `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
             `splits`: split -> file name in DIR.
@@ -76,5 +76,8 @@ def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.nd
 
 
 def _whole(source: Path | str, text: bytes | memoryview, split: str) -> np.ndarray:
-    check(len(text) > 0, f"{source} is too short: it has no bytes in its {split} split")
+    check(
+        len(text) > 0,
+        f"{source} is too short: no bytes in its {split} split; use a longer text",
+    )
     return np.frombuffer(text, np.uint8)

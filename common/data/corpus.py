@@ -65,8 +65,9 @@ class TokenizedCorpus:
 def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Returns the tokenized lines. The first call for a text stores its token ids in `cache_dir`. All calls memory-map
-    the ids.
+    """Returns the tokenized lines.
+
+    The first call for a text stores its token ids in `cache_dir`. All calls memory-map the stored ids.
 
     Raises:
         UserError: a cached file is damaged, or the cache cannot be written.

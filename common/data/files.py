@@ -26,8 +26,9 @@ _CHUNK = 2**20
 
 
 def source_folder(place: str) -> Path:
-    """Returns the folder of --config.data.source=files:DIR. If DIR is in a bucket, downloads DIR and returns the local
-    copy.
+    """Returns the folder of --config.data.source=files:DIR.
+
+    If DIR is in a bucket, downloads DIR and returns the local copy.
 
     Args:
         place: DIR, which may begin with ~.
@@ -47,7 +48,7 @@ def names_in(folder: Path) -> str:
 
 
 ADVICE = "; convert the text to UTF-8"
-"""End of the error message about a text in another encoding, for programs without an option for the encoding."""
+"""Advice for the error message about a wrong encoding, in programs that have no option for the encoding."""
 
 
 def check_is_text(name: str | Path, start: bytes) -> None:
@@ -94,18 +95,18 @@ def read_bytes(path: Path) -> bytes:
 def decoded_lines(
     file: BinaryIO, name: str | Path, encoding: str = "", hint: str = ""
 ) -> Iterator[str]:
-    """Yields the lines of a text file without their ends. A file with line feeds may be larger than the memory.
+    """Yields the lines of a text file without their line ends.
 
-    Lines end with a line feed, or with a carriage return and a line feed. In a file without line feeds, they end with a
-    carriage return.
+    Lines end with a line feed, or with a carriage return and a line feed. In a file without line feeds, lines end with
+    a carriage return. Reads the file in chunks, so a file with line feeds may be larger than memory.
 
     Args:
         name: name of the file for error messages.
-        encoding: "" is UTF-16 if the file starts with the byte order mark of UTF-16, else UTF-8.
-        hint: end of the error messages about the encoding and about zero bytes, such as advice.
+        encoding: encoding of the file. "" means UTF-16 if the file starts with UTF-16's byte order mark, else UTF-8.
+        hint: text to append to the error messages about the encoding and about zero bytes, such as ADVICE.
 
     Raises:
-        UserError: the file has another encoding, or contains zero bytes, or is compressed or an Excel file.
+        UserError: the file is not in the encoding, contains zero bytes, is compressed, or is an Excel file.
     """
     chunk = file.read1(_CHUNK)
     check_is_text(name, chunk)
@@ -151,7 +152,7 @@ def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
 
 
 def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
-    """Yields the lines. Raises a UserError at their end if the file `path` has only white space."""
+    """Yields the lines of the file `path`. After the last line, raises a UserError if all lines were blank."""
     blank = True
     for line in lines:
         blank = blank and not line.strip()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 LABEL = "label"
 SHARES, SEED = {"test": 0.3, "valid": 0.1}, 42
-"""Fraction of the remaining training examples that replaces a missing split, first "test", then "valid"; and the seed
-that selects these examples."""
+"""SHARES: split -> fraction of the training examples that is cut if the split is missing. "test" is cut first, then
+"valid" from the remaining training examples. SEED: seed that selects the examples."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class LabelledText:
 
     Attributes:
         texts: one or two texts for each example.
-        labels_E: class index of each example, from 0, (examples,) int32. If an example may have several
-            classes, (examples, classes) int32: 1 for a class of the example, else 0.
+        labels_E: class index of each example, (examples,) int32. If an example may have several classes, (examples,
+            classes) int32: 1 for each class of the example, 0 for all other classes.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -56,9 +56,11 @@ def load_labelled(
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
-    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. A
-    source without class names has the classes 0 to `classes` - 1, or 0 to the largest training label if `classes` is 0.
-    If its training labels are words, or sparse integers and `classes` is 0, the classes are the sorted training labels.
+    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. If the
+    source has no class names, they follow from the training labels:
+    - Integers: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the sorted labels if fewer than
+      half of these integers are labels.
+    - Words: the sorted labels.
 
     Args:
         data: a configuration with these fields:
@@ -69,15 +71,16 @@ def load_labelled(
                 that exists.
             `tfds_dir`: data directory of TFDS; "" for TFDS's default.
             `label`: name of the label field (default "label").
-        classes: number of classes, or the maximum number if the labels are words and the source has no class names; 0
-            to derive the number from the source's class names, or else from the labels of the training split.
-        unlabelled: whether to skip examples with the label -1 instead of raising an error.
-        cut: splits that may be missing. A missing split is cut from the training split.
+        classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
+            any number of classes.
+        unlabelled: True skips examples with the label -1. False raises an error for them.
+        cut: splits that are cut from the training split if they are missing.
         splits: splits to read.
         several: whether the label is a list of any number of classes.
 
     Raises:
-        UserError: the source is unknown, missing or damaged; a text is empty; a label is missing or out of range.
+        UserError: the source is unknown, missing or damaged; a split is empty or too small; the number of classes is 1
+            or does not agree with `classes`; a text is empty; a label is missing or is not one of the classes.
     """
     if len(data.fields.split()) not in (1, 2):
         raise UserError(f"--config.data.fields={data.fields!r} must name one or two text fields")
@@ -98,7 +101,9 @@ def load_labelled(
         }
     for split, examples in found.items():
         if not examples:
-            raise UserError(f"{data.source} has no examples in its {split} split")
+            raise UserError(
+                f"{data.source} has no examples in its {split} split: check --config.data.splits.{split}"
+            )
     if names and classes and len(names) != classes:
         raise UserError(
             f"{data.source} has {len(names)} classes, not {classes}: check --config.data.source"
@@ -107,13 +112,13 @@ def load_labelled(
     known = tuple(names or _classes(found["train"], label, classes, several))
     check(
         len(known) > 1,
-        f"{data.source} has a single class, {known[0]}; classification needs at least two",
+        f"{data.source} has a single class, {known[0]}; classification needs at least two: check --config.data.label",
     )
     for split in SHARES:
         if split in splits and split not in found:
             check(
                 split in cut,
-                f"{data.source} has no {split} split {data.splits[split]!r} (--config.data.splits.{split})",
+                f"{data.source} has no {split} split {data.splits[split]!r}: check --config.data.splits.{split}",
             )
             _cut(found, split, data.source)
     by_number = bool(names) or known == tuple(map(str, range(len(known))))
@@ -132,7 +137,8 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
     count = math.ceil(SHARES[split] * len(train))
     if count == len(train):
         raise UserError(
-            f"{source} has only {count} training examples, too few to cut a {split} split from them"
+            f"{source} has only {count} training examples, too few to cut a {split} split from them: add examples or a"
+            f" {split} split"
         )
     order = np.random.default_rng(SEED).permutation(len(train))
     splits[split] = [train[i] for i in order[:count]]
@@ -159,7 +165,7 @@ def _classes(train: Sequence[Record], label: str, count: int, several: bool) -> 
     if count and len(labels) > count:
         first = ", ".join(sorted(labels)[:10])
         raise UserError(
-            f"the training examples have {len(labels)} classes instead of {count}: {first}"
+            f"the training examples have {len(labels)} classes instead of {count}: {first}; check --config.data.label"
         )
     return sorted(labels)
 
@@ -173,7 +179,7 @@ def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
     for label in labels:
         # A missing label may be NaN, which is not equal to itself.
         if label is None or label != label or not str(label).strip():
-            raise UserError(f"{place}: the label is missing")
+            raise UserError(f"{place}: the label is missing: add a label or remove the example")
         if isinstance(label, list | dict):
             raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
     return {str(label): label for label in labels}
@@ -190,7 +196,8 @@ def _read(
     """Returns the texts and classes of records.
 
     Args:
-        fields, label_field: names of the text fields, separated by spaces, and of the label field.
+        fields: names of the text fields, separated by spaces.
+        label_field: name of the label field.
         classes: the class names.
         by_number: whether integer labels are class indices instead of class names.
     """
@@ -202,10 +209,13 @@ def _read(
         for name, part in zip(fields.split(), parts, strict=True):
             if not isinstance(part, str) or not part.strip():
                 fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
-                raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
+                raise UserError(
+                    f"{place}: the field {name.replace('|', ' or ')} is {fault}: add a text or remove the example"
+                )
             if has_surrogate(part):
                 raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, so it is not valid text"
+                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate (half of a surrogate"
+                    " pair, such as \\ud83d), which is not valid Unicode: remove or replace it"
                 )
         own = []
         for name, label in _labels(record, label_field, several).items():
@@ -232,5 +242,6 @@ def _field(record: Record, names: str) -> Any:
         if name in fields:
             return fields[name]
     raise UserError(
-        f"{place}: no field {names.replace('|', ' or ')}; its fields: {', '.join(map(str, fields))}"
+        f"{place}: no field {names.replace('|', ' or ')}; its fields: {', '.join(map(str, fields))} (check"
+        " --config.data.fields and --config.data.label)"
     )

@@ -24,8 +24,8 @@ def own_examples(
         optional: whether the split may be empty.
 
     Raises:
-        UserError: the function cannot be imported, raises an exception, or returns an example of another type, or no
-            example although `optional` is False.
+        UserError: the function cannot be imported, raises an exception, returns an example that is not a `kind`, or
+            returns no example although `optional` is False.
     """
     function = imported("--config.data.source", source)
     try:
@@ -36,7 +36,7 @@ def own_examples(
         ) from error
     check(
         bool(examples) or optional,
-        f"--config.data.source={source} has no example in split {split!r}",
+        f"--config.data.source={source} has no example in split {split!r}: return at least one",
     )
     for number, example in enumerate(examples):
         check(

@@ -8,11 +8,11 @@ Record = tuple[str, dict[str, Any]]
 """Location of an example for error messages, such as "FILE line N", and the fields of the example."""
 
 Records = tuple[dict[str, Iterable[Record]], Sequence[str] | None]
-"""Split -> its examples, and the class names; None for a source without class names."""
+"""{split: examples}, and the class names. The class names are None if the source does not define them."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def has_surrogate(text: str) -> bool:
-    """Returns whether a text contains a lone surrogate, which is not valid text."""
+    """Returns whether a text contains a lone surrogate (U+D800 to U+DFFF), which is not valid Unicode."""
     return _SURROGATE.search(text) is not None

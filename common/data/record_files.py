@@ -17,9 +17,9 @@ NAMES = "labels.json"
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 Parsed = tuple[str, dict[str, Any] | str]
-"""Location of an example, and its fields. An example that cannot be parsed has an error text instead of fields.
+"""Location of an example, and the fields of the example, or an error text if the example cannot be parsed.
 
-The error message is location + text, such as "FILE line 3" + " is not JSON".
+The error message is location + error text, such as "FILE line 3" + " is not JSON".
 """
 
 UNCLOSED = " or a later line opens a quote that is never closed"

@@ -15,14 +15,15 @@ def open_records(
     tfds_dir: str = "",
     optional: Container[str] = (),
 ) -> Records:
-    """Opens a source of examples. Returns {split: examples}, and the class names (None without class names).
+    """Opens a source of examples. Returns {split: examples}, and the class names (None if the source has none).
 
     Args:
         source: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:NAME" or "import:MODULE:FUNCTION". FUNCTION(split)
-            returns a dictionary {field: value} for each example. "files:FILE" is a file of training examples, allowed
-            if the other splits are optional.
+            returns a dictionary {field: value} for each example. "files:FILE" is a file of training examples. It has no
+            other split, so all splits except "train" must be optional.
         splits: split -> its name in the source. "a|b" is the first of the names a and b that exists.
-        fields, label: names of the text fields, separated by spaces, and of the label field.
+        fields: names of the text fields, separated by spaces.
+        label: name of the label field.
         tfds_dir: data directory of TFDS; "" for TFDS's default.
         optional: splits that may be missing.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.errors import check
 
 OWN = "import:"
-"""Start of the source "import:MODULE:FUNCTION", a user's function."""
+"""Prefix of the source "import:MODULE:FUNCTION", which names a user's function."""
 
 DOCUMENTS = ("line", "paragraph", "file")
 """Values of `data.documents`: a document is a line, a paragraph (ended by an empty line), or a file."""
@@ -40,7 +40,10 @@ def cut(lines: Sequence[str], end: str) -> list[str]:
 
 
 def in_split(number: int, split: str) -> bool:
-    """Returns whether part `number` of a text is in a split. Of ten parts, 8 are "train", 1 "valid" and 1 "test"."""
+    """Returns whether part `number` of a text is in a split.
+
+    Of ten successive parts, the first eight are in "train", the ninth is in "valid" and the tenth in "test".
+    """
     return number % 10 in {"valid": (8,), "test": (9,)}.get(split, range(8))
 
 

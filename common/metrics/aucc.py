@@ -30,7 +30,7 @@ def outline(
 
     Args:
       axis: the quantity on the x axis.
-      horizon: end of the line in units of `axis`; None for the last validation point.
+      horizon: end of the line in units of `axis`. None ends the line at the last validation point.
       held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
     Raises:
@@ -88,7 +88,8 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
 
     Args:
       fraction: a number in (0, 1].
-      best: the best value, such as the best value of several runs; None for the best value of this curve.
+      best: value that corresponds to the fraction 1, such as the best value of several runs. None takes the best value
+        of this curve.
 
     Returns:
       The point, or None if the curve never reaches the fraction.

@@ -74,7 +74,7 @@ class Curve:
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
                 raise ValueError(
-                    f"{axis} of the {self.name} curve must not decrease, got {here} after {there}"
+                    f"{axis} of the {self.name} curve must be finite and must not decrease, got {here} after {there}"
                 )
         if not math.isfinite(point.value):
             return False

@@ -16,7 +16,8 @@ class LabelSets(Predictions):
     """Predicted sets of classes of the test examples.
 
     Attributes:
-      labels_EC, guesses_EC: 1 for true and for predicted classes, otherwise 0, uint8.
+      labels_EC: 1 for each true class of an example, 0 for all other classes, uint8.
+      guesses_EC: 1 for each predicted class of an example, 0 for all other classes, uint8.
       probabilities_EC: probabilities of the classes, float16.
       nats_E: binary cross-entropy in nats, averaged over the C classes, float32.
       thresholds: for each class, the smallest probability at which the class is predicted.

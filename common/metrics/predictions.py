@@ -27,7 +27,7 @@ PREDICTIONS = "predictions.npz"
 
 
 def stem(name: str) -> str:
-    """Returns the name of an array without its suffix of shape letters: its name in a saved file."""
+    """Returns the name of an array without its suffix of shape letters. Saved files use this name."""
     return name.rstrip(ascii_uppercase).removesuffix("_")
 
 

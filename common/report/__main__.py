@@ -15,8 +15,9 @@ def _parser() -> ArgumentParser:
         "runs",
         nargs="*",
         metavar="GROUP",
-        help="a folder of runs, a run's folder or summary.json, a glob, or wandb:ENTITY/PROJECT:GROUP; each group is"
-        " compared with the first group; NAME=GROUP names a group in tables and figures",
+        help="a folder of runs, a run's folder or summary.json, a glob, an address of these in a bucket, or"
+        " wandb:ENTITY/PROJECT[:GROUP]; each group is compared with the first group; NAME=GROUP names a group in tables"
+        " and figures",
     )
     parser.add_argument(
         "--wandb", metavar="ENTITY/PROJECT", help="compare all runs of this wandb project"
@@ -45,8 +46,8 @@ def _parser() -> ArgumentParser:
         "--reference",
         default="own",
         choices=("own", "all"),
-        help="best value that the percentages in the table of times refer to: of each run (own, default) or of all runs"
-        " (all)",
+        help="best value that is 100 %% in the table of times: each run's own best value (own, default) or the best"
+        " value of all runs (all)",
     )
     parser.add_argument(
         "--margin",

@@ -9,10 +9,10 @@ _PREFIXES = " kMGTPEZY"
 
 
 def units(axis: Axis, end: float) -> tuple[float, str, str]:
-    """Returns scale, unit and label that make an axis from 0 to `end` readable.
+    """Returns scale, unit and label for an axis from 0 to `end`.
 
-    The scale is the divisor that converts axis values to the unit, such as 3600 to show seconds as hours. Only
-    "seconds" and "flops" are scaled.
+    Divide axis values by the scale to convert them to the unit: 3600 converts seconds to hours. The scale is 1 for the
+    axes "hours" and "step".
     """
     match axis:
         case "seconds":

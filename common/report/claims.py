@@ -104,7 +104,12 @@ def chip_hours(paper: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The comparison of a claim's runs, or the reason why runs are missing; neither for evidence other than "runs"."""
+    """A claim and its comparison.
+
+    Attributes:
+      comparison: the comparison of the runs of A and B. None if runs are missing, or if the evidence is not "runs".
+      missing: reason why runs are missing, otherwise "".
+    """
 
     claim: Claim
     comparison: Comparison | None = None
@@ -116,7 +121,7 @@ def find(
     groups: Mapping[str, Sequence[Run]],
     missing: Mapping[str, str],
 ) -> list[Finding]:
-    """Compares A and B of every claim whose runs exist, with Holm's correction over these claims.
+    """Compares A and B of every claim whose evidence is "runs" and whose runs exist, with Holm's correction over all.
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.
@@ -215,7 +220,7 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
 
 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
-    """Returns five cells of a claim's row: A and B with their means, the difference, its interval, numbers of seeds.
+    """Returns five cells of a claim's row: A and its mean, B and its mean, the difference, its interval, seeds.
 
     If a mean is a million or more, the difference and the interval are in percent of B.
     """

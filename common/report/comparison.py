@@ -42,7 +42,7 @@ class AuccRow:
 
 
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """Returns the horizon in units of the axis; None on the axis "flops" if the runs have no FLOP counts.
+    """Returns the horizon in units of the axis. Returns None on the axis "flops" if the runs have no FLOP counts.
 
     Raises:
       UserError: the horizon is not a positive number, or is before the first validation of a run.
@@ -99,10 +99,10 @@ def time_rows(
     Args:
       axis: x-axis of the horizon.
       horizon: end of the curves, see `Horizon`.
-      reference: "own" for percentages of the best value of the same run, "all" for the best value of all runs.
+      reference: the best value that is 100 %: "own" takes the best value of the same run, "all" of all runs.
 
     Returns:
-      For each group and percentage, the point of each run, or None if the run does not reach the percentage.
+      Lists in the order [group][percentage][run]. An entry is None if the run does not reach the percentage.
 
     Raises:
       UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
@@ -225,5 +225,5 @@ def run_table(compared: Sequence[Group]) -> Table:
 
 
 def comparable(compared: Sequence[Group], axis: Axis) -> bool:
-    """Returns whether runs can be compared on an axis: True for steps and FLOPs, `runs_alternated` for axes of time."""
+    """Returns whether runs can be compared on an axis. On an axis of time, the runs must have taken turns."""
     return axis in ("step", "flops") or runs_alternated([group.runs for group in compared])

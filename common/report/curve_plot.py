@@ -39,7 +39,7 @@ def curve_figure(
     Args:
       curves: name -> one curve for each seed.
       axis: the quantity on the x-axis; "seconds" is shown in seconds, minutes or hours.
-      horizon: end of the x-axis in units of `axis`; None for the end of the longest curve.
+      horizon: end of the x-axis in units of `axis`. None takes the end of the longest curve.
 
     Raises:
       UserError: `curves` or a curve is empty, the metrics differ, or the horizon is not a positive number or is before

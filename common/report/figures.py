@@ -34,12 +34,12 @@ def layers_figure(
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
 ) -> "Figure":
-    """Plots normalised AUCC and test metric against the number of layers, with standard deviations over seeds.
+    """Plots normalised AUCC and test metric over the number of layers. Error bars are standard deviations over seeds.
 
     Groups with equal `Group.line` share a line.
 
     Args:
-      x: number of layers on the x-axis: "updatable" for trained layers (Figure 1), "total" for all (Figures 8 to 10).
+      x: "updatable" counts trained layers on the x-axis (Figure 1), "total" counts all layers (Figures 8 to 10).
 
     Raises:
       UserError: a run has no number of layers or no test metric, or `x` or the horizon is invalid.

@@ -50,11 +50,11 @@ class Group:
     """Runs with equal devices and configurations, except for fields such as the seed (IGNORED).
 
     Attributes:
-      name: the name from the command line (`versus.named_groups`), or else the layers and the settings in which the
-        group differs from other groups.
+      name: the name from the command line (`versus.named_groups`). Without such a name, the layers and the settings in
+        which the group differs from other groups; if there are none, the name of the first run.
       line: the name from the command line, or else `name` without the number of layers. Groups with equal `line` share
         a line in figures over depth.
-      runs: the runs, sorted by distinct seeds. The seed of a run without randomness is None.
+      runs: the runs, sorted by seed. No two runs have the same seed. A run without randomness has the seed None.
       layers: layers of the model; None if the configuration has no number of layers.
     """
 
@@ -69,11 +69,11 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Counts layers by the paper's `PAPER.layers.layers_of`. A paper without this function has no frozen layers.
+    """Returns the layers of a configuration, or None if the configuration has no number of layers.
 
-    Returns None if the configuration has no number of layers.
+    Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, all layers count as trained.
     """
-    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`: count like the paper "reservoir".
+    # Runs from before a3ffa8f (22 November 2026) have no field `paper`. All of them belong to the paper "reservoir".
     paper = str(config.get("paper", "reservoir"))
     try:
         module = import_module(f"{paper}.layers") if paper.isidentifier() else None
@@ -121,9 +121,9 @@ def differences(compared: Sequence[Group]) -> Table:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Returns {name: value} of the settings that all runs of a group share: device and configuration without IGNORED.
+    """Returns {name: value} of the settings that define a run's group: configuration without IGNORED, and device.
 
-    The device is a setting because it determines the training time.
+    The device is a setting because the training time depends on the device.
     """
     flat = {"device": run.summary.get("device", "")}
     flat |= {k: _frozen(v) for k, v in sorted(flatten(run.config).items())}
@@ -151,7 +151,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _others(
     settings: Sequence[Mapping[str, Any]], layers: Sequence[Layers | None]
 ) -> list[list[str]]:
-    """Returns the settings of each group that distinguish it from groups with equal layers, as "name value".
+    """Returns for each group the settings, as "name value", that distinguish the group from groups with equal layers.
 
     Omits a setting if the settings before it already distinguish the same groups. Settings with text values come before
     all other settings.

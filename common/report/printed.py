@@ -5,7 +5,7 @@ from importlib.resources import files
 
 
 def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns a printed table, such as "table1", as {cells of the first `keys` columns: all other cells of the row}."""
+    """Returns the rows of a printed table, such as "table1": {first `keys` cells of the row: all other cells}."""
     return {tuple(row[:keys]): tuple(row[keys:]) for row in _read(paper, table)[1:]}
 
 

@@ -18,7 +18,7 @@ from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
-# Fields of summary.json (`common.train.summary`) that comparisons read -> their types.
+# {field of summary.json that comparisons read: its type}. `common.train.summary` writes these fields.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
 
@@ -30,8 +30,8 @@ class Run:
       name: name of the folder, of the wandb run, or of a copied summary file without its ending.
       summary: contents of `summary.json`.
       curve: the validation curve, with at least one point.
-      folder: the workdir, which may contain predictions, or the folder of predictions downloaded from wandb; None for a
-        copied summary file or a wandb run without predictions.
+      folder: folder that may contain predictions: the workdir, or the download folder of a wandb run. None if the run
+        is a copied summary file, or a wandb run without predictions.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def timing(self) -> str:
-        """Use of the machine during training, see `common.train.conditions.Conditions.describe`; or "unknown"."""
+        """Use of the machine during training, such as "turns" (`common.train.conditions.Conditions`), or "unknown"."""
         return self.summary.get("timing", {}).get("kind", "unknown")
 
     @property
@@ -65,15 +65,22 @@ class Run:
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
-        """Returns the test predictions; None if predictions.npz is missing. Raises a UserError if it is damaged."""
+        """Returns the test predictions, or None without predictions.npz. Raises a UserError if this file is damaged."""
         path = self.folder / PREDICTIONS if self.folder else None
         return load(path) if path and path.exists() else None
 
     @property
     def test(self) -> float:
-        """The objective of the best checkpoint on the test split. Raises a UserError if the summary lacks it."""
+        """Value of the objective on the test split, for the best checkpoint.
+
+        Raises:
+          UserError: the summary has no such value.
+        """
         value = self.summary["test"].get(self.curve.name)
-        missing = f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}"
+        missing = (
+            f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}: leave out this run, or train with"
+            " --config.eval.test=true"
+        )
         check(isinstance(value, int | float), missing)
         return value
 
@@ -81,8 +88,8 @@ class Run:
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
     """Returns whether training seconds can be compared across groups.
 
-    Requires that all runs took turns on a machine (`timing` is "turns"), and that the runs of
-    every group have the same `sessions` as the runs of the first group.
+    Returns True if all runs took turns on a machine (`timing` is "turns"), and the runs of every group have the same
+    `sessions` as the runs of the first group.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
@@ -96,8 +103,8 @@ def run_of(
     """Makes a `Run` from a summary.
 
     Args:
-      source: origin of the summary, for error messages; None for `name`.
-      folder: the workdir; None if it is unknown.
+      source: origin of the summary, for error messages. None means `name`.
+      folder: the workdir; None if the workdir is unknown.
 
     Raises:
       UserError: the summary lacks a field, or its curve is damaged.
@@ -153,8 +160,8 @@ def load_group(argument: str) -> list[Run]:
     """Loads the finished runs that a command-line argument names.
 
     Args:
-      argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), or
-        "wandb:ENTITY/PROJECT:GROUP".
+      argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), an address of one of
+        these in a bucket ("gs://..."), or "wandb:ENTITY/PROJECT[:GROUP]".
 
     Raises:
       UserError: `argument` does not name a finished run.

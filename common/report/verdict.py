@@ -2,9 +2,10 @@
 
 The difference of two groups in a metric is the difference of their means over seeds. Its variance has two parts:
 
-- Seeds: s²/n for each group with n seeds and the sample variance s² over seeds, with n - 1 degrees of freedom (Welch).
-- Test examples: the variance of the difference over bootstrap resamples of the test set, the same for all runs. s²/n
-  already contains the part of this variance that differs between runs, so only the part that all runs share is added.
+- Seeds: s²/n for each group, where n is the number of seeds and s² the sample variance over seeds, with n - 1 degrees
+  of freedom (Welch).
+- Test examples: the variance of the difference over bootstrap resamples of the test set. All runs share the resamples.
+  A part of this variance is independent between runs and already contained in s²/n. So only the other part is added.
 
 The interval is the difference ± t * sqrt(variance), with Satterthwaite's degrees of freedom. For three seeds, a
 percentile interval of a two-level bootstrap is too narrow with 5,000 examples and too wide with 500
@@ -59,7 +60,8 @@ class Sample:
     Attributes:
       values: one value for each seed; a single value if `seedless`.
       seedless: whether the runs have no randomness, such as an exactly solved logistic regression.
-      resampled_RB: the metric of each of R runs on B resampled test sets; None for metrics without test examples.
+      resampled_RB: the metric of each of R runs on B resampled test sets. None if the metric is not computed from test
+        examples.
     """
 
     values: tuple[float, ...]
@@ -81,7 +83,8 @@ class Sample:
     def idiosyncratic_variance(self) -> float:
         """The part of the variance over seeds that the finite test set causes.
 
-        Equals the part of the bootstrap variance of a run's metric that the other runs do not share.
+        This is the mean over runs of the bootstrap variance of (metric of the run - mean metric of all runs), corrected
+        for the number of runs.
         """
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
@@ -99,7 +102,7 @@ class Comparison:
       mode: "max" if larger values are better, "min" if smaller values are better.
       a, b: values of the two groups.
       margin: margin of equivalence in units of the metric; 0 for no margin.
-      example_variance: the part of the variance of A - B that all runs share, because of the finite test set.
+      example_variance: variance of A - B due to the finite test set, without the part that `seed_variance` contains.
       noise: sources of noise that the interval covers, as text.
       corrected: the two `p_values` after Holm's correction (`correct`); None before the correction.
       together: number of comparisons that were corrected together.
@@ -168,7 +171,12 @@ class Comparison:
 
     @property
     def word(self) -> str:
-        """Whether A is better than B, worse, equivalent (the difference is within the margin), or undecided."""
+        """The verdict on A against B.
+
+        "equivalent" if the second p-value is below 0.05: the whole interval lies within the margin. Otherwise "better"
+        or "worse" if the first p-value is below 0.05. Otherwise, or if `decidable` is False, "undecided". Uses the
+        corrected p-values if they exist.
+        """
         if not self.decidable:
             return "undecided"
         different, beyond = self.corrected or self.p_values
@@ -182,9 +190,9 @@ class Comparison:
     def more_seeds(self) -> int | None:
         """Number of additional seeds per group that would decide the comparison, if means and deviations stay the same.
 
-        Assumes Holm's largest correction, which the smallest p-value gets. None if even `MOST_SEEDS` seeds would not
-        decide the comparison. A larger test set or a wider margin is then needed. If a group has a single seed, returns
-        the number of seeds that are missing to LEAST_SEEDS.
+        Assumes Holm's largest correction, which the smallest p-value gets. None if even MOST_SEEDS seeds would not
+        decide the comparison: then only a larger test set or a wider margin helps. If a group has a single seed, its
+        deviation is unknown, so this is the number of seeds that the group needs to reach LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -245,10 +253,10 @@ def compare(
 ) -> list[Comparison]:
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
-    Omits test metrics if a run has no predictions, because their noise is then unknown. "mean METRIC over AXIS" is the
-    area under the validation curve up to the end of the shortest curve, divided by this end. Intervals of the best
-    validation value and of these means cover only the noise of seeds. Compares seconds only if the runs took turns on
-    the machine (`runs_alternated`).
+    Omits test metrics if a run has no predictions, because their noise is then unknown. Omits test loss and perplexity
+    if the runs use different vocabularies. "mean METRIC over AXIS" is the area under the validation curve up to the end
+    of the shortest curve, divided by this end. Intervals of the best validation value and of these means cover only the
+    noise of seeds. Compares seconds only if the runs took turns on the machine (`runs_alternated`).
 
     Args:
       margins: metric -> margin of equivalence.
@@ -306,7 +314,7 @@ def sample_of(group: Sequence[Run], values: Sequence[float]) -> Sample:
 def _on_examples(
     a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
 ) -> list[Comparison]:
-    """Compares the test metrics; returns [] if a run has no predictions."""
+    """Compares the test metrics. Returns [] if a run has no predictions."""
     runs = [*a, *b]
     predicted = [run.predictions() for run in runs]
     if any(one is None for one in predicted):
@@ -336,16 +344,20 @@ def _on_examples(
 
 
 def _same_tokens(predicted: Sequence[Predictions]) -> bool:
-    """Returns whether all runs split each reference into equally many tokens.
+    """Returns whether all runs split each reference translation into the same number of tokens.
 
-    Otherwise the vocabularies differ, and nats per token cannot be compared.
+    If the numbers differ, the runs use different vocabularies, and nats per token cannot be compared. Always True for
+    predictions other than translations.
     """
     counts = [one.tokens_E for one in predicted if isinstance(one, Translations)]
     return all(np.array_equal(tokens_E, counts[0]) for tokens_E in counts)
 
 
 def shared_variance(a: Sample, b: Sample, examples: int) -> float:
-    """Returns the bootstrap variance of A - B that all runs of a group share; NaN for a single example."""
+    """Returns `Comparison.example_variance`; NaN for a single example.
+
+    This is the bootstrap variance of A - B, minus the variance that the seed variances already contain.
+    """
     if examples < 2:
         return math.nan
     difference_B = a.resampled_RB.mean(0) - b.resampled_RB.mean(0)
@@ -356,7 +368,7 @@ def shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set, the same for all runs}."""
+    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}. All runs share resamples."""
     weights_BE = _weights(len(predicted[0]), resamples)
     found = []
     for one in predicted:

@@ -20,9 +20,9 @@ from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, c
 def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if an argument has the form NAME=GROUP, or if one of several arguments names several runs.
-    In all other cases, and if the runs of an argument differ in their configurations or devices, the runs of all
-    arguments are grouped by configuration and device (`groups`).
+    Each argument is a group if at least one argument has the form NAME=GROUP, or if there are several arguments and at
+    least one names several runs. Otherwise, the runs of all arguments are pooled and grouped by configuration and
+    device (`groups`). They are also pooled if the runs of one argument differ in configuration or device.
 
     Args:
       arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path, or
@@ -48,7 +48,7 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
 
 
 def _split_name(argument: str) -> tuple[str, str]:
-    """Splits NAME=GROUP. Returns the name ("" for a group without a name) and the group."""
+    """Splits NAME=GROUP into name and group. The name is "" if the argument is a group without a name."""
     name, _, group = argument.partition("=")
     if not group or set(name) & set("/:*?["):
         return "", argument
@@ -83,10 +83,13 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
 def against_first(
     compared: Sequence[Group], margins: Mapping[str, float]
 ) -> list[tuple[Group, Comparison]]:
-    """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
+    """Compares every group with the first group in every metric, with Holm's correction over all comparisons.
 
     Args:
       margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
+
+    Returns:
+      A pair (group, comparison) for each metric and each group except the first.
 
     Raises:
       UserError: a run is in the first group and in another group, two runs of a group have the same seed, or groups
@@ -106,8 +109,9 @@ def against_first(
 
 
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if a run has no predictions and the configurations of two groups name different data.
+    """Raises a UserError if the configurations of two groups name different data.
 
+    Checks nothing if all runs have predictions: then `compare` checks that the test examples are the same.
     Compares only the last part of a folder's path, because paths differ between machines.
     """
     if all(run.predictions() is not None for run in (*a, *b)):
@@ -147,7 +151,7 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
     decidable = sum(one.decidable for _, one in comparisons)
     lines = [
         "better, worse: the difference is not 0 (p < 0.05); equivalent: the whole interval lies within the margin;"
-        " with fewer than three seeds every verdict is undecided."
+        " with fewer than three seeds a verdict is undecided, unless the runs have no randomness."
     ]
     if decidable > 1:
         lines.append(
@@ -166,10 +170,10 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
 
 
 def sentence_table(compared: Sequence[Group]) -> Table | None:
-    """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run of the same seed.
+    """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run with the same seed.
 
-    The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a compared run has no
-    translations, or if no other group shares a seed with the first group.
+    The p-value covers the choice of test sentences, not the noise of seeds. Returns None if one of these runs has no
+    translations, or if no run of another group has the seed of a run of the first group.
     """
     from sacrebleu.significance import PairedTest
 
@@ -202,7 +206,7 @@ def example_table(one: Run, other: Run, most: int) -> Table:
     """
     mine, theirs = one.predictions(), other.predictions()
     for run, predictions in ((one, mine), (other, theirs)):
-        missing = f"the run {run.place} has no predictions.npz, which --examples needs"
+        missing = f"the run {run.place} has no predictions.npz, which --examples needs: choose another run"
         check(predictions is not None, missing)
     check(
         mine.pairing == theirs.pairing,
