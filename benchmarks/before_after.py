@@ -105,7 +105,7 @@ def attention(results: Path) -> Iterator[Change]:
 def compilation(results: Path) -> Iterator[Change]:
     """Yields CPU seconds of compilation of a translation model with 32 encoder layers.
 
-    The target before step 1 is a third of the older commit's.
+    The target of "each bucket" is 8 s. The target of "before step 1" is a third of the older commit's seconds.
     """
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]
@@ -133,7 +133,7 @@ def placement(results: Path) -> Iterator[Change]:
 
 
 def steps(results: Path) -> Iterator[Change]:
-    """Yields the time of each recipe's step on CPUs over the time of PyTorch, and of the step's own matrix products."""
+    """Yields two time ratios for each recipe on CPUs: our step / PyTorch's step, and our step / its matrix products."""
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
             name = f"{row['recipe']} in {row['dtype']} on two CPU cores, {column}"

@@ -1,9 +1,9 @@
 """Times perception.classify against the bare forward pass of its batches: python -m benchmarks.classify
 
 `perception.classify` reads and checks a CSV file, tokenizes, splits long texts into windows, sorts, computes, averages
-and writes the labelled file. The bare forward pass computes the logits of the same batches, which are on the devices
-already. Loading the model and compilation are excluded. The model has arctic-embed-xs's shape (6 layers of width 384),
-random weights and dtype float32.
+and writes the labelled file. The bare forward pass only computes the logits of the same batches, which are already on
+the devices. The times exclude loading the model and compilation. The model has arctic-embed-xs's shape (6 layers of
+width 384), random weights and dtype float32.
 """
 
 import contextlib

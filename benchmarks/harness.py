@@ -90,10 +90,10 @@ class Ratio:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval between two ratios that covers the true median with a probability of at least 95 %.
+        """Interval that covers the true median with a probability of at least 95 %. Its ends are measured ratios.
 
         This is the interval of the sign test, which makes no assumption about the distribution. Fewer than six rounds
-        cannot reach 95 %: their interval contains all ratios.
+        cannot reach 95 %. Their interval goes from the smallest to the largest ratio.
         """
         n, ratios = len(self.rounds), sorted(self.rounds)
         # The interval leaves out the k smallest and the k largest ratios. The probability that the true median lies
@@ -138,9 +138,9 @@ def isolated(
 ) -> Iterator[dict]:
     """Runs the cases of each factory in a separate process. Yields {case: function}, the `cases` of `compare`.
 
-    In one process, cases would disturb each other by spinning threads and unreleased memory. A factory returns the
-    function of a case. With a tuple of names, a factory returns a tuple of functions, whose cases share a process.
-    Factories and the results of cases must be picklable.
+    In one process, cases would disturb each other by spinning threads and unreleased memory. If a key is a name, its
+    factory returns the function of this case. If a key is a tuple of names, its factory returns a tuple of functions,
+    one for each case, and these cases share a process. Factories and the results of cases must be picklable.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
 
 
 def scaled(timing: Timing, factor: float) -> Timing:
-    """Multiplies all times by `factor`, to extrapolate from a part of the work to the whole work."""
+    """Returns a timing with all times multiplied by `factor`, to extrapolate from a part of the work to the whole."""
     return Timing(tuple(factor * seconds for seconds in timing.seconds))
 
 

@@ -18,7 +18,8 @@ BATCH, LENGTH, CLASSES = 8, 128, 2
 SIZES = {"bert": (6, 384, 1536, 12, 30_522), "qwen2": (4, 256, 1024, 4, 2, 32_000)}
 """{family: (layers, width, hidden, heads, key-value heads for qwen2 only, vocabulary)}."""
 
-# Upper bounds of time ratios. By dtype: our step / the peer's step. By family: our LoRA step / our full step.
+# Upper bounds of time ratios. Keys that are dtypes: our step / the peer's step. Keys that are families: our LoRA step /
+# our full step.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
 
 

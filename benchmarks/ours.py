@@ -133,8 +133,8 @@ def _bytes_task(config: ConfigDict) -> gmlp_lm.Task:
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that prefills `start` bytes and generates `count` bytes greedily.
 
-    The function has an attribute `products`: a function that returns {matrix product: executions in one call}, without
-    the prefill.
+    The function has an attribute `products`: a function that returns {matrix product: executions in one call}. The
+    prefill is not counted.
     """
     config = bytes_config(kind, dtype="float32")
     task = _bytes_task(config)
@@ -162,7 +162,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """Text classification with random instead of pretrained frozen parameters. It can train, but not evaluate."""
+    """Text classification with random instead of pretrained frozen parameters. This task can train but not evaluate."""
 
     objective = "accuracy"
 

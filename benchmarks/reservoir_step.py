@@ -32,7 +32,10 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Groups, {case: (kind of reservoir, model fields to override, upper bound of time / plain model's time)} each."""
+"""Groups of cases. Each group is {case: (kind of reservoir, model fields to override, target)}.
+
+The target is an upper bound of (time of the case) / (time of the plain model); None if the case has no target.
+"""
 
 DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75

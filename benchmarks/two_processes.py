@@ -1,8 +1,8 @@
-"""Compares two processes of one device each with one process of two devices: python -m benchmarks.two_processes
+"""Compares two processes with one device each and one process with two devices: python -m benchmarks.two_processes
 
-Both devices are on this CPU; two processes exchange gradients over loopback. Two models train on the same data: the
-tiny translation model, whose step takes a tenth of a second, and a larger model (LAPTOP). One process and two processes
-take turns, and stay alive between rounds.
+Both devices are on this CPU. The two processes exchange gradients over loopback. Two models train on the same data: the
+tiny translation model, whose step takes a tenth of a second, and a larger model (LAPTOP). The case with one process and
+the case with two processes take turns. Their processes stay alive between rounds.
 """
 
 import argparse

@@ -48,7 +48,7 @@ def lines_of_code(script: str) -> int:
 
 
 def our_command(options, seeds: int) -> list[str]:
-    """Returns the command of perception.worth, which adds the seeds that are missing in its folder."""
+    """Returns the command of perception.worth with `seeds` seeds. The program skips seeds with a finished run."""
     fields = {
         "data.source": f"files:{options.data}",
         "data.cache_dir": options.runs / "cache",

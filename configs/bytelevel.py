@@ -9,7 +9,7 @@ def enwik8(reservoir: str) -> ConfigDict:
     """Returns the configuration of a byte language model of enwik8 with 48 layers (the paper: 12 to 64).
 
     Args:
-      reservoir: kind of the 8 reservoirs among these layers, or "none" for a model without reservoirs.
+      reservoir: kind of reservoir of 8 of the 48 layers. "none" makes a model without reservoirs.
 
     The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Our recipe: pre-norm layers, sequences
     of 512 bytes, Adam with a warm-up and a cosine schedule.

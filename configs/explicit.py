@@ -33,7 +33,7 @@ def babylm(aggregate: str) -> ConfigDict:
     )
     config.model = ConfigDict({"aggregate": aggregate, "context": 1, "cold": "torch"})
     config.optimizer.update({"name": "adagrad", "learning_rate": 0.01, "epsilon": 1e-10})
-    # Number of training tokens, evenly spaced over the text, that measure training perplexity.
+    # Training perplexity is measured on this number of training tokens, evenly spaced over the text.
     config.eval.train_tokens = 100_000
     return config.lock()
 

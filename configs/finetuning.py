@@ -63,7 +63,10 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Shortens a recipe to less than an epoch of SST-2, with a higher learning rate for a small model."""
+    """Shortens a recipe to less than an epoch of SST-2, with a higher learning rate for a small model.
+
+    The method `freeze_now` freezes two layers.
+    """
     config.freeze_now, config.model.dtype = 2, "bfloat16"
     config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
     config.train.steps = 1500
@@ -73,7 +76,10 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to paragraphs, or pairs of paragraphs, of the Python manual: a minute on two CPU cores."""
+    """Reduces a recipe to paragraphs, or pairs of paragraphs, of the Python manual: a minute on two CPU cores.
+
+    The method `freeze_now` freezes one layer.
+    """
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"

@@ -118,7 +118,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
     """Returns the recipe "code", the settings of the authors' program.
 
     Gates and attention work in windows of 16, 32 and 64 positions in layers 1 to 3, and on the whole sequence in layer
-    4. The attention beside a gate has width 2. No layer has dropout, and "GPT_base" has no feed-forward layers.
+    4. Attention has width 2, also beside a gate. No layer has dropout, and "GPT_base" has no feed-forward layers.
 
     The authors' program trains on the first 90 million bytes of enwik8 or enwik9 and validates on the next 5 million.
     These 95 million bytes are the same in both files. Our program tests on the next 5 million bytes.
@@ -188,7 +188,10 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores."""
+    """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores.
+
+    Doubles the learning rate. For the recipe "fixed", `choose` then sets learning rate and sizes from FIXED.
+    """
     model, length = config.model, 128
     model.hidden = 2048 * 128 // model.width // 2 * 2
     model.update({"width": 128, "heads": 4, "length": length, "dropout": 0.0})

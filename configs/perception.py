@@ -39,7 +39,7 @@ def _base() -> ConfigDict:
             "pretrained": "",
             "finetune": "full",
             "dataset": "",
-            # Value of `finetune` -> learning rate, which is used if optimizer.learning_rate is 0.
+            # {value of `finetune`: learning rate}, used if optimizer.learning_rate is 0.
             "learning_rates": {name: method.learning_rate for name, method in METHODS.items()},
             "reinitialize": "",
             "pool": "masked",
@@ -96,7 +96,7 @@ def _paper(config: ConfigDict) -> ConfigDict:
 
 
 def _laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces texts to 128 tokens and training to a fifth of the steps."""
+    """Reduces texts to 128 tokens and training to a fifth of the steps, in bfloat16."""
     config.data.max_length, config.model.dtype = 128, "bfloat16"
     config.data.buckets = (16, 32, 64, 128)
     config.train.steps = 2000

@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 def base(paper: str) -> ConfigDict:
     """Returns the fields of the training loop. A recipe adds the fields of `data`, `model` and its task.
 
-    Then the recipe locks the configuration (`ConfigDict.lock`): setting an unknown field, such as a misspelled field,
-    raises an exception, except within `with config.unlocked():`.
+    At its end, a recipe locks the configuration (`ConfigDict.lock`). Setting an unknown field then raises an exception,
+    except within `with config.unlocked():`.
 
     Args:
       paper: the package that trains the experiment.
@@ -39,7 +39,7 @@ def base(paper: str) -> ConfigDict:
                 "accumulate": 1,
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",
-                # Minimum depth of a stack whose repeating layers are scanned, so that they compile once; 0 scans none.
+                # Stacks of at least this many layers scan their repeating layers, which then compile once. 0: no scans.
                 "scan_layers": 16,
                 "log_steps": 10,
             },
@@ -48,9 +48,9 @@ def base(paper: str) -> ConfigDict:
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
-                # Number of best checkpoints to keep. If above 1, the run also tests the mean of these checkpoints.
+                # Number of best checkpoints to keep. If above 1, the run also tests the mean of their parameters.
                 "keep_best": 1,
-                # Steps between permanent snapshots of the parameters; 0 keeps none.
+                # Steps between permanent snapshots of the parameters. 0 disables snapshots.
                 "snapshots": 0,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},

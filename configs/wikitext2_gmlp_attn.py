@@ -6,8 +6,8 @@ Reproduces: Table 3, case 11 (GPT-base + gMLP + attn).
 Recipes, appended to the file name: `:paper` (default) follows the paper's text, `:code` the authors' program. `:fixed`
 is ours: GPT, gMLP and gMLP with attention have the same number of parameters within 0.5 %.
 Hardware: one accelerator; gmlp_lm/README.md has sizes for two CPU cores.
-Data: wiki.{train,valid,test}.tokens, plain or .gz, in data/wikitext2. Other files:
---config.data.source=files:DIR with --config.data.splits.train=NAME, splits.valid=NAME and splits.test=NAME.
+Data: wiki.{train,valid,test}.tokens (or .raw) or {train,valid,test}.txt, plain, .gz or .zip, in data/wikitext2. Other
+files: --config.data.source=files:DIR with --config.data.splits.train=NAME, splits.valid=NAME and splits.test=NAME.
 `--config=configs/wikitext2_gmlp_attn.py:tiny` trains a small model on the Python manual (embedded:python, no download):
 seconds on two CPU cores.
 """

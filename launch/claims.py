@@ -1,7 +1,7 @@
 """Estimates the chip-hours of claims that need runs at the paper's scale: python -m launch.claims PAPER
 
 A plan is a list of options of `launch.plan` in PAPER/claims.csv. This program compiles each plan and writes the
-chip-hours to PAPER/claims_plans.csv, which `reproduce claims` reads. Plans that this file already contains are skipped.
+chip-hours to PAPER/claims_plans.csv, which `reproduce claims` reads. Skips plans that PAPER/claims_plans.csv contains.
 """
 
 import csv

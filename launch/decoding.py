@@ -68,7 +68,7 @@ class Traffic(NamedTuple):
 
     @property
     def count_per_token(self) -> float:
-        """Number of collectives for a token of each row, excluding the collectives that gather the weights."""
+        """Number of collectives to generate one token in every row, without the collectives that gather the weights."""
         return sum(row.count for row in self.program.rows) / self.steps
 
 
@@ -76,8 +76,9 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     """Compiles the decoding of a configuration for the devices of a topology; returns its collectives.
 
     Args:
-      by_rows: True for the version that programs run. False compiles the same function with the weights and rows
-        split as in training, and leaves everything else to the compiler.
+      by_rows: True compiles decoding as translation and sampling run it: weights are gathered once, and rows are split
+        over all devices (`common.decode.rows`). False keeps weights and rows sharded as in training, and lets the
+        compiler insert all collectives.
 
     Raises:
       UserError: the configuration is invalid, its mesh does not match the devices, or its task does not decode.

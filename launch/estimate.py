@@ -38,15 +38,15 @@ class TooLarge(UserError):
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds that compute, memory, links and network of a chip need for a training step at full speed.
+    """Seconds that each part of a chip needs for a training step at full speed.
 
     Attributes:
       compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations (`Topology.peak`).
       memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
-        value may exceed the actual time. None for a program of the CPU compiler.
+        value may exceed the actual time. None if the CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI).
-      network: seconds to receive data from other slices over the data-centre network (DCN), of which each chip of a
-        host has an equal share. None for one slice, or if the speed of the network is unknown.
+      network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
+        its bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
     """
 
     compute: float
@@ -56,12 +56,15 @@ class Bound:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Name of each part, "compute", "memory", "links" and "network" -> seconds. Omits parts that are None."""
+        """{part: seconds} for the parts "compute", "memory", "links" and "network". Omits parts that are None."""
         return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest part: a lower bound of the time of a step, unless it is the estimate "memory"."""
+        """Seconds of the slowest part.
+
+        This is a lower bound of the step time, except if the slowest part is "memory", whose value may be too high.
+        """
         return max(self.parts.values())
 
     @property
@@ -85,7 +88,7 @@ def time_bound(
       flops: FLOPs of the chip.
       traffic: bytes of the chip's HBM traffic; None if unknown.
       received: bytes that the chip receives from other chips of its slice.
-      between: bytes that the chip receives from other slices; None for one slice.
+      between: bytes that the chip receives from other slices; None if there is one slice.
     """
     memory = None if traffic is None else traffic / chip.bandwidth
     known = between is not None and chip.network is not None
@@ -98,12 +101,13 @@ class Estimate:
     """Costs of a compiled training step.
 
     Attributes:
-      held: use of memory, such as "optimizer" -> bytes on each device.
+      held: {use of memory, such as "optimizer": bytes on each device}.
       flops: FLOPs of all matrix products on all devices (`common.train.flops`).
-      compiled_flops: FLOPs of one device by the compiler's count: all operations, but one iteration of each loop.
-      traffic: bytes that one device reads and writes, by the compiler's count and with the operands and results of
-        Pallas kernels, corrected for loop iterations.
-      kernels: bytes of the operands and results of Pallas kernels, without repeated iterations of loops.
+      compiled_flops: FLOPs of one device by the compiler's count, which includes all operations and counts each loop
+        body once.
+      traffic: bytes that one device reads and writes: the compiler's count plus `kernels`, multiplied by a factor for
+        loop iterations (`hlo.loop_factor`).
+      kernels: bytes of the operands and results of Pallas kernels on one device. Each loop body counts once.
       dtype: dtype of activations.
       bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
     """
@@ -226,7 +230,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
 
 def _missing(message: str, capacity: int) -> int | None:
-    """Parses a compiler error; returns how many bytes of HBM are missing. None for errors other than too little HBM.
+    """Returns how many bytes of HBM are missing according to a compiler error, or None if the error has another cause.
 
     Args:
       capacity: bytes of HBM of a chip.

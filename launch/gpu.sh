@@ -39,7 +39,7 @@ Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0
   TRAINLESS_NUM_PROCESSES   number of processes
   TRAINLESS_PROCESS_ID      0, 1, ...
-  TRAINLESS_TOKEN           random word that keeps other programs out
+  TRAINLESS_TOKEN           random secret; process 0 refuses connections without this secret
   CUDA_VISIBLE_DEVICES      its GPUs
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:

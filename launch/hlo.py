@@ -72,13 +72,13 @@ class Instruction(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """Value of an integer constant; None for all other instructions."""
+        """Value of the instruction if it is an integer constant, otherwise None."""
         constant = self.operation == "constant" and self.arguments.lstrip("-").isdecimal()
         return int(self.arguments) if constant else None
 
     @property
     def collective(self) -> str | None:
-        """Kind of the collective that the instruction starts; None for all other instructions."""
+        """Kind of the collective that the instruction starts, or None if it starts no collective."""
         if self.operation == "recv" and (transfer := _MEGASCALE.search(self.rest)):
             return _TRANSFERS[transfer["type"]] + BETWEEN
         kind = self.operation.removesuffix("-start")
@@ -410,8 +410,8 @@ def loop_factor(text: str) -> float:
     """Returns the ratio of the memory traffic with all loop iterations to the traffic with one iteration per loop.
 
     The compiler's cost analysis counts a loop body once: multiply its "bytes accessed" by this ratio. The traffic of an
-    instruction or fusion is its operands and its result; slices and updates read or write only a part of an operand. A
-    loop with an unknown trip count counts once.
+    instruction or fusion is the size of its operands and its result. Slices and updates read or write only a part of an
+    operand. Counts the body of a loop with an unknown trip count once.
     """
     program = parse(text)
     once = _moved(program, program.entry, False)
@@ -494,7 +494,7 @@ def _part(name: str, user: Instruction) -> float | None:
 
 
 def _written(inner: Computation, name: str) -> float:
-    """Returns the bytes that a fusion writes for its result `name`; an update writes only the updated part."""
+    """Returns the bytes that a fusion writes for its result `name`. A dynamic-update-slice writes only the new part."""
     source = inner.source(name)
     if source.operation == "dynamic-update-slice":
         return array_bytes(inner.instructions[source.operands[1]].type)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: uv/, venv/, cache/ (.cache of the
-# runs), pid (of the training process), exit (exit code of the training process, after it has exited) and log (a link to
-# the log).
+# launch/tpu.sh runs this script on the hosts of a TPU VM. Files beside the copied code: uv/, venv/, cache/ (the code's
+# .cache), pid (number of the training process), exit (exit code of the training process, written when the process
+# exits) and log (a link to the log).
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
@@ -42,7 +42,7 @@ case $action in
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
     export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # JAX reads a cache in a bucket with gcsfs, which needs fewer requests
-    LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$6 # the user's flags follow those of the VM's image
+    LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$6 # the user's flags come last and win
     recommend "$5"
     shift 6
     ln -sfn "$log" "$home/log"

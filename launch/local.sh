@@ -11,7 +11,7 @@ the same code path as several hosts.
 
   -m, --module MODULE   program of each process (default: reservoir.train)
   --log-dir DIR         directory of process-K.log (default: runs/local-<date>); logs are appended
-  --grace SECONDS       delay from SIGTERM to SIGKILL after a process failed (default: 30)
+  --grace SECONDS       after a process has failed: time from SIGTERM to SIGKILL of the others (default: 30)
   --gpus LIST           GPUs (0,1,2,...) to divide among the processes, in order
   -h, --help            print this text
 
@@ -19,7 +19,7 @@ Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0, on a free port of 127.0.0.1
   TRAINLESS_NUM_PROCESSES   N
   TRAINLESS_PROCESS_ID      0 .. N-1
-  TRAINLESS_TOKEN           random word that keeps other programs out
+  TRAINLESS_TOKEN           random secret; process 0 refuses connections without this secret
   CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:

@@ -4,8 +4,9 @@
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
 # slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
-# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. With several slices of N
-#                   hosts, launch/tpu.sh sets MEGASCALE_*, and slice S has the processes S N to S N + N - 1.
+# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. For several slices,
+#                   launch/tpu.sh sets MEGASCALE_*. With N hosts per slice, slice S has the processes S * N to
+#                   S * N + N - 1.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"

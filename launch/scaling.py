@@ -127,7 +127,7 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
 
     Args:
       path: path of the table without suffix.
-      make: function from the commit to the rows.
+      make: function from the commit, shortened to 8 digits, to the rows.
     """
     import jax
 
@@ -192,7 +192,7 @@ COMPARISONS = {
     "exchange": (EXCHANGE_COLUMNS, _exchange),
     "attention": (ATTENTION_COLUMNS, _attention),
 }
-"""Name of an option and of its table -> (columns of the table, function from the commit to the rows)."""
+"""{name of an option and of the table that it writes: (columns, function from the commit to the rows)}."""
 
 
 def _row(estimate: "Estimate") -> tuple:

@@ -1,4 +1,4 @@
-"""Finds the fastest mesh and batch size that fit into memory: python -m launch.plan --sweep"""
+"""Estimates which mesh and batch size are fastest and fit into memory: python -m launch.plan --sweep"""
 
 from collections.abc import Iterator
 
@@ -14,10 +14,10 @@ BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
 """Possible fields of the batch size. Each configuration in configs/ has one of these fields."""
 
 TIMES = (2, 4)
-"""Multiples of the configured batch size to try if the configured batch size fits into memory."""
+"""Multiples of the configured batch size to try, unless the configured batch size is too large for memory."""
 
 PARTS = (2, 4, 8)
-"""Factors of `train.accumulate` to try if the configured batch size does not fit into memory."""
+"""Factors by which to multiply `train.accumulate` if the configured batch size is too large for memory."""
 
 WIDTHS = (*map(len, MESH_AXES), 10, 10, 9, 9, 14)
 COLUMNS = (*MESH_AXES, "batch", "accumulate", "MiB", "ms", "tokens/s")
@@ -34,8 +34,9 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 def best(config: ConfigDict, topology: Topology) -> Estimate:
     """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
 
-    If the configured batch size fits into memory, tries its multiples in `TIMES` until one does not fit. Otherwise
-    multiplies `train.accumulate` by the factors in `PARTS` until the batch size fits or is invalid for another reason.
+    If the configured batch size is too large for memory, multiplies `train.accumulate` by the factors in PARTS until
+    the batch size fits or fails for another reason. Otherwise tries the multiples of the batch size in TIMES until one
+    is too large.
 
     Raises:
       UserError: no mesh and batch size can run, the speed of the devices is unknown, or the configuration has none of

@@ -43,8 +43,9 @@ class Chip:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-# Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}; `links` is half of the value there, which
-# counts both directions of a link. Links of v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s.
+# Sources. Bandwidth and links: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. These pages add up both directions of a
+# link, so `links` is half of their value. Links of v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of
+# 50 GB/s.
 # Memory: the capacity that libtpu reports if a program does not fit, close to the nominal 32, 16, 95 and 32 GB.
 # Network: the same pages, which give 200 Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e
 # host, 50 Gbit/s for each of the 4 chips of a v5p host, and no value for v4.
@@ -177,9 +178,9 @@ def has_compiler() -> bool:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError for several slices. Called if the CPU compiler is used.
+    """Raises a UserError if there are several slices. Call this function before using the CPU compiler.
 
-    Only the TPU compiler separates traffic between slices from other traffic.
+    Only the TPU compiler separates traffic between slices from traffic within a slice.
     """
     check(
         slices == 1,

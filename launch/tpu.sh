@@ -11,8 +11,8 @@ usage: launch/tpu.sh run    [options] NAME CONFIG [args...]
 
 run     creates the TPU VM NAME (or uses an existing one), waits until it is ready, copies the code of a commit to
         all hosts, installs Python and the packages, and starts `python -m MODULE --config=CONFIG args...` on
-        every host, as one run that continues without the connection. Saves the request in runs/tpu-NAME. The
-        request of a started run is replaced only after the new run has started.
+        every host, as one run that continues without the connection. Saves the request (options and arguments) in
+        runs/tpu-NAME. If NAME already has a started run, its request is replaced only after the new run has started.
 resume  repeats the saved request: on a new TPU VM after preemption, on the same TPU VM after stop. The run resumes
         from its last checkpoint.
 status  prints the state of each TPU VM and of each host's process, with the last line of its log
@@ -55,7 +55,7 @@ Environment of each process:
   TRAINLESS_NUM_PROCESSES   number of hosts of all slices
   TRAINLESS_PROCESS_ID      0, 1, ...: number of the host, counted through the slices in their order
   TRAINLESS_COMMIT          commit of the code, for the run's summary
-  TRAINLESS_TOKEN           random word that keeps other programs out
+  TRAINLESS_TOKEN           random secret; process 0 refuses connections without this secret
   MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_PORT
                             of several slices: their number, the number of this slice, address of process 0 and port
                             for libtpu, which connects the slices
@@ -167,8 +167,8 @@ thing() {
   printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}$several"
 }
 
-# Sets an empty variable to gcloud's current configuration. Otherwise, if the configuration changes before `delete`,
-# `delete` would not find this VM, or would delete another VM of the same name.
+# Sets an empty variable to the value of a gcloud property, so that the request stores the value. Otherwise, if gcloud's
+# configuration changes later, `delete` would not find this VM, or would delete another VM of the same name.
 pin() { # VARIABLE PROPERTY
   if [[ -z ${!1} && -n $dry_run ]]; then
     step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
@@ -276,8 +276,8 @@ remove() {
   fi
 }
 
-# each FUNCTION ARGUMENTS...: calls the function for every slice, with the number of the slice in $slice. Several slices
-# work at the same time, because the processes of a run wait for each other.
+# each FUNCTION ARGUMENTS...: calls the function for every slice, with the number of the slice in $slice. The calls for
+# several slices run at the same time, because the processes of a run wait for each other.
 each() {
   local slice job jobs=() failed=
   for ((slice = 0; slice < slices; slice++)); do
@@ -397,7 +397,7 @@ case $action in
     ((slices == 1)) || find_address
     token=TOKEN
     [[ -n $dry_run ]] || token=$(new_token)
-    # If a host fails, stop the processes on all other hosts, which would wait for it.
+    # If a host fails, stop the processes on all other hosts, which would wait for the failed host.
     if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$token" "$type" \
       "$libtpu_flags" "${arguments[@]}"); then
       on all "stop the started processes" "${place[@]}" stop "$grace"

@@ -1,8 +1,9 @@
-"""Trains text classifiers with transformers, peft and scikit-learn, in the usual way.
+"""Trains text classifiers with transformers, peft and scikit-learn: the peer of `benchmarks.worth`.
 
     python benchmarks/peers/text_classifier.py --data DIR --model DIR --ways lora head --output_dir OUT --seed 1 ...
 
-`benchmarks.worth` compares this script with `perception.worth`. All options of `TrainingArguments` are options.
+`benchmarks.worth` compares this script with `perception.worth`. The script also accepts all options of
+`TrainingArguments`.
 """
 
 import gzip
