@@ -21,7 +21,7 @@ class Change(NamedTuple):
     """A row of the table.
 
     Attributes:
-      measure: what is measured, with its unit.
+      measure: name and unit of the measured quantity.
       before, after: values; `before` is None if only one program was measured.
       code: the older and the newer commit, or two modes of one commit.
       most: upper bound of `after`; None without a target.

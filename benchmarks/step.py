@@ -47,7 +47,11 @@ MOST = {"PyTorch": 1.0, "products": 1.4}
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns three functions: our step or decoder, its matrix products alone, and the FLOPs of these products."""
+    """Returns three functions.
+
+    The first runs our step or decoder. The second runs only its matrix products. The third returns the FLOPs of these
+    matrix products.
+    """
     from benchmarks import ours
 
     match recipe.split("_"):

@@ -103,7 +103,7 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
 
     Args:
       plan: options of `launch.plan` as text.
-      quick: use less compiler optimization.
+      quick: whether to compile with less optimization.
 
     Raises:
       UserError: the options are invalid, the TPU compiler is missing, or the step does not fit into memory.

@@ -94,7 +94,7 @@ def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
     """Prints an estimate as a table.
 
     Args:
-      price: price of a chip-hour; None to print no cost.
+      price: price of a chip-hour. None prints no cost.
       shardings: whether to print the sharding of every parameter too.
     """
     from common.report.table import text
@@ -110,7 +110,7 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
     """Returns an estimate as table rows (quantity, value, remark).
 
     Args:
-      price: price of a chip-hour; None for no row with the cost.
+      price: price of a chip-hour. None omits the row with the cost.
     """
     from common import variables
 

@@ -26,7 +26,7 @@ class TokenizedCorpus:
         tokens: token ids of all sentences, concatenated, (total,) uint16 or int32.
         offsets: start of each sentence in `tokens`, then the length of `tokens`, (sentences + 1,) int64.
         lengths: number of tokens of each sentence, (sentences,) int64.
-        end: id of the token that a batch appends to each sentence; None to append nothing.
+        end: id of the token that a batch appends to each sentence. None appends nothing.
         pad: id of the padding token.
     """
 

@@ -69,7 +69,7 @@ def load_labelled(
             `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
             `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
                 that exists.
-            `tfds_dir`: data directory of TFDS; "" for TFDS's default.
+            `tfds_dir`: data directory of TFDS. "" means TFDS's default.
             `label`: name of the label field (default "label").
         classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
             any number of classes.

@@ -39,7 +39,7 @@ def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) 
 
 
 def read_names(path: Path) -> list[str] | None:
-    """Returns the class names in a labels.json; None if the file is missing. Raises a UserError if it is damaged."""
+    """Returns the class names in a labels.json, or None without this file. Raises a UserError if it is damaged."""
     if not path.is_file():
         return None
     text = "\n".join(read_lines(path))

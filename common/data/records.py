@@ -24,7 +24,7 @@ def open_records(
         splits: split -> its name in the source. "a|b" is the first of the names a and b that exists.
         fields: names of the text fields, separated by spaces.
         label: name of the label field.
-        tfds_dir: data directory of TFDS; "" for TFDS's default.
+        tfds_dir: data directory of TFDS. "" means TFDS's default.
         optional: splits that may be missing.
 
     Raises:

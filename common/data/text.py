@@ -42,7 +42,7 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
             files = [read_lines(path) for path in _find(folder, data.splits[split], split)]
         found = [d for lines in files for d in cut(lines, data.documents)]
     documents = [d for d in found if d.strip()]
-    check(bool(documents), f"{data.source} has no text in its {split} split")
+    check(bool(documents), f"{data.source} has no text in its {split} split: check the data")
     return documents
 
 

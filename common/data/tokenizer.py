@@ -123,7 +123,7 @@ def train_tokenizer(vocab_size: int, *sides: Sequence[str]) -> Tokenizer:
 def train_model(
     vocab_size: int, sides: Sequence[Sequence[str]], options: Mapping[str, object]
 ) -> bytes:
-    """Trains a SentencePiece model and returns it serialized. `options` are options of `SentencePieceTrainer`.
+    """Trains a SentencePiece model. Returns the serialized model. `options` are options of `SentencePieceTrainer`.
 
     Raises:
         UserError: the vocabulary is too small or too large for the text.

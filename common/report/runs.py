@@ -238,7 +238,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
 
     Args:
       project: "ENTITY/PROJECT".
-      filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
+      filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}. None: all runs.
 
     Raises:
       UserError: wandb cannot be reached, the project is unknown, or the project has no finished run.

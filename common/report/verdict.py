@@ -101,7 +101,7 @@ class Comparison:
     Attributes:
       mode: "max" if larger values are better, "min" if smaller values are better.
       a, b: values of the two groups.
-      margin: margin of equivalence in units of the metric; 0 for no margin.
+      margin: margin of equivalence in units of the metric. 0 means no margin.
       example_variance: variance of A - B due to the finite test set, without the part that `seed_variance` contains.
       noise: sources of noise that the interval covers, as text.
       corrected: the two `p_values` after Holm's correction (`correct`); None before the correction.
@@ -253,10 +253,11 @@ def compare(
 ) -> list[Comparison]:
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
-    Omits test metrics if a run has no predictions, because their noise is then unknown. Omits test loss and perplexity
-    if the runs use different vocabularies. "mean METRIC over AXIS" is the area under the validation curve up to the end
-    of the shortest curve, divided by this end. Intervals of the best validation value and of these means cover only the
-    noise of seeds. Compares seconds only if the runs took turns on the machine (`runs_alternated`).
+    Omits test metrics if a run has no predictions, because their noise is then unknown. Omits the test loss and
+    perplexity of translations if the runs split the references into different numbers of tokens. "mean METRIC over
+    AXIS" is the area under the validation curve up to the end of the shortest curve, divided by this end. Intervals of
+    the best validation value and of these means cover only the noise of seeds. Compares seconds only if the runs took
+    turns on the machine (`runs_alternated`).
 
     Args:
       margins: metric -> margin of equivalence.
