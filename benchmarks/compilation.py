@@ -46,8 +46,8 @@ kernels = compiled.as_text().count(" fusion(")
 memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
 print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, kernels, memory]))
 """
-"""Program that prints the measurements of one depth. Each checkout runs this program with its own code, so the program
-uses only functions that older commits have, too."""
+"""Program that prints the measurements of one depth. Each checkout runs this program with its own code, so every
+measured commit must have the functions that the program uses."""
 
 COLUMNS = (
     "commit",

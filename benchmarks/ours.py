@@ -111,7 +111,7 @@ def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
 def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
     """Returns a function that runs a training step of a model of the recipe "fixed" in the size "laptop".
 
-    In this recipe all kinds of models have the same number of parameters.
+    In this recipe, all kinds of models have the same number of parameters within 0.5 %.
     """
     config = language.choose(kind, "enwik8", "fixed,laptop")
     config.model.dtype = dtype

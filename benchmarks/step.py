@@ -4,8 +4,8 @@ Each row of the table is a recipe, with its dropout, in one dtype. In every roun
 matrix products of our step take turns. The products are the `dot` instructions of our compiled step. Each runs alone,
 with the same shapes and dtypes and as often as in the step, on the same operands in every execution.
 
-The program writes a row after the last round of the row. A row replaces the row of the same CPU, number of cores,
-recipe, dtype and commit.
+The program writes a row after the last round of the row. A new row replaces an earlier row with the same CPU, AMX,
+number of cores, recipe, dtype and commit.
 """
 
 import csv

@@ -78,7 +78,7 @@ def our_command(options, seeds: int) -> list[str]:
 
 
 def peer_command(options, seed: int) -> list[str]:
-    """Returns the command of the script, which trains one seed."""
+    """Returns the command that trains one seed with SCRIPT."""
     ways = [way for way in (*options.ways, "tf_idf") if way in RATES or seed == 1]
     fields = {
         "data": options.data,

@@ -162,8 +162,8 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
 def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
     """Returns the number of chips of a host along each dimension of a slice.
 
-    A host has 2 x 2 chips, except that a slice of one chip, or of eight v5e or v6e chips (v5litepod-8, v6e-8), is one
-    host. Source: docs.cloud.google.com/tpu/docs/{v5e,v6e}.
+    A slice of one chip is one host, and so is a slice of eight v5e or v6e chips (v5litepod-8, v6e-8). All other hosts
+    have 2 x 2 chips. Source: docs.cloud.google.com/tpu/docs/{v5e,v6e}.
     """
     if math.prod(sizes) == 1:
         return 1, 1, 1

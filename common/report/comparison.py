@@ -123,7 +123,10 @@ def time_rows(
 def aucc_table(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> Table:
-    """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs."""
+    """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs.
+
+    The cells "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`).
+    """
     rows = aucc_rows(compared, axis, horizon)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
     curve = compared[0].curves[0]

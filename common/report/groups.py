@@ -54,7 +54,7 @@ class Group:
         which the group differs from other groups; if there are none, the name of the first run.
       line: the name from the command line, or else `name` without the number of layers. Groups with equal `line` share
         a line in figures over depth.
-      runs: the runs, sorted by seed. No two runs have the same seed. A run without randomness has the seed None.
+      runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
       layers: layers of the model; None if the configuration has no number of layers.
     """
 
@@ -90,7 +90,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
 
     Raises:
-      UserError: `runs` is empty, the metrics differ, or two runs have the same configuration and seed.
+      UserError: `runs` is empty, the metrics differ, a run is given twice, or two runs have the same configuration and
+        the same seed other than None.
     """
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:

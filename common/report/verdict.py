@@ -58,8 +58,9 @@ class Sample:
     """Values of one metric for one group of runs.
 
     Attributes:
-      values: one value for each seed; a single value if `seedless`.
-      seedless: whether the runs have no randomness, such as an exactly solved logistic regression.
+      values: one value for each run, or a single value if `seedless`.
+      seedless: whether the seed variance is 0 because the runs have no randomness, such as an exactly solved logistic
+        regression.
       resampled_RB: the metric of each of R runs on B resampled test sets. None if the metric is not computed from test
         examples.
     """
@@ -191,8 +192,9 @@ class Comparison:
         """Number of additional seeds per group that would decide the comparison, if means and deviations stay the same.
 
         Assumes Holm's largest correction, which the smallest p-value gets. None if even MOST_SEEDS seeds would not
-        decide the comparison: then only a larger test set or a wider margin helps. If a group has a single seed, its
-        deviation is unknown, so this is the number of seeds that the group needs to reach LEAST_SEEDS.
+        decide the comparison: then only a larger test set or a wider margin helps. If a group with randomness has a
+        single seed, its deviation is unknown. This is then the number of seeds that the group needs to reach
+        LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -290,7 +292,7 @@ def compare(
 
 
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if two runs of a group have the same seed, or if a run is in both groups."""
+    """Raises a UserError if two runs of a group have the same seed (other than None), or if a run is in both groups."""
     for group in (a, b):
         seen: dict[int | None, Run] = {}
         for run in group:

@@ -92,8 +92,8 @@ def against_first(
       A pair (group, comparison) for each metric and each group except the first.
 
     Raises:
-      UserError: a run is in the first group and in another group, two runs of a group have the same seed, or groups
-        have different test examples or metrics.
+      UserError: a run is in the first group and in another group, two runs of a group have the same seed, or the test
+        examples, the metrics or the data of two groups differ.
     """
     first, *others = compared
     for group in others:
