@@ -60,9 +60,7 @@ def is_skipping_step(
     try:
         step = operator.index(step)
     except TypeError as error:
-        raise UserError(
-            f"step must be a concrete whole number (not traced by jit), got {step}"
-        ) from error
+        raise UserError(f"step must be a concrete whole number, got {step}") from error
     check_int("step", step, 0)
     check_int("warmup_steps", warmup_steps, 0)
     check_int("seed", seed, 0)
