@@ -91,8 +91,8 @@ def initialize_as_bert(
 ) -> None:
     """Draws trained matrices and embedding tables from a normal distribution with standard deviation 0.02.
 
-    Three groups of parameters keep their values: reservoirs, even if they are trained; all layers of the stack, if
-    `model.init` is not "recipe"; biases (0) and the scales of norms (1).
+    Reservoirs keep their values, even if they are trained. If `model.init` is not "recipe", all layers of the stack
+    keep their values. Biases keep the value 0, and the scales of norms the value 1.
     """
     draw = initializers.normal(INIT_STD)
     skipped = list(module.encoder.stack.blocks)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.model.block import Block
 
 Layer = Callable[..., "Block"]
-"""A function (model configuration, rngs=) -> a new transformer layer of a stack, which is not frozen."""
+"""A function (model configuration, rngs=) -> new transformer layer of a stack. The layer is not frozen."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Setting:
       fields: overrides of the recipe's model fields.
       depth_field: name of the model field with the number of layers.
       depths: scale -> number of layers -> number of reservoirs.
-      horizon: end of the AUCC's interval in hours, at the scale "paper". Other scales end with the longest run.
+      horizon: end of the AUCC's interval in hours, at the scale "paper". At other scales, it ends with the longest run.
       curve_depth: number of layers in tables and figures with `Needs.one_depth`, and in claims that name no depth. The
         paper's Figures 7, 12 and 13 show curves of this depth.
     """

@@ -105,7 +105,7 @@ class MaskedLm(Backskipping, Task):
             check(
                 len(corpus.tokens) * data.masked >= 1,
                 f"the {split} text has {len(corpus.tokens)} tokens, too few to mask one of them with"
-                f" --config.data.masked={data.masked}",
+                f" --config.data.masked={data.masked}: use a longer text",
             )
             self.splits[split] = PackedRows(corpus, config.model.max_length)
         self.training_batches = ExampleBatches(

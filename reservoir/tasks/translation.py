@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
         check(
             not limited(config) or widest <= model.max_length,
             f"--config.{group}.buckets reach {widest} tokens, but the model has"
-            f" --config.model.max_length={model.max_length} positions",
+            f" --config.model.max_length={model.max_length} positions: lower the buckets, or raise max_length",
         )
     check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
