@@ -55,7 +55,7 @@ def count_pairs(
 ) -> jax.Array:
     """Returns the number of times that each token precedes each target at each lag, (W, V, V) int32.
 
-    The table is sharded like parameters (fsdp, tensor). A device counts the pairs of its text shard whose tokens lie in
+    The table is sharded like parameters (fsdp, tensor). Each device counts the pairs of its text shard that belong to
     its block of the table. A psum over the data axis adds the counts of all text shards.
 
     Args:

@@ -41,7 +41,7 @@ def explicit_solution(
       priming: K. None takes the mean L1 norm of the feature vectors (section 2.1). Required if `targets` is None.
       outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
-      sign: -1 as in eq. (3). +1 follows the sentence before eq. (3), which contradicts eq. (14).
+      sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
 
     Raises:
       UserError: a feature is negative or not finite, there are no examples, K < 1, a target is not an integer or out of

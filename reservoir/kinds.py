@@ -35,7 +35,7 @@ class Kind:
         language models. The caller freezes the block.
       label: name in tables and figures.
       options: name -> additional field of `config.model` for this kind. `build` reads it as `model.NAME`.
-      check: function (model) that raises a UserError if the fields of `config.model` do not fit this kind.
+      check: function (`config.model`) that raises a UserError if a field does not fit this kind.
       bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
       fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
     """

@@ -63,14 +63,14 @@ def freeze(
     training still changes them.
 
     Args:
-      module: any module, or one `nnx.Param`, whose `Frozen` replacement is returned.
+      module: any module, or one `nnx.Param`. For an `nnx.Param`, the new `Frozen` variable is returned.
       init: distribution of a kernel with M inputs and N outputs. "orthogonal" (as in the paper): a (semi-)orthogonal
         matrix. "xavier": uniform in [-a, a] with a = sqrt(6 / (M + N)). A function (key, shape) -> array, such as an
         initializer of `nnx.initializers`, is called with the shape (M, N). None keeps all values.
       only: an NNX filter that selects parameters by path and variable. `nnx.PathContains("encoder")` freezes the
         parameters below "encoder" only.
-      rngs: source of the random keys. Needed unless `init` is None, or `module` is one `nnx.Param`, which keeps its
-        value.
+      rngs: source of the random keys. Not needed if `init` is None, or if `module` is one `nnx.Param`, because the
+        value stays.
 
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, all parameters are frozen
