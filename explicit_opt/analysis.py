@@ -1,4 +1,8 @@
-"""Writes two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and starts."""
+"""Writes two tables that are not in the paper.
+
+`formula` evaluates eq. (3) with several exponents. `sensitivity` trains digit classifiers with several optimizers and
+starts.
+"""
 
 import math
 from functools import partial
@@ -24,7 +28,7 @@ STARTS = (
     ("cold", "normal"),
     ("cold", "torch"),
 )
-"""Pairs (`config.start`, initializer). Only "cold" uses the initializer."""
+"""Pairs (`config.start`, `config.model.cold`). Only the start "cold" uses the initializer `model.cold`."""
 
 BOUND = "maximum-likelihood bigram, all tokens: a bound"
 
@@ -34,13 +38,12 @@ documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Writes perplexities of eq. (3) without training, for several exponents of the prior f with both signs.
+    """Writes perplexities of eq. (3) without training, for each reading of eq. (3) (`_readings`).
 
-    Both definitions of a document (`DOCUMENTS`) are compared.
-
-    The weights are computed from all training tokens. Training perplexity is measured on evenly spaced training
-    tokens, development perplexity on the whole development text. The table also has the paper's values and, for
-    contexts of one token (K = 1), the lowest training perplexity that any weights can reach.
+    Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
+    perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The
+    table also has the paper's values and, for contexts of one token (K = 1), the lowest training perplexity that any
+    weights can reach.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -71,7 +74,13 @@ def formula(suite: ExperimentSuite) -> None:
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
-    """Returns (name, exponent, sign) of the prior f for each interpretation of eq. (3). `context` is K."""
+    """Returns the readings of eq. (3) to compare: (name, exponent of the prior f, sign of the exponent).
+
+    Section 2.1 has the sign +. This sign is compared for K > 1 only, because for K = 1 the exponent (K - 1) / K is 0.
+
+    Args:
+      context: the paper's K.
+    """
     printed, other = (context - 1) / context, context / (context + 1)
     readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]
     return readings if context == 1 else [*readings, ("f^+(K-1)/K, section 2.1", printed, 1)]
@@ -89,7 +98,7 @@ def bigram_perplexity(counts_1VV: jax.Array) -> float:
 def sampled_bigram_perplexity(counts_1VV: jax.Array, task: NextToken) -> float:
     """Returns the perplexity of the maximum-likelihood bigram on every `training_stride`-th training token.
 
-    The training perplexity of other models is measured on the same tokens.
+    `NextToken.evaluate` measures the training perplexity of a model on the same tokens.
     """
     counts, train = np.asarray(counts_1VV[0], np.float64), task.splits["train"]
     batch = train.gather(np.arange(0, len(train), task.training_stride))
@@ -113,7 +122,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(suite: ExperimentSuite) -> None:
-    """Writes test accuracy and cross-entropy of one softmax layer on digits, for `STARTS` and two optimizers."""
+    """Writes test accuracy and cross-entropy of one softmax layer on digits, for `STARTS` and `OPTIMIZERS`."""
     cases = {
         (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS

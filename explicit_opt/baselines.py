@@ -13,13 +13,13 @@ from explicit_opt.digits import Digits
 from explicit_opt.heads import head_start
 
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
-"""Candidates for the inverse penalty (scikit-learn's C). The cross-entropy of the validation images selects one."""
+"""Candidates for the inverse penalty (scikit-learn's C). `baselines` takes the C with the least validation loss."""
 
 _MOST_ITERATIONS = 10_000
 
 
 def baselines(task: Digits) -> dict[str, dict[str, float]]:
-    """Returns test accuracy in percent and cross-entropy in nats of each baseline, which do not depend on a seed.
+    """Returns {name of a baseline: its test metrics (`measure`)}. The metrics do not depend on a seed.
 
     Raises:
       UserError: logistic regression does not converge.
@@ -37,7 +37,7 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
 
 
 def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
-    """Returns `baselines(task)`, cached in the JSON file `path` with hashes of the images, which must match."""
+    """Returns `baselines(task)`, cached in the JSON file `path`. Computes them again if the images have changed."""
     images = {split: sha256(pixels).hexdigest() for split, (pixels, _) in task.splits.items()}
     return cached_json(path, images, lambda: baselines(task))
 
@@ -59,13 +59,14 @@ def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: 
         model.fit(features_EM.astype(np.float64), labels_E)
     if model.n_iter_.max() >= _MOST_ITERATIONS:
         raise UserError(
-            f"logistic regression (C = {penalty:g}) has not converged in {_MOST_ITERATIONS:,} iterations"
+            f"logistic regression (C = {penalty:g}) has not converged in {_MOST_ITERATIONS:,} iterations:"
+            " raise _MOST_ITERATIONS in explicit_opt/baselines.py"
         )
     return model
 
 
 def measure(logits_EN: np.ndarray, labels_E: np.ndarray) -> dict[str, float]:
-    """Returns accuracy in percent and cross-entropy in nats."""
+    """Returns {"accuracy": accuracy in percent, "loss": mean cross-entropy in nats}."""
     logs_EN = log_softmax(logits_EN, axis=1)
     return {
         "accuracy": 100 * float(np.mean(logs_EN.argmax(1) == labels_E)),

@@ -1,6 +1,6 @@
 """Counts co-occurrences of tokens and computes eq. (3) for the noisy embedding of section 3.1.1.
 
-The matrix of input vectors is never built. A table (W, V, V) has the axes lag, context token and target token.
+The input vectors of the examples are never stored. A table (W, V, V) has the axes lag, context token and target token.
 
 Shape letters of this module: L tokens of a text, V vocabulary, W lags (the paper's K).
 """
@@ -25,8 +25,8 @@ TABLE_AXES = (None, "embed", "vocab")
 class Noise:
     """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1. The rows of E sum to 1.
 
-    q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where token v is a target f_v times. E need not be built:
-    its product with a matrix A is E A = q * A + (1 - q) (p^T A).
+    q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where f_v is the number of times that token v is a target.
+    The matrix E is never stored, because E A = q * A + (1 - q) (p^T A) for any matrix A.
 
     Attributes:
       keep_V: q, (V,).
@@ -40,7 +40,7 @@ class Noise:
 
     @classmethod
     def of(cls, targets_V: np.ndarray) -> "Noise":
-        """Computes the noise. `targets_V` holds how often each token is a target.
+        """Computes the noise. `targets_V` holds the number of times that each token is a target.
 
         `<pad>` is never a target, so its `keep_V` is 0 and its noisy embedding is `uniform_V`.
         """
@@ -55,7 +55,7 @@ def count_pairs(
 ) -> jax.Array:
     """Returns the number of times that each token precedes each target at each lag, (W, V, V) int32.
 
-    The table is sharded like parameters (fsdp, tensor). A device counts the pairs of its text shard whose tokens lie in
+    The table is sharded like parameters (fsdp, tensor). Each device counts the pairs of its text shard that belong to
     its block of the table. A psum over the data axis adds the counts of all text shards.
 
     Args:
@@ -86,7 +86,12 @@ def language_solution(
     """Computes eq. (3) for inputs that are W noisy embeddings, concatenated or (`concatenate=False`) summed.
 
     At each lag, the counts C of `count_pairs` give the co-occurrences F = E^T C = q * C + p (1 - q)^T C. Every row of E
-    sums to 1. So the L1 norm of every input is W, and F summed over the features is W times the target counts.
+    sums to 1. So the L1 norm of every input (K) is W, and F summed over the features is W times the target counts.
+
+    Args:
+      counts_WVV: result of `count_pairs`.
+      targets_V: number of times that each token is a target.
+      exponent, sign: as in `explicit_solution`.
 
     Returns:
       float32 tables with the sharding of the counts: (W, V, V) for concatenations, (1, V, V) for sums.
@@ -116,7 +121,7 @@ def _count_pairs(contexts_WL, targets_L, vocabulary, mesh):
         first = [0 if axis is None else jax.lax.axis_index(axis) for axis in spec[1:]]
         j, i = contexts_WL - first[0] * rows, targets_L - first[1] * columns
         inside = (j >= 0) & (j < rows) & (i >= 0) & (i < columns)
-        # A pair is an index of the flattened block of the table. A block of 65,536 x 65,536 pairs needs int64 indices.
+        # Index of each pair in the flattened block of the table. Blocks of 2^31 entries or more need int64 indices.
         dtype = jnp.int32 if rows * columns < 2**31 else jnp.int64
         index_WL = jnp.where(inside, j.astype(dtype) * columns + i, rows * columns)
 

@@ -227,8 +227,8 @@ class Digits(Task):
         """Returns the kernels of all layers: the explicit solution with the classes as targets of every layer.
 
         Layers are solved from the first to the last. The input of a later layer is a softmax, whose L1 norm is 1, so
-        its K is 1 (section 3.3). With `start=scaled`, a scalar that minimises the training cross-entropy of the layer's
-        outputs multiplies its kernel.
+        its K is 1 (section 3.3). With `start=scaled`, each kernel is multiplied by the factor that minimises the
+        cross-entropy of the layer's outputs on the training images (`fit_scale`).
         """
         features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
 

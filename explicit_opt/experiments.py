@@ -36,7 +36,7 @@ from explicit_opt.start import STARTS
 
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")
-"""Starts of trained runs: "warm" is the explicit solution, "scaled" the explicit solution times a fitted scalar."""
+"""Values of `config.start` that train; `explicit_opt.start.STARTS` documents them."""
 PRINTED = {
     "sum": {
         1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
@@ -73,9 +73,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes:
       protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" follows the paper and
         reports the last epoch: language models train for all epochs (Table 1), digit classifiers until the first epoch
-        that raises the test loss (section 4).
-      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS; at the
-        scale "tiny", small data that need no download replace it.
+        that does not lower the test loss (section 4).
+      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS. At the
+        scale "tiny", such a corpus is replaced by small data that need no download.
     """
 
     protocol: str = "ours"
@@ -217,14 +217,14 @@ COLUMNS = {
     "sp": ("scaled", True),
     "sw": ("scaled", False),
 }
-"""Suffix of a column of Table 1 -> (`config.start`, whether perplexity is measured before training). The paper has the
-first three columns."""
+"""Suffix of a column of Table 1 -> (`config.start`, whether the column has the perplexity before training). The paper
+has the first three columns."""
 
 
 def table1(suite: ExperimentSuite) -> None:
     """Writes training (T), development (D) and test (X) perplexities, and the paper's T and D.
 
-    The protocol "ours" takes the epoch with the best D, so D is biased downwards; X is the test perplexity at this
+    The protocol "ours" takes the epoch with the lowest D, so D is biased downwards. X is the test perplexity at this
     epoch. The protocol "printed" takes the last epoch and has no X.
     """
     ours, every, rows = suite.protocol == "ours", language_runs(suite), []
@@ -269,7 +269,8 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # With K = 1 the geometric mean of eq. (13) has one factor, the co-occurrence. `mean` averages it over all tokens.
+    # With K = 1, the geometric mean of eq. (13) is the co-occurrence itself. `mean` averages the
+    # co-occurrences over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()
     seen = counts.sum(0) > 0
     return counts.sum(0)[seen], mean[seen]

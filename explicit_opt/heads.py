@@ -21,8 +21,7 @@ Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
 
 LOGITS = 50_000_000
-"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, it computes the
-logits of 100 examples."""
+"""Maximum number of logits that `scale="fit"` computes. The logits of at least 100 examples are always computed."""
 
 
 def head_start(
@@ -42,10 +41,11 @@ def head_start(
       labels: (E,) integers from 0 to N - 1, or (E, N) probabilities of the outputs (soft labels).
       method: "explicit": explicit optimization (eq. 3), which needs non-negative features. A feature with negative
         values is shifted so that its lowest value is 0, and the bias compensates. "lda": linear discriminant analysis.
-        "ridge": least squares on targets -1 and 1.
+        "ridge": least squares with the target 1 for the label and -1 for all other outputs.
       outputs: N. None takes the largest label + 1.
-      scale: factor of all logits. "fit" takes the factor from 0.001 to 10 with the least cross-entropy on the examples,
-        or on a random sample of at most 10,000 examples. The factor does not change the order of the logits.
+      scale: factor of all logits. "fit" takes the factor from 0.001 to 10 with the least cross-entropy on a random
+        sample of at most 10,000 examples (fewer with more than 5,000 outputs: see `LOGITS`). The factor does not change
+        the order of the logits.
       smoothing: its meaning depends on the method. "explicit": number added to every co-occurrence. "lda": weight, in
         examples, of an isotropic covariance that is averaged with the measured covariance. "ridge": penalty of the
         squared weights without the bias.
@@ -72,7 +72,8 @@ class HeadStart:
     """Computes `head_start` batch by batch, for data that do not fit into memory.
 
     Call `add` for each batch, then `finish`. `merge` adds the examples of another `HeadStart`, for example from another
-    process. The sums take M x N float64 numbers, and M x M more with "lda" and "ridge".
+    process. A `HeadStart` stores M x N float64 numbers, M x M more with "lda" and "ridge", and the random sample
+    (`SAMPLE`).
     """
 
     SAMPLE = 10_000
@@ -104,7 +105,8 @@ class HeadStart:
         check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
         self._random = np.random.default_rng(seed)
-        # All sums are of features minus this point, because sums of large products would lose the small differences.
+        # This point is subtracted from all features before they are summed, because sums of large products would lose
+        # small differences.
         self._origin_M = np.zeros(0)
         self._sums_NM = np.zeros((0, 0))
         self._mass_N = np.zeros(0)
@@ -243,7 +245,7 @@ class HeadStart:
         """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first."""
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
-        # A constant feature, once shifted, has co-occurrences of 0, which rounding may make negative.
+        # The co-occurrences of a shifted constant feature are 0. Rounding may make them negative.
         counts_NM = np.maximum(counts_NM, 0.0)
         priming = max(counts_NM.sum() / self._mass_N.sum(), 1.0)
         counts_NM = np.maximum(counts_NM + self.smoothing, FLOOR)
@@ -266,7 +268,8 @@ class HeadStart:
         covariance_MM = scatter_MM - (mean_NM * self._mass_N[:, None]).T @ mean_NM
         check(
             np.trace(covariance_MM) > 1e-12 * np.trace(scatter_MM),
-            "lda needs features that vary within a class, but all features are constant within every class",
+            "lda needs features that vary within a class, but all features are constant within every class: use the"
+            " method explicit or ridge",
         )
         prior = self.smoothing * np.trace(covariance_MM) / (total * width)
         covariance_MM = (covariance_MM + prior * np.eye(width)) / (total + self.smoothing)
@@ -286,7 +289,7 @@ class HeadStart:
         return kernel_MN, target_N - mean_M @ kernel_MN
 
     def _fit_scale(self, kernel_MN: np.ndarray, bias_N: np.ndarray) -> float:
-        # A part of the sample is enough for one number, and its logits must fit into memory. The sample is shuffled.
+        # Use only the first rows of the sample, because the logits must fit into memory. The rows are in random order.
         most = max(LOGITS // len(bias_N), 100)
         features_SM, weights_S = self._sample.features_SM[:most], self._sample.weights_S[:most]
         shares_SN = _widened(self._sample.shares_SN[:most], len(bias_N))
@@ -302,7 +305,7 @@ class HeadStart:
 
 
 class _Sample(NamedTuple):
-    """The random sample of S examples for `scale="fit"`. Each example has a random priority."""
+    """The random sample of S examples for `scale="fit"`, and the random number (priority) of each example."""
 
     priority_S: np.ndarray
     features_SM: np.ndarray
@@ -393,7 +396,11 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
 
 
 def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    """Returns an array of real numbers, or of any type if `dtype` is None. Raises a UserError if this fails."""
+    """Converts `values` to an array of `dtype`. None keeps the type of the values.
+
+    Raises:
+      ValueError: `values` is no array, or `dtype` is given and a value is not a real number.
+    """
     try:
         array = np.asarray(values)
         if dtype is not None and array.dtype.kind == "c":

@@ -15,7 +15,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def read_mnist(place: str) -> tuple[Images, Images]:
-    """Returns the training and the test images in DIR (`place`) of --config.data.source=files:DIR.
+    """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
 
     Raises:
       UserError: a file is missing or damaged, or numbers of labels and images differ.
@@ -44,10 +44,12 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     plain = directory / name
     path = plain if plain.is_file() else directory / f"{name}.gz"
     if not path.is_file():
-        raise UserError(f"no {name} or {name}.gz in {directory}")
+        raise UserError(
+            f"no {name} or {name}.gz in {directory}: download the four IDX files of MNIST into this folder"
+        )
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
-        raise UserError(f"{path} is not an IDX file of unsigned bytes")
+        raise UserError(f"{path} is not an IDX file of unsigned bytes: download the file again")
     shape = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape)):

@@ -38,7 +38,7 @@ from explicit_opt.solution import fit_scale
 from explicit_opt.start import exponent, seedless, validate_start, zeros
 
 PAD, OOV = 0, 1
-"""Ids of `<pad>` and `<oov>`. `<pad>` fills the part of a context before its document and is never a target."""
+"""Ids of `<pad>` and `<oov>`. `<pad>` stands for context positions before the document, and is never a target."""
 
 # SentencePiece's ids begin with <pad>, <s>, </s>, <unk>. The model has only <pad> and <oov>, so two ids are unused.
 _UNUSED = 2
@@ -80,7 +80,7 @@ def validate(config: ConfigDict) -> None:
 
 
 class Windows:
-    """The tokens of a text, each with the W previous tokens. `<pad>` stands for tokens before the document.
+    """The tokens of a text, each with the W previous tokens of its document. `<pad>` stands for missing tokens.
 
     Args:
       tokens_L: SentencePiece ids.
@@ -101,7 +101,7 @@ class Windows:
         return len(self.tokens_L)
 
     def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
-        """Returns the tokens `lag` positions before `at_B`, (B,); `<pad>` for a position before the document."""
+        """Returns the tokens `lag` positions before the positions `at_B`, (B,). Before the document: `<pad>`."""
         return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
@@ -125,7 +125,7 @@ def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
 
 
 def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
-    """Counts pairs of context token and target at each lag, (W, V, V) int32. A device counts its shard of the text."""
+    """Counts the pairs (context token, target) at each lag, (W, V, V) int32. Each device counts its own text shard."""
     total, shards = len(windows), mesh.shape["data"]
     padded = -(-total // shards) * shards
     at_L = np.minimum(np.arange(padded), total - 1)
@@ -283,10 +283,10 @@ class NextToken(Task):
 
     @property
     def training_stride(self) -> int:
-        """Distance between the training tokens that measure training perplexity.
+        """Distance between the training tokens whose loss gives the training perplexity.
 
-        Returns the smallest distance at which at most `eval.train_tokens` tokens are measured, or 1 (all tokens) if
-        this field is 0.
+        Returns the smallest distance that selects at most `eval.train_tokens` tokens. If `eval.train_tokens` is 0,
+        returns 1, which selects all tokens.
         """
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))

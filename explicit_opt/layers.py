@@ -7,6 +7,6 @@ from common.report.groups import Layers
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the number of softmax layers. Returns None for a language model, which has no number of layers."""
+    """Returns the layers of a digit classifier, all trained. Returns None for a language model, which has no layers."""
     total = config.get("model", {}).get("layers")
     return None if total is None else Layers("softmax", total, 0)

@@ -22,7 +22,7 @@ from explicit_opt.solution import from_cooccurrences
 
 @dataclass
 class Sums:
-    """Float64 sums over training data, from which `solution` computes kernel and bias.
+    """Float64 sums over training data. `solution` computes the kernel and the bias from these sums.
 
     The explicit solution needs non-negative features. A feature with negative values is shifted so that its lowest
     value is 0, and the bias compensates: h U + b = (h - low) U with b = -low U.
@@ -63,9 +63,15 @@ class Sums:
         """
         total = self.counts_N.sum()
         if not total:
-            raise UserError("no training examples to compute the explicit solution from")
+            raise UserError(
+                "the explicit solution needs at least one training example with a positive weight, got none: check"
+                " the training data and the weights"
+            )
         if not np.isfinite(self.norm):
-            raise UserError("an input feature of the output layer is not finite")
+            raise UserError(
+                "an input feature of the output layer is NaN or infinite: check the training data and the layers"
+                " below"
+            )
         moved_MN = self.found_MN - self.low_M[:, None] * self.counts_N
         if priming is None:
             # K must be at least 1. Rounding may make the norm of a softmax slightly less than 1.
@@ -104,7 +110,8 @@ def warm_start(
       options: keyword arguments of `Sums.solution`.
 
     Raises:
-      UserError: the layer does not exist, is frozen, or reads negative features without having a bias.
+      UserError: the layer does not exist or is frozen, the layer has negative input features but no bias, or
+        `Sums.solution` fails.
     """
     kernel, bias = (values.trainable.get(f"{layer}/{name}") for name in ("kernel", "bias"))
     if kernel is None:
@@ -135,7 +142,7 @@ def warm_start(
         started[f"{layer}/bias"] = jax.device_put(new_bias, bias.sharding)
     elif sums.low_M.any():
         raise UserError(
-            f"layer {layer} has negative input features, so the explicit solution needs a bias, but the layer has none"
+            f"layer {layer} has negative input features, so the explicit solution needs a bias: add a bias to the layer"
         )
     return {**values.trainable, **started}
 

@@ -28,7 +28,7 @@ CORPORA = {
 """Target -> corpora whose files the target reads."""
 
 PROTOCOLS = ("ours", "printed")
-"""Rules for early stopping and for the reported epoch; `experiments.ExperimentSuite` documents each."""
+"""Values of --protocol; `experiments.ExperimentSuite` documents them."""
 
 
 def main() -> None:

@@ -54,7 +54,8 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
     """Returns the configuration for the training loop, and the task.
 
-    With `read_data=False` the length of an epoch is unknown, so the number of steps is 0 unless `data.tokens` is set.
+    With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. The exception is a language
+    model with `data.tokens` above 0: `data.tokens` is the length of an epoch.
 
     Raises:
       UserError: the configuration or the data are invalid.

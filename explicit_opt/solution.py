@@ -17,7 +17,7 @@ from common.errors import UserError
 FLOOR = 1e-12
 """Lower bound of co-occurrences, because the logarithm of 0 is infinite."""
 
-# Compute co-occurrences as a product with one-hot targets up to this number of outputs, else as a segment sum.
+# Up to this number of outputs, co-occurrences are a product with one-hot targets. Above it, they are a segment sum.
 _FEW_OUTPUTS = 256
 _BLOCK = 1024
 
@@ -38,10 +38,10 @@ def explicit_solution(
     Args:
       features: (E, M), non-negative. If `targets` is None, `features` is F, (M, N).
       targets: (E,) integers from 0 to N - 1.
-      priming: K. None takes the average norm of the features (section 2.1). Required if `targets` is None.
+      priming: K. None takes the mean L1 norm of the feature vectors (section 2.1). Required if `targets` is None.
       outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
-      sign: -1 as in eq. (3). +1 follows the sentence before eq. (3), which contradicts eq. (14).
+      sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
 
     Raises:
       UserError: a feature is negative or not finite, there are no examples, K < 1, a target is not an integer or out of
@@ -86,7 +86,7 @@ def from_cooccurrences(
     exponent: float | None = None,
     sign: int = -1,
 ) -> jax.Array:
-    """Returns the explicit solution for co-occurrences F, (..., M, N). Leading axes of F count as input features."""
+    """Returns the explicit solution for co-occurrences F, (..., M, N). All axes except the last are input features."""
     return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent))
 
 
@@ -110,10 +110,11 @@ def prior_exponent(priming: float, exponent: float | None = None) -> float:
 
 
 def fit_scale(loss: Callable[[float], float]) -> float:
-    """Returns the factor s of all logits, from 0.001 to 10, with the least training cross-entropy. Not in the paper.
+    """Returns the factor s from 0.001 to 10 for which the logits times s have the least training cross-entropy.
 
-    The logits of the explicit solution grow with the norm of the features, and so does the confidence of the softmax.
-    The factor corrects the confidence and keeps the ranking of the outputs. The cross-entropy is convex in s.
+    The factor is not in the paper. The logits of the explicit solution grow with the norm of the features, and so does
+    the confidence of the softmax. The factor corrects the confidence and keeps the ranking of the outputs. The
+    cross-entropy is convex in s.
 
     Args:
       loss: maps s to the mean cross-entropy over training data.
@@ -196,12 +197,15 @@ def _cooccurrences(features_EM, targets_E, outputs):
 
 def _check_priming(priming: float) -> None:
     if not (math.isfinite(priming) and priming >= 1):
-        raise UserError(f"the priming number K must be at least 1, got {priming:g}")
+        raise UserError(
+            "the priming number K (default: the mean L1 norm of the features) must be a finite number of at least 1,"
+            f" got {priming:g}"
+        )
 
 
 def _check_values(lowest: float, largest: float, what: str) -> None:
     if math.isnan(lowest):
-        raise UserError(f"a {what} is not a number (NaN)")
+        raise UserError(f"every {what} must be finite and non-negative, but one is NaN")
     if lowest < 0 or not math.isfinite(largest):
         given = f"the lowest is {lowest:g}" if lowest < 0 else "one is infinite or too large"
         raise UserError(f"every {what} must be finite and non-negative, but {given}")

@@ -13,7 +13,7 @@ from common.variables import Params
 
 STARTS = ("cold", "zero", "explicit", "warm", "scaled")
 """Values of `config.start`. "cold" trains from random values, "zero" from zeros, "warm" from the explicit solution, and
-"scaled" from the explicit solution times a scalar for each layer that is fitted on training data. "explicit" takes the
+"scaled" from the explicit solution with one fitted factor for each layer (`solution.fit_scale`). "explicit" takes the
 explicit solution without training."""
 
 INITIALIZERS: dict[str, Callable[[int], Callable]] = {

@@ -33,6 +33,7 @@ class Printed(NamedTuple):
 
     Attributes:
       best, final: lowest and last validation loss in nats per byte. (The paper's heading says bits per character.)
+      perplexity: as printed. It is not the exponential of a loss in the same row.
       seconds: training time of 100 steps.
     """
 
@@ -70,8 +71,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes:
       recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (equal parameter counts).
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> file or folder of its text. Other corpora are read from data/CORPUS or, at the scale "tiny",
-        replaced by the Python manual (embedded:python).
+      data_paths: corpus -> file or folder of its text. A corpus without an entry is read from data/CORPUS. At the scale
+        "tiny", such a corpus is replaced by the Python manual (embedded:python).
     """
 
     recipe: str = "fixed"
@@ -119,7 +120,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3, and a second table that compares the models of `KINDS` (`_comparison`)."""
+    """Writes Table 3, and a second table that compares the models at equal data, FLOPs and time (`_comparison`)."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
@@ -137,7 +138,7 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def data_name(runs: list[Run], corpus: str) -> str:
-    """Returns the name of the training text in tables: the corpus, or the Python manual (embedded:python)."""
+    """Returns the name of the training text for tables: `corpus`, or "Python manual" for embedded:python."""
     embedded = runs[0].config["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 
@@ -247,7 +248,7 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Draws Figure 4, the validation curves. Writes their points, and each run's last value minus its best value."""
+    """Draws Figure 4, the validation curves. Writes the points, and the last minus the best value of each curve."""
     panels, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)

@@ -23,9 +23,9 @@ class Toeplitz(Spatial):
 
 
 class BlockLocal(Spatial):
-    """A causal map in windows of W positions; each head has W x 2W weights, which all windows share.
+    """A causal map in windows of W positions. Each head has W x 2W weights, which all windows share.
 
-    A position reads the whole previous window, and its own window up to itself.
+    A position reads the whole previous window, and the positions of its own window up to itself.
     """
 
     def __init__(self, length: int, window: int, *, rngs: nnx.Rngs, **options):

@@ -154,5 +154,5 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind != "gpt" or not model.windows,
-        "--config.model.windows is for the kinds gmlp and tiny_attention, not for --config.model.kind=gpt",
+        "--config.model.windows is for the kinds gmlp and tiny_attention: leave it empty for --config.model.kind=gpt",
     )

@@ -63,7 +63,10 @@ def _checked_lengths(lengths_B: ArrayLike | None, batch: int) -> jax.Array | Non
 
 def _check_cache(cache: Any, batch: int) -> None:
     rows = len(cache[0].recent)
-    check(rows == batch, f"the cache is for a batch of {rows}, but the input has {batch} rows")
+    check(
+        rows == batch,
+        f"the cache has {rows} rows, but the input has {batch}: make a cache with batch={batch}",
+    )
 
 
 class SpatialGating(nnx.Module):
@@ -71,8 +74,8 @@ class SpatialGating(nnx.Module):
 
     W is a trained matrix over positions. Initially W is near 0 and b is 1, so the unit returns nearly u.
 
-    A causal unit multiplies some later positions by 0. So, as in masked attention, NaN or infinity at a later position
-    can make earlier outputs NaN. A causal unit has no forward-mode derivative (`jax.jvp`).
+    A causal unit multiplies some later positions by 0. So NaN or infinity at a later position can make earlier outputs
+    NaN, as in masked attention. A causal unit has no forward-mode derivative (`jax.jvp`).
 
     Args:
       features: number of features of the input, 2F.
@@ -105,11 +108,11 @@ class SpatialGating(nnx.Module):
         """Maps (B, L, 2F) to (B, L, F), for any L up to `length`.
 
         Args:
-          lengths_B: number of positions of each row; later positions are padding. None for rows without padding. A
-            causal unit ignores `lengths_B`.
+          lengths_B: number of positions of each row, (B,). Later positions are padding. None means no padding. A causal
+            unit ignores `lengths_B`.
 
         Raises:
-          ValueError: L exceeds `length`, or the input or `lengths_B` has another shape.
+          ValueError: L exceeds `length`, or the input or `lengths_B` has the wrong shape.
         """
         x_BLF = _checked(x_BLF, self.features)
         lengths_B = _checked_lengths(lengths_B, len(x_BLF))
@@ -167,9 +170,10 @@ class GatedMLP(nnx.Module):
         return x_BLD + self.dropout(y_BLD)
 
     def cache(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """Returns an empty cache for decoding `length` positions of a batch.
+        """Returns an empty cache to decode up to `length` positions.
 
         Args:
+          batch: number of rows.
           dtype: dtype of the inputs.
 
         Raises:
@@ -182,7 +186,7 @@ class GatedMLP(nnx.Module):
         """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache.
 
         Raises:
-          ValueError: L exceeds `length`, the input has another shape, or the cache is for another batch size.
+          ValueError: L exceeds `length`, the input has the wrong shape, or the cache has a different number of rows.
         """
         x_BLD = _checked(x_BLD, self.width)
         _check_cache(cache, len(x_BLD))
@@ -196,8 +200,8 @@ class GatedMLP(nnx.Module):
         The time of a step is linear in `length`.
 
         Raises:
-          ValueError: `index` is not traced and not from 0 to `length` - 1, the input has another shape, or the cache is
-            for another batch size.
+          ValueError: `index` is not an integer, `index` is known (not traced) and not from 0 to `length` - 1, the input
+            has the wrong shape, or the cache has a different number of rows.
         """
         x_B1D = _checked(x_B1D, self.width)
         check(

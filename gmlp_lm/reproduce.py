@@ -67,7 +67,8 @@ def _own(options: Namespace) -> dict[str, Any]:
     data_paths = named_paths("--data", options.data, CORPORA)
     for corpus in data_paths:
         check(
-            corpus in corpora, f"--data={corpus}: {corpus} is not in --corpora={','.join(corpora)}"
+            corpus in corpora,
+            f"--data={corpus}: {corpus} is not in --corpora={','.join(corpora)}: add it to --corpora",
         )
     return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 

@@ -60,7 +60,7 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, Mode
     """Returns the configuration, the tokenizer and the best checkpoint of a run.
 
     Raises:
-      UserError: the folder contains no run of this paper or no checkpoint.
+      UserError: the folder contains no run of this paper, or the run has no checkpoint.
     """
     from common.train.restore import load_run, read_config
 

@@ -86,7 +86,9 @@ def main() -> None:
 
 
 def read(path: Path) -> list[bytes]:
-    """Reads prompts: the lines of a file, without line ends, or the prompts of a .jsonl file.
+    """Reads prompts: one prompt in each line of a file.
+
+    In a .jsonl file, each line is a JSON string, or a JSON object with the prompt in the field "prompt".
 
     Raises:
       UserError: the file cannot be read, has no prompts, or has an empty line or a line without a prompt.

@@ -57,7 +57,7 @@ def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes Table 1: parameter counts of the models of `KINDS` in three recipes. The option --scale has no effect."""
+    """Writes Table 1: parameter counts of the models of `KINDS` in three recipes, always at the scale "paper"."""
     rows = []
     for kind, name in KINDS.items():
         configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]
@@ -76,7 +76,10 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes Table 2: the gMLP's hyperparameters in three recipes. Of these, other models differ only in the widths."""
+    """Writes Table 2: the gMLP's hyperparameters in three recipes.
+
+    In the listed hyperparameters, all other models of `KINDS` differ from the gMLP only in the widths.
+    """
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
     recipes = [_settings(_checked(suite, config)) for config in configs]
     rows = [

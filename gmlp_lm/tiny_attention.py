@@ -24,9 +24,10 @@ class TinyAttention(Sublayer):
     Args:
       inner: width of the head.
       outputs: width of the gate.
-      window: window length W, or 0 for attention to the whole sequence. A position attends to the previous window, and
-        to its own window up to itself. As in the paper's code, W keys and values of zero precede the first window.
-      keys_as_values: use the keys as values and ignore the value projection; no effect if `window` is 0. The paper's
+      window: window length W in positions. A position attends to the previous window, and to its own window up to
+        itself. As in the paper's code, W keys and values of zero precede the first window. 0 means attention to the
+        whole sequence.
+      keys_as_values: use the keys as values and ignore the value projection. No effect if `window` is 0. The paper's
         code inherited this bug from g-mlp-gpt.
     """
 

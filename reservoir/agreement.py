@@ -1,4 +1,4 @@
-"""Compares the gradients of steps that skip the reservoirs with true gradients, along a run.
+"""Compares the gradients of steps that skip the reservoirs with true gradients, at each snapshot of a run.
 
 Shape letters of this module: B batches, R draws of the noise, P parameters.
 """
@@ -30,13 +30,13 @@ from reservoir.skipping import NEVER
 
 
 class Agreement(NamedTuple):
-    """Agreement of estimates, the gradients of steps that skip the reservoirs, with true gradients.
+    """Agreement of the estimate, which is the gradient of a step that skips the reservoirs, with the true gradient.
 
     Attributes:
-      cosine: cosine of the two gradients, mean over batches and draws of the noise. None if one of the gradients is 0.
-      cosine_of_means: cosine of the two gradients after averaging each over the draws, mean over batches. With many
-        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if one of the means is 0.
-      size: norm of the estimate over the norm of the true gradient, mean over batches and draws.
+      cosine: cosine of the two gradients, averaged over batches and draws of the noise. None if any gradient is 0.
+      cosine_of_means: cosine of the two gradients after averaging each over the draws, averaged over batches. With many
+        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if any mean is 0.
+      size: norm of the estimate divided by the norm of the true gradient, averaged over batches and draws.
     """
 
     cosine: float | None
@@ -57,7 +57,9 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def below_reservoirs(model: nnx.Module, names: Sequence[str]) -> list[str]:
-    """Returns the names of parameters in layers below the uppermost reservoir of their stack, without value networks.
+    """Returns the elements of `names` that are parameters of layers below the uppermost reservoir of their stack.
+
+    Leaves out the parameters of value networks.
 
     Args:
       model: a model with backskipping.
@@ -81,7 +83,7 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         dropout.
 
     Raises:
-      UserError: no step of the run skips reservoirs, or the run has no snapshots or no trained layer below a reservoir.
+      UserError: the run has an estimator that never skips, no snapshots, or no trained layer below a reservoir.
     """
     config = read_config(workdir, "RUNS", "reservoir")
     with complete(workdir):
@@ -149,7 +151,7 @@ def draw(measured: Mapping[str, Sequence[Sequence[tuple[int, Agreement]]]], path
     """Plots the fields of `Agreement` by step.
 
     Args:
-      measured: name of a group -> its runs. A run is a list of (step, agreement) pairs and becomes a line of the plot.
+      measured: name of a group -> its runs. A run is a list of (step, agreement) pairs, drawn as one line.
     """
     figure, axes = panels(len(PANELS))
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):

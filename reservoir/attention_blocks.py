@@ -1,4 +1,4 @@
-"""Trained layers of encoders, decoders and language models: attention and a feed-forward layer."""
+"""Transformer layers of encoders, decoders and language models: attention and a feed-forward layer."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class CrossAttention(Attention):
         return self._merge(y_BTHK).reshape(x_X1D.shape), cache
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        return cache  # `cache` is already complete: it depends on the encoder's output only.
+        return cache  # The cache is complete from the start, because it depends on the encoder's output only.
 
 
 def attention_block(

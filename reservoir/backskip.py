@@ -8,21 +8,21 @@ REINFORCE is learned and called the value. r is the root mean square of g over a
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 this is the paper's formula, whose value is r V. Because R is relative to r, a positive factor of g is
-a factor of the gradient of mu, so a loss summed over tokens and a mean loss train P alike. The targets of the value are
-of the order of 1. The fields of `config.model.backskip` set what the paper leaves open:
+With scale = 1 and r V as the paper's value, this is the paper's formula. Because of the division by r, R does not
+depend on the size of g. If the loss is multiplied by a positive number, the gradient of mu is multiplied by the same
+number, as in backpropagation. The fields of `config.model.backskip` set what the paper leaves open:
 
-    estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0) or "noise" (the policy's noise
-                   with exact gradients in all steps); "none" disables backskipping
-    warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value learns in
-                   all steps
-    anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up); once
+    estimator      "policy": as above. Controls: in skipping steps, mu gets g ("identity") or 0 ("zero"); "noise" adds
+                   the noise of the policy, but all steps are ordinary. "none" disables backskipping
+    warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value also
+                   learns in ordinary steps
+    anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up). Once
                    p < least, every step skips
-    sigma          standard deviation of the noise, in ordinary steps as well
-    reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding, because every
-                   layer that reads the residual stream normalizes and so ignores a shift; such a run prints a
-                   warning. "own_rms": not in the paper; minus the root mean square of g over D, divided by the
-                   standard deviation of this root mean square over the batch
+    sigma          standard deviation of the noise, which ordinary steps have as well
+    reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding: every layer that
+                   reads the residual stream first normalizes it, so a shift of y does not change the loss. Such a run
+                   prints a warning. "own_rms" (not in the paper): minus the root mean square of g over D, divided by
+                   the standard deviation of this root mean square over the batch
     scale          factor of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
 
@@ -197,8 +197,9 @@ def estimate(
       function: F, which may change the last axis only. All other axes are positions.
       key: random key of the noise eps.
       estimator: one of `reservoir.skipping.ESTIMATORS`.
-      value: the value network, for the estimator "policy".
-      skipping: whether the step skips F, which is then not differentiated. The estimator "noise" never skips.
+      value: the value network of the estimator "policy"; None for other estimators.
+      skipping: whether the step skips F. A skipping step does not differentiate F. The estimator "noise" ignores
+        `skipping`.
     """
     if estimator in ("identity", "zero"):
         if not skipping:
@@ -219,10 +220,10 @@ def estimate(
 
 
 class BackskipBlock(Block):
-    """Adjacent reservoirs as one block, which is not differentiated in steps that skip the reservoirs.
+    """Adjacent reservoirs as one block. Steps that skip the reservoirs do not differentiate the block.
 
     Attributes:
-      skipping: whether the present step skips the reservoirs. `reservoir.skipping.Backskipping` sets the attribute.
+      skipping: whether the current step skips the reservoirs. `reservoir.skipping.Backskipping` sets the attribute.
     """
 
     def __init__(self, blocks: list[Block], model: ConfigDict, *, rngs: nnx.Rngs):

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 # Log-probability of impossible tokens; finite, so that arithmetic never gives NaN.
 IMPOSSIBLE = -1e9
 
-# Decoding step (tokens_X, cache, index) -> (logits_XV, cache). `tokens_X` are the inputs at position `index`, the
-# logits predict the next tokens.
+# Decoding step (tokens_X, cache, index) -> (logits_XV, cache). `tokens_X` are the inputs at position `index`. The
+# logits predict the tokens at position `index` + 1.
 StepFunction = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 
 
@@ -22,8 +22,8 @@ StepFunction = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 class Search:
     """Options of beam search. fairseq calls them beam, lenpen, max_len_a and max_len_b.
 
-    A hypothesis of n tokens, including the end of sentence, has the score log p / n^length_penalty. A translation has
-    at most `ratio` * (source tokens) + `extra` tokens.
+    A hypothesis of n tokens has the score log p / n^length_penalty. A translation has at most
+    `ratio` * (number of source tokens) + `extra` tokens. Numbers of tokens include the end-of-sentence token.
     """
 
     beams: int = 5
@@ -81,8 +81,8 @@ def beam_search(
     stops at A finished hypotheses. Positions after the end of a translation hold `eos`.
 
     Args:
-      cache: decoding cache for X = B * A rows. Leaves with X rows are reordered with the hypotheses. Other leaves, such
-        as the keys and values of a sentence, are not reordered.
+      cache: decoding cache for X = B * A rows. Arrays with X rows are reordered with the hypotheses. All other arrays,
+        such as the keys and values of the encoder's output, stay as they are.
       limits_B: maximum length of each translation in tokens, at most `longest`.
       longest: number of positions of the returned translations.
       never: tokens that are never generated (padding, begin of sentence).

@@ -27,7 +27,7 @@ def corpus_bleu(
 
     Args:
       lowercase: ignore case.
-      tokenize: one of sacrebleu's tokenizers in `TOKENIZERS`; "none" for text that is tokenized already.
+      tokenize: one of sacrebleu's tokenizers in `TOKENIZERS`. "none" is for text that is tokenized already.
 
     Raises:
       UserError: there are no sentences, the numbers of hypotheses and references differ, or the tokenizer is unknown.

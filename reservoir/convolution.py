@@ -16,8 +16,8 @@ from common.model.linear import Linear
 class DynamicConvolution(Sublayer):
     """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
 
-    The kernel of the convolution is computed from v: a softmax over the taps for each position and head. The layer
-    equals fairseq's dynamic convolution.
+    t is a position, h a head and w a tap. Outside the tokens of a sequence, v is 0. The kernel of the convolution is
+    computed from v: a softmax over the taps for each position and head. The layer equals fairseq's dynamic convolution.
 
     Args:
       taps: number of taps W.

@@ -23,7 +23,7 @@ SIZE = 2048
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints the model size and the estimated hours of each run, and the total hours of the missing runs."""
+    """Prints the model size and the estimated hours of each run of a table or figure, and the sum for missing runs."""
     rows, total, speeds, models = [], 0.0, {}, {}
     for name, config in planned(suite, target):
         # Build each abstract model once, because many fine-tuning runs have the same model.
@@ -49,9 +49,9 @@ def show(suite: ExperimentSuite, target: str) -> None:
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (function from the seed to the run name, configuration) for each case of a table or figure.
+    """Yields (function from the seed to the run name, configuration for seed 1) for each case of a table or figure.
 
-    Pretraining runs come first.
+    Pretraining runs come before fine-tuning runs.
     """
     for cases in suite.needed(target).values():
         # Rows of the table with the same model share runs, so list each run name once.
@@ -85,9 +85,9 @@ def abstract(config: ConfigDict) -> AbstractModel:
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
     """Returns the FLOPs of the matrix products of a training step.
 
-    For each token, a weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if trained,
-    2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only for tokens
-    that are predicted. Fine-tuning examples count with the length of the shortest bucket.
+    For each token, a kernel weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if
+    trained, 2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only
+    for tokens that are predicted. All fine-tuning examples count as long as the shortest bucket.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))

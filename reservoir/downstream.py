@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
 MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
-"""Model -> values of `config.reservoirs` in Figures 2 and 11. The paper calls "freeze_now" "frozen finetuned"."""
+"""Model -> methods of fine-tuning (`config.reservoirs`) in Figures 2 and 11. The paper's "frozen finetuned" is
+"freeze_now"."""
 
 PROBE_GRIDS = {"tiny": "quick", "laptop": "quick", "paper": "full"}
 """Scale -> hyperparameter grid of the probing classifiers."""
@@ -80,7 +81,7 @@ class Downstream(NamedTuple):
     group: Group
 
     def hours(self) -> list[float]:
-        """Returns the pretraining hours of each seed: up to the snapshot or, without a snapshot, of the whole run."""
+        """Returns the hours of each pretraining run up to the snapshot `tuning.step`. Step 0 means the whole run."""
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
@@ -92,10 +93,10 @@ class Downstream(NamedTuple):
         ]
 
     def perplexity(self) -> list[float]:
-        """Returns the validation perplexity of each seed's pretraining checkpoint, from which fine-tuning starts.
+        """Returns the validation perplexity of the pretraining checkpoint from which each seed's fine-tuning starts.
 
-        For a snapshot, returns the perplexity at the last evaluation up to the snapshot's step or, without such an
-        evaluation, the best perplexity.
+        For a snapshot, this is the perplexity at the last evaluation at or before the snapshot's step. If no evaluation
+        comes that early, it is the best perplexity of the run.
         """
         before = self.tuning.step
         return [
@@ -218,7 +219,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     config.wandb.mode = "disabled"
     fixed = [f for f in suite.finetune if f.startswith(FIXED)]
     check(
-        not fixed, f"remove --finetune={' and --finetune='.join(fixed)}: the figure determines it"
+        not fixed, f"remove --finetune={' and --finetune='.join(fixed)}: the figure sets this field"
     )
     try:
         override_all(config, [f"--config.{field}" for field in suite.finetune])
@@ -254,13 +255,13 @@ def _group(tuning: Tuning, before: Group, runs: Sequence[Run]) -> Group:
 
 
 def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int | None) -> Side:
-    """Returns a fine-tuning experiment that a claim compares. `ExperimentSuite.side` documents the syntax of claims.
+    """Returns a fine-tuning experiment that a claim names. `ExperimentSuite.side` documents the syntax of claims.
 
     Args:
       text: the experiment as written in the claim, for error messages.
       task: a key of TASKS.
       row: name of a model and a method (`Method.name`), such as "T Reservoir, reservoirs tuned".
-      layers: number of layers; None takes the depth of the paper's curves.
+      layers: number of layers. None takes `ExperimentSuite.curve_depth`.
 
     Raises:
       UserError: the row is unknown, or the configuration is invalid.

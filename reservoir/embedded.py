@@ -18,7 +18,7 @@ from common.errors import check
 _SIZES = {"test": 500, "valid": 500, "train": 20_000}
 
 _SHARED_NUMBERS = 100
-"""Numbers below 100 may occur in every split. A number from 100 on, except years, occurs in one split only."""
+"""Numbers below 100 may occur in every split. A number from 100 on occurs in one split only, unless it is a year."""
 
 Pair = tuple[str, str]
 """(German text, English text)."""
@@ -27,8 +27,8 @@ Pair = tuple[str, str]
 def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
     """Returns German and English sentences about numbers, dates, times, money and measures.
 
-    Each German sentence has one translation. Different splits share no sentence, in either language. Except for years,
-    they also share no number from 100 on.
+    Each German sentence has one translation. Two splits share no sentence, in either language, and no number from 100
+    on, except for years.
 
     Args:
         split: "train" (20,000 pairs), "valid" or "test" (500 pairs each).

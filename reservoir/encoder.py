@@ -92,7 +92,7 @@ def initialize_as_bert(
     """Draws trained matrices and embedding tables from a normal distribution with standard deviation 0.02.
 
     Reservoirs keep their values, even if they are trained. If `model.init` is not "recipe", all layers of the stack
-    keep their values. Biases and the scales of norms also keep their values, 0 and 1.
+    keep their values. Biases keep the value 0, and the scales of norms the value 1.
     """
     draw = initializers.normal(INIT_STD)
     skipped = list(module.encoder.stack.blocks)
@@ -124,7 +124,7 @@ def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
 
 
 def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
-    """Returns the pretraining model with RoBERTa's initialization."""
+    """Returns the pretraining model, initialised by `initialize_as_bert`."""
     head = MaskedHead(vocabulary, model.width, rngs=rngs)
     made = MaskedLanguageModel(encoder(model, vocabulary, rngs=rngs), head)
     initialize_as_bert(made, model, rngs)
@@ -132,9 +132,9 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
 
 
 def classifier(config: ConfigDict, vocabulary: int, classes: int, *, rngs: nnx.Rngs) -> Classifier:
-    """Returns the fine-tuning model, changed by the method of `config`.
+    """Returns the fine-tuning model, after the changes that its method (`reservoir.methods`) makes.
 
-    Reservoirs are frozen, and marked as loaded: the pretraining run provides their values.
+    Before these changes, reservoirs are frozen and marked as loaded, because the pretraining run has their values.
     """
     model = config.model
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)

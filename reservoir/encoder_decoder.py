@@ -62,7 +62,7 @@ class EncoderDecoder(nnx.Module):
     def step(
         self, tokens_B: jax.Array, cache: list, index: jax.Array, context: Context
     ) -> tuple[jax.Array, list]:
-        """Decodes the tokens at position `index`. Returns logits (B, V) of the next tokens, and the new cache."""
+        """Reads the target tokens at position `index`. Returns logits (B, V) of the next tokens, and the new cache."""
         x_B1D = self.target_embed(tokens_B[:, None], self.dtype, start=index)
         x_B1D, cache = self.decoder.step(x_B1D, cache, index, context)
         return self.target_embed.logits(x_B1D)[:, 0], cache

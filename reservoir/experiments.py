@@ -1,4 +1,4 @@
-"""Configures, trains and groups the runs behind the paper's tables and figures."""
+"""The runs behind the paper's tables and figures: configurations, training, and groups of runs with the same model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     """The experiments of the reservoir paper, with the options of `reservoir.reproduce`.
 
     Attributes:
-      settings: keys of `targets.SETTINGS` to run; empty for all settings of the table or figure.
-      depths: number of layers -> number of reservoirs, or None for the number of `targets.SETTINGS`. Empty for the
-        depths of the scale.
-      models: keys of `targets.MODELS` to run; empty for all rows of the table or figure.
+      settings: keys of `targets.SETTINGS` to run. If empty, runs all settings of the table or figure.
+      depths: number of layers -> number of reservoirs; None takes the number in `targets.SETTINGS`. If `depths` is
+        empty, runs the depths of the scale.
+      models: keys of `targets.MODELS` to run. If empty, runs all rows of the table or figure.
       data_paths: setting, fine-tuning task or "probing" -> folder of its data.
       finetune: overrides "a.b=VALUE" of fine-tuning. The inherited attribute `fields` overrides pretraining.
     """
@@ -114,9 +114,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return curve_depth if curve_depth in depths else max(depths)
 
     def case(self, setting: str, model: str, layers: int) -> Case | None:
-        """Returns the case of a model at a depth. Returns None if --depths=LAYERS:0 excludes the model.
+        """Returns the case of a model at a depth.
 
-        With 0 reservoirs, only the plain transformer is left.
+        The case of the row UPDATABLE has `layers` minus the number of reservoirs. For --depths=LAYERS:0, returns None
+        for all models except the plain transformer.
 
         Raises:
           UserError: the reservoirs do not fit into the layers, or leave no trained layer.
@@ -182,10 +183,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a claim compares, and why it cannot run (a reason or a missing option; "" if it can).
+        """Returns the case that a claim names, and "" or why the case cannot run.
 
-        The case is None if --settings, --models or --depths excludes it. `text` is the experiment as written in the
-        claim, for error messages.
+        The second string is a reason, or an option to add, such as "--data=iwslt=DIR". The case is None if --settings,
+        --models or --depths excludes the case.
+
+        Args:
+          text: the experiment as written in the claim, for error messages.
+          layers: number of layers. None takes `curve_depth`.
 
         Raises:
           UserError: the row is unknown, or the reservoirs do not fit into the layers.
@@ -205,7 +210,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return case, "" if exists else f"--data={setting}=DIR"
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
-        """Trains missing runs. Fine-tuning runs come last, because they start from pretraining runs."""
+        """Trains missing runs. Trains fine-tuning runs last, because they start from pretraining runs."""
         tuned = {n: make for n, make in cases.items() if make(1).task == "classification"}
         pretrained = {name: make for name, make in cases.items() if name not in tuned}
         runs: dict[str, list[Run]] = {}

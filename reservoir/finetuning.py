@@ -35,7 +35,7 @@ PAIR_TOKENS = 4
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading the pretraining run or the data. Adds missing options of the method.
+    """Checks the configuration without reading the pretraining run or the data. Adds missing options with defaults.
 
     Raises:
       UserError: a field is missing or out of range.
@@ -98,9 +98,12 @@ def _log_probabilities(model: encoder.Classifier, batch: Batch) -> dict[str, jax
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
-    """Joins one or two texts into `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
+    """Returns the sequence `<s> a` of one text, or `<s> a </s></s> b` of two texts. Batches append the last `</s>`.
 
-    Truncates the sequence to `longest` tokens, including the last `</s>`. Truncates the longer text of a pair first.
+    Truncates the sequence to `longest` tokens, counting the last `</s>`. Truncates the longer text of a pair first.
+
+    Args:
+      parts: token ids of each text.
 
     Returns:
       The token ids, and whether a text was truncated.
@@ -117,7 +120,8 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
 class FineTuning(Classification):
     """Classification of texts in RoBERTa's format. The encoder starts from a pretraining run.
 
-    With `read_data=False` the task has no data and two classes, for `launch.plan`.
+    Args:
+      read_data: False makes a task without data, with two classes, for `launch.plan`.
     """
 
     objective = "accuracy"

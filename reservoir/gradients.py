@@ -5,7 +5,7 @@
     python -m reservoir.gradients runs/identity --out=runs/gradients
 
 Reads every snapshot of each run. On training batches, compares the gradient of a step that skips the reservoirs with
-the true gradient, which an ordinary step computes with the same noise and dropout. Compares only gradients of the
+the gradient of an ordinary step with the same noise and dropout (the true gradient). Compares only the gradients of
 trained layers below the uppermost reservoir. Writes gradients.csv, gradients.md and gradients.png.
 """
 

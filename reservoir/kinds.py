@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.model.block import Block
 
 Layer = Callable[..., "Block"]
-"""A function (model configuration, rngs=) -> trained layer."""
+"""A function (model configuration, rngs=) -> new transformer layer of a stack. The layer is not frozen."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Kind:
 
     Attributes:
       build: function (model, layer, causal, rngs=) -> Block. `model` is `config.model` with the hidden size and dropout
-        of reservoirs, `layer` makes a trained layer of the same stack, and `causal` is true in decoders and language
-        models.
+        of reservoirs. `layer` (`Layer`) makes a transformer layer of the same stack. `causal` is true in decoders and
+        language models. The caller freezes the block.
       label: name in tables and figures.
       options: name -> additional field of `config.model` for this kind. `build` reads it as `model.NAME`.
-      check: function (model) that raises a UserError if the fields of `config.model` do not fit this kind.
+      check: function (`config.model`) that raises a UserError if a field does not fit this kind.
       bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
       fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
     """
@@ -123,7 +123,7 @@ RESERVOIRS = {
 
 
 def find(name: str) -> Kind | None:
-    """Returns the kind with the given name, an entry of `RESERVOIRS` or "module:attribute". Returns None for "none".
+    """Returns the kind of reservoir that `name` names: a key of `RESERVOIRS` or "module:attribute". For "none": None.
 
     Raises:
       UserError: no such kind exists, or its module cannot be imported.
@@ -143,10 +143,10 @@ def fixed_length(config: ConfigDict) -> bool:
 
 
 def imported_part(name: str, kind: type) -> Any:
-    """Returns the part `name`, "module:attribute", if its module is imported already, or else None.
+    """Returns the object that `name` ("module:attribute") names, without importing its module.
 
-    For reports, which must not import the modules that configurations name, because the configurations may come from
-    other people.
+    Returns None if the module is not imported yet, or the object is not a `kind`. Reports use this function, because
+    configurations may come from other people, and importing a module runs its code.
     """
     module, _, attribute = name.rpartition(":")
     part = getattr(sys.modules.get(module), attribute, None)
@@ -156,7 +156,7 @@ def imported_part(name: str, kind: type) -> Any:
 def label(name: str) -> str:
     """Returns the label of a kind of reservoir for tables and figures.
 
-    For "module:attribute", returns the attribute's name if the module is not imported yet (`imported_part`).
+    For "module:attribute", returns the name of the attribute if `imported_part` finds no kind.
     """
     kind = RESERVOIRS.get(name) or imported_part(name, Kind)
     return kind.label if kind else name.rpartition(":")[2]

@@ -99,12 +99,16 @@ def _newest(workdir: Path, count: int) -> list[int]:
 
 
 def load(options: argparse.Namespace) -> TrainedRun:
-    """Loads a translator from its best checkpoint, or from the mean of several checkpoints.
+    """Loads a translator from its best checkpoint, or with parameters averaged over several checkpoints.
 
-    Options override the run's configuration.
+    The options override the run's configuration.
+
+    Args:
+      options: parsed options of `parser`.
 
     Raises:
-      UserError: the folder has no run or no checkpoint, or the run is not a translator.
+      UserError: the folder has no run or no checkpoint, the run is not a translator, the run has too few checkpoints to
+        average, or an option is invalid.
     """
     check(
         not (options.average and options.average_best),

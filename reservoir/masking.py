@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from common.data.special_ids import UNK
 
 REPLACED, CHANGED = 0.8, 0.1
-"""Fractions of masked tokens that become the mask token (0.8) or a random token (0.1). The rest do not change."""
+"""Probabilities that a masked token becomes the mask token (0.8) or a random token (0.1). Else the token stays."""
 
 FIRST = UNK + 1
 """Smallest id of a text token. Smaller ids (padding, begin, end, unknown) are never masked."""
@@ -22,9 +22,9 @@ class Masked(NamedTuple):
 
     Attributes:
       inputs_BL: the rows after masking.
-      places_BM: positions of the masked tokens in each row, then other positions up to M, all different.
+      places_BM: M different positions of each row: first the masked positions, then positions that are not masked.
       targets_BM: original tokens at `places_BM`.
-      weights_BM: 1 for masked positions, 0 for the other positions.
+      weights_BM: 1 for masked positions, 0 for positions that are not masked.
     """
 
     inputs_BL: jax.Array

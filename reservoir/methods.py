@@ -35,8 +35,8 @@ class Method:
       label: name in reports, after the kind of reservoir.
       frozen: function (config, layers) -> number of frozen layers. `config` is the configuration as a dictionary, and
         `layers` the `Layers` of the pretraining run.
-      change: function (config, model, rngs=) that freezes or trains parameters of `model`, a `Classifier` whose
-        reservoirs are frozen, and may add parameters. None changes nothing.
+      change: function (config, model, rngs=) that freezes, unfreezes or adds parameters of `model`, in place. `model`
+        is a `Classifier` whose reservoirs are frozen. None changes nothing.
       row: name in figures and claims, after the name of the model (default: `label`).
       options: name -> additional field of the configuration. `change` reads it as `config.NAME`.
       check: function (config, pretrained) that raises a UserError if the method does not fit the pretraining run, or
@@ -130,11 +130,11 @@ LORA = Method(
         "lora.alpha": Option(0.0, minimum=0),  # 0 means alpha = rank
     },
 )
-"""The method if `config.lora.rank` is above 0, which needs the value "keep" of `config.reservoirs`."""
+"""The method of a configuration with `config.lora.rank` above 0. `config.reservoirs` must then be "keep"."""
 
 
 def find(name: str) -> Method:
-    """Returns the method with the given name, an entry of `METHODS` or "module:attribute".
+    """Returns the method that `name` names: a key of `METHODS` or "module:attribute".
 
     Raises:
       UserError: no such method exists, its module cannot be imported, or an attribute is invalid.
@@ -163,9 +163,9 @@ def of(config: ConfigDict) -> Method:
 
 
 def of_run(config: Mapping[str, Any]) -> Method | None:
-    """Returns the method of a finished run; "keep" for a pretraining run.
+    """Returns the method of a run's configuration. A pretraining run has the method "keep".
 
-    Returns None if a user's method is not imported yet (`kinds.imported_part`).
+    Returns None if the module of a user's method is not imported yet (`kinds.imported_part`).
     """
     if config.get("lora", {}).get("rank"):
         return LORA

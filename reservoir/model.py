@@ -45,17 +45,20 @@ STACKS = {
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""Value of `model.reservoir_init` -> initializer of reservoir matrices: the first entry of the argument `spec` of
+"""Value of `model.reservoir_init` -> name of the initializer of reservoir matrices, as in the argument `spec` of
 `common.freezing.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
-"""Value of `model.init` -> initializer of trained layers. "recipe" keeps the recipe's initialization (Xavier, for
-RoBERTa normal with standard deviation 0.02). Other values initialise trained layers like reservoirs with gain 1."""
+"""Value of `model.init` -> initializer of the matrices of trained layers. "recipe" keeps the recipe's initialization:
+Xavier or, for RoBERTa, normal with standard deviation 0.02. All other values initialise trained layers like reservoirs
+with gain 1."""
 
 
 def with_defaults(model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config.model`, with defaults for fields that older runs lack, and the reward "norm" renamed to
-    "own_rms"."""
+    """Returns a copy of `config.model` of an older run, in the current form.
+
+    Adds missing fields with their defaults, and renames the reward "norm" to "own_rms".
+    """
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
         filled.backskip.reward = "own_rms"
@@ -207,11 +210,13 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     check(
         bool(stacks),
         f"--config.model.reservoir={name} but no layer is a reservoir:"
-        f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}",
+        f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}; set at least one"
+        " reservoir, or --config.model.reservoir=none",
     )
     check(
         not kind.bidirectional_only or stacks == ["encoder"],
-        f"--config.model.reservoir={name} reads later positions, so a decoder or language model cannot use it",
+        f"--config.model.reservoir={name} reads later positions, so a decoder or language model cannot use it:"
+        " choose another kind, or place reservoirs in the encoder only",
     )
     if name in RESERVOIRS:
         kind.check(model)

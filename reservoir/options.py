@@ -1,4 +1,4 @@
-"""Options: configuration fields that only one kind of reservoir, placement or method of fine-tuning reads.
+"""Options: configuration fields that only one kind of reservoir, one placement or one method of fine-tuning reads.
 
 `common.config` imports this module to parse a command line, so it must not import JAX.
 """
@@ -12,10 +12,10 @@ from reservoir.kinds import RESERVOIRS, find
 
 
 def add_to(config: ConfigDict) -> None:
-    """Adds missing options to a configuration: the options of `add` and, for fine-tuning, of the methods.
+    """Adds missing options to a configuration: `add` and, for fine-tuning, the options of the methods.
 
     Raises:
-      UserError: the method of fine-tuning, the kind or a placement is unknown, incomplete or cannot be imported.
+      UserError: the method of fine-tuning, the kind or a placement is unknown, invalid or cannot be imported.
     """
     add(config.model)
     if "reservoirs" in config:
@@ -25,10 +25,10 @@ def add_to(config: ConfigDict) -> None:
 
 
 def add(model: ConfigDict) -> None:
-    """Adds missing options with their defaults to `config.model`, if `config.model` has the field `reservoir`.
+    """Adds missing options with their defaults to `config.model`. Without the field `reservoir`, adds nothing.
 
     Raises:
-      UserError: the kind or a placement is unknown, incomplete or cannot be imported.
+      UserError: the kind or a placement is unknown, invalid or cannot be imported.
     """
     if "reservoir" in model:
         plugin.add_options(model, _declared(model))

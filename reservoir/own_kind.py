@@ -19,9 +19,10 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
 
     Args:
       build: function (rngs=) -> new reservoir of `stack`.
+      stack: a key of `reservoir.model.STACKS`. All stacks except "encoder" are causal.
 
     Raises:
-      UserError: `frozen_init()` lacks a parameter, a method is missing, or an output has a wrong shape.
+      UserError: `frozen_init()` lacks a parameter, a method is missing or fails, or an output has the wrong shape.
     """
     rows, length = 2, 2
     x_BLD = jnp.zeros((rows, length, model.width))

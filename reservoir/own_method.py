@@ -13,7 +13,7 @@ from reservoir.pretrained import Pretrained
 from reservoir.tasks.masked_lm import vocabulary
 
 CLASSES = 2
-"""Number of classes of the checked model. The number of the data is not known yet."""
+"""Number of classes of the checked model. The number of classes in the data is not known yet."""
 
 
 def check_complete(config: ConfigDict, pretrained: Pretrained) -> None:

@@ -12,8 +12,8 @@ from common.data.special_ids import BOS, EOS, PAD
 class PackedRows:
     """Rows that contain every token of a corpus exactly once (RoBERTa's FULL-SENTENCES).
 
-    A row is <s>, then documents, each followed by </s>. A document that does not fit into the current row starts the
-    next row. A document longer than a row is cut.
+    A row is <s>, then documents, each followed by </s>. A document that does not fit into the rest of a row starts the
+    next row. A document longer than a row is split into several rows.
     """
 
     def __init__(self, corpus: TokenizedCorpus, length: int) -> None:
@@ -24,7 +24,7 @@ class PackedRows:
 
     @cached_property
     def _borders(self) -> np.ndarray:
-        """Start of each row in the concatenated documents with their </s>, then the total length, (rows + 1,)."""
+        """Start of each row in the stream (see `__init__`), then the length of the stream, (rows + 1,)."""
         room, total = self.length - 1, int(self._ends[-1])
         borders = [0]
         while (start := borders[-1]) < total:
@@ -51,7 +51,7 @@ class PackedRows:
         at = (starts_B[:, None] + steps_L)[filled_BL]
         documents = np.searchsorted(self._ends, at, side="right")
         is_last = at == self._ends[documents] - 1
-        # The corpus has no </s>: subtract the number of earlier </s> from a position in the stream.
+        # The corpus has no </s>: from a position in the stream, subtract the number of </s> before this position.
         corpus_tokens = self._corpus.tokens[at - documents - is_last]
         tokens_BL = np.full((len(rows_B), self.length), PAD, np.int32)
         tokens_BL[inside_B, 0] = BOS

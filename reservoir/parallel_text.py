@@ -1,4 +1,4 @@
-"""Reads parallel text (generated, or from files, TFDS or a user's function) and builds its tokenizers."""
+"""Loads parallel text (generated text, files, TFDS or a user's function) and builds tokenizers for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ class ParallelText:
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
-            raise ValueError(f"{len(self.source)} source lines but {len(self.target)} target lines")
+            raise ValueError(
+                f"{len(self.source)} source lines but {len(self.target)} target lines: give one target line for each"
+                " source line"
+            )
 
     def __len__(self) -> int:
         return len(self.source)

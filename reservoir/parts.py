@@ -63,17 +63,18 @@ def freeze(
     training still changes them.
 
     Args:
-      module: any module, or one `nnx.Param`, whose `Frozen` replacement is returned.
+      module: any module, or one `nnx.Param`. For an `nnx.Param`, the new `Frozen` variable is returned.
       init: distribution of a kernel with M inputs and N outputs. "orthogonal" (as in the paper): a (semi-)orthogonal
         matrix. "xavier": uniform in [-a, a] with a = sqrt(6 / (M + N)). A function (key, shape) -> array, such as an
         initializer of `nnx.initializers`, is called with the shape (M, N). None keeps all values.
       only: an NNX filter that selects parameters by path and variable. `nnx.PathContains("encoder")` freezes the
         parameters below "encoder" only.
-      rngs: source of the random keys. Needed unless `init` is None, or `module` is one `nnx.Param`, which keeps its
-        value.
+      rngs: source of the random keys. Not needed if `init` is None, or if `module` is one `nnx.Param`, because the
+        value stays.
 
     Raises:
-      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, or nothing is left to freeze.
+      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, all parameters are frozen
+        already, or `only` selects no parameter.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -172,17 +173,16 @@ def _kernel_axes(layer: nnx.Module) -> KernelAxes | None:
 class Backskip(nnx.Module):
     """Backskipping (section 4.4 of the paper) for a function F: some training steps do not differentiate F.
 
-    With the estimator "policy", the input of F gets noise in training. In a skipping step the layers below F learn from
-    a policy gradient, whose reward depends on the gradient at the output of F. The parameters of F get no gradient in
-    this step, so F should be frozen. `reservoir/backskip.py` has the formulas. The training loop chooses the skipping
-    steps, for example:
+    With the estimator "policy", training adds noise to the input of F. In a skipping step, the layers below F learn
+    from a policy gradient, whose reward depends on the gradient at the output of F. The parameters of F get no gradient
+    in a skipping step, so F should be frozen. `reservoir/backskip.py` has the formulas. The training loop chooses the
+    skipping steps, for example:
 
         model.set_attributes(skipping=is_skipping_step(step, warmup_steps=500))
 
     `skipping` is static, so a jitted step is compiled twice. As in `nnx.Dropout`, `model.eval()` turns the noise off,
-    and the noise needs NNX's transformations (`nnx.vmap` instead of `jax.vmap`). Rewards are relative to all positions
-    of a call, so call the module on whole batches: under `nnx.vmap`, a reward is relative to the positions of one
-    example only.
+    and the noise needs NNX's transformations (`nnx.vmap` instead of `jax.vmap`). Rewards are scaled by a statistic of
+    all positions of a call, so call the module on whole batches. Under `nnx.vmap`, a call has one example only.
 
     Attributes:
       function: the function F.
@@ -194,11 +194,11 @@ class Backskip(nnx.Module):
       function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each element of X is one position with
         one reward.
       width: number D of input features.
-      estimator: "policy", or a control. In skipping steps, the layers below F get the gradient at the output of F with
-        "identity" (needs D = N), and no gradient with "zero". "noise" has noise, but exact gradients in all steps.
+      estimator: "policy", or a control. In skipping steps, "identity" gives the layers below F the gradient at the
+        output of F (needs D = N), and "zero" gives them no gradient. "noise" adds noise, but never skips F.
       sigma: standard deviation of the noise of "policy" and "noise".
-      reward: "signed" (as in the paper): minus the mean of the gradient over N; 0 up to rounding if a norm that ignores
-        shifts reads the output of F. "own_rms": minus the root mean square of the gradient over N.
+      reward: "signed" (as in the paper): minus the mean over N of the gradient at the output of F. This reward is 0 up
+        to rounding if a norm that ignores shifts reads the output. "own_rms": minus the root mean square over N.
       scale: factor of the policy gradient.
       rngs: source of the value network's parameters (stream "params") and of the noise (stream "noise").
 
@@ -246,7 +246,8 @@ class Backskip(nnx.Module):
         """Returns F(x, *args, **kwargs), (X, N). In training, the estimators "policy" and "noise" add noise to x.
 
         Raises:
-          ValueError: the input has no axis of D features or is empty, or F changes an axis of X.
+          ValueError: the input is empty or its last axis does not have D features, F changes an axis of X, or the
+            estimator is "identity" and F changes D.
         """
         x_XD = floating(x_XD)
         check(

@@ -47,7 +47,7 @@ def top(layers: int, reservoirs: int) -> tuple[int, ...]:
 
 PLACEMENTS = {"alternate": alternate, "bottom": bottom, "middle": middle, "top": top}
 """Name -> function from (number of layers, number of reservoirs) to the indices of the reservoirs. Index 0 is the
-bottom layer. The functions raise a ValueError if there are too few layers."""
+bottom layer. The functions raise a ValueError if the reservoirs do not fit into the layers."""
 
 
 def placement(
@@ -61,7 +61,7 @@ def placement(
     Args:
       strategy: a key of `PLACEMENTS`; "module:function", with the signature of the functions in `PLACEMENTS` and
         options; or a pattern such as "LLRLRLL", bottom first, where R is a reservoir. A pattern overrides `reservoirs`.
-      fields: `config.model`, which has the values of the options. None uses their defaults.
+      fields: `config.model`, which has the values of the options. None takes the defaults of the options.
 
     Raises:
       ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
@@ -96,7 +96,7 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
       option: the command-line option of the placement, for error messages.
 
     Raises:
-      UserError: the function cannot be imported or called, or an option has no default.
+      UserError: the function cannot be imported, is not callable, or has an option without a default.
     """
     function = _function(strategy, option)
     if function is None:
@@ -113,7 +113,7 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
 
 
 def _function(strategy: str, option: str) -> Callable | None:
-    """Returns the function of a placement; None for a pattern of letters."""
+    """Returns the function of a placement. Returns None for a pattern of letters and for an unknown placement."""
     if ":" in strategy:
         return imported(option, strategy)
     return PLACEMENTS.get(strategy)

@@ -20,7 +20,7 @@ def fig1(suite: ExperimentSuite) -> None:
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU of other reservoir kinds (BiGRU, CNN, gMLP) against the number of trained layers."""
+    """Plots AUCC and test BLEU of all kinds of reservoirs against the number of trained layers."""
     _depth(suite, "fig3")
 
 

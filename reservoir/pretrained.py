@@ -28,7 +28,7 @@ class Pretrained:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the run's configuration and results; runs with other seeds or data have other fingerprints."""
+        """Fingerprint of the run's configuration and results. It changes with the seed and the data of the run."""
         files = (self.workdir / CONFIG, self.workdir / SUMMARY)
         return fingerprint([path.read_text() if path.exists() else "" for path in files])
 

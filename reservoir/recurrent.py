@@ -69,7 +69,7 @@ class BiGru(Sublayer):
 
     def cache(self, batch: int, spec: Any, context: Context) -> Any:
         raise ValueError(
-            "decoding needs a causal layer, not a GRU in two directions: use another kind"
+            "decoding needs a causal layer, but a bidirectional GRU reads later positions: use another kind"
         )
 
 

@@ -19,7 +19,7 @@ INITIALIZERS = {
     "ones": lambda: initializers.ones,
     "zeros": lambda: initializers.zeros,
 }
-"""Name of a distribution in `common.freezing.draw` -> function from its parameters (such as a gain) to initializer."""
+"""Name of a distribution in `common.freezing.draw` -> function from its parameters, such as a gain, to initializer."""
 
 
 def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:

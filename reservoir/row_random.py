@@ -20,7 +20,7 @@ def row_keys(key: jax.Array, rows: int) -> jax.Array:
 def row_normal(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
     """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`.
 
-    For float64, returns float32 numbers in float64.
+    For float64, returns float32 numbers that are converted to float64.
     """
     if dtype == jnp.float64:
         return row_normal(key, shape, jnp.float32).astype(dtype)

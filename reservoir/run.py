@@ -20,8 +20,8 @@ TASKS = {
     "masked_lm": "MaskedLm",
     "language_modelling": "LanguageModelling",
 }
-"""Value of `config.task` -> name of the task's class. The value is also the name of a module of `reservoir.tasks` with
-the functions `validate` and `build` (the model)."""
+"""Value of `config.task` -> name of the task's class. The module `reservoir.tasks.VALUE` has this class, and the
+functions `validate` and `build` (makes the model)."""
 
 
 def task_module(config: ConfigDict) -> ModuleType:
@@ -35,7 +35,7 @@ def own_task(name: str) -> type[Task] | None:
     The class is called with (config, mesh, read_data=...) and checks its own fields.
 
     Raises:
-      UserError: the class cannot be imported, does not inherit `Task`, or has other arguments.
+      UserError: the class cannot be imported, does not inherit `Task`, or does not accept these arguments.
     """
     if ":" not in name:
         return None

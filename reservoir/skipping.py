@@ -1,4 +1,4 @@
-"""The steps that skip the reservoirs (`reservoir.backskip`): their schedule, their loss, and checks of their fields."""
+"""Steps that skip the reservoirs (`reservoir.backskip`): schedule, loss, and checks of the configuration."""
 
 import operator
 import sys
@@ -54,8 +54,8 @@ def is_skipping_step(
       least: once p < least, every step skips.
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range. `step` must not be traced, because steps that skip
-        are compiled separately.
+      ValueError: an argument has the wrong type or is out of range, or `step` is traced. (Skipping steps are compiled
+        separately, so call this function outside of jit.)
     """
     try:
         step = operator.index(step)
@@ -77,7 +77,7 @@ def is_skipping_step(
 
 
 class Backskipping:
-    """Mixin for a task with backskipping: a second loss, and so a second compiled step, which skips the reservoirs."""
+    """Mixin for a task with backskipping: adds a loss that skips the reservoirs, and so a second compiled step."""
 
     config: ConfigDict
     loss: Callable
@@ -130,7 +130,7 @@ def validate_steps(config: ConfigDict) -> None:
     """Checks that a run with skipping steps is longer than its warm-up. Warns if the reward is 0 by construction.
 
     Raises:
-      UserError: the run has at most one step after the warm-up. The first such step skips with probability 0.
+      UserError: the run has at most one step after the warm-up. (The first step after the warm-up never skips.)
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     check(

@@ -38,7 +38,7 @@ def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
     The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. The
-    column is empty unless the runs were trained in turns (--turns) and include the plain model at this depth.
+    column is empty if the runs were not trained in turns (--turns), or lack the plain model at this depth.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
@@ -118,7 +118,7 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
 
 
 def _timed(group: Group) -> str:
-    """Returns the distinct values of `Run.timing` in a group."""
+    """Returns a table cell that says how the runs of a group were timed (`Run.timing`)."""
     return f"measured, timed {', '.join(dict.fromkeys(run.timing for run in group.runs))}"
 
 
@@ -129,7 +129,7 @@ def _best(group: Group) -> list[float]:
 def _test(group: Group) -> list[float]:
     """Returns the test BLEU of each run, or NaN for an untested run.
 
-    If a run keeps several best checkpoints, the test BLEU is measured with the mean of their parameters.
+    If a run keeps several best checkpoints, the test BLEU is that of the model with their mean parameters.
     """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]

@@ -22,7 +22,7 @@ class Setting:
       fields: overrides of the recipe's model fields.
       depth_field: name of the model field with the number of layers.
       depths: scale -> number of layers -> number of reservoirs.
-      horizon: end of the AUCC's interval in hours, at the scale "paper". Other scales end with the longest run.
+      horizon: end of the AUCC's interval in hours, at the scale "paper". At other scales, it ends with the longest run.
       curve_depth: number of layers in tables and figures with `Needs.one_depth`, and in claims that name no depth. The
         paper's Figures 7, 12 and 13 show curves of this depth.
     """
@@ -36,7 +36,7 @@ class Setting:
     curve_depth: int
 
     def reservoirs(self, scale: str, layers: int) -> int:
-        """Returns the number of reservoirs for `layers` layers: the number at the nearest depth of the scale."""
+        """Returns the number of reservoirs of `layers` layers: the number at the nearest depth of the scale."""
         known = self.depths[scale]
         return known[min(known, key=lambda depth: abs(depth - layers))]
 
@@ -97,7 +97,7 @@ class Row(NamedTuple):
 
     Attributes:
       kind: value of `model.reservoir`.
-      fields: name of another model field -> value, or function from (model fields of the recipe, Case) to value.
+      fields: name of a model field -> value, or function from (model fields of the recipe, Case) to value.
     """
 
     kind: str
@@ -115,7 +115,7 @@ MODELS = {
     UPDATABLE: Row("none", {}),
     # The paper does not state LayerDrop's probability. We drop, on average, as many layers as the other rows freeze.
     "LayerDrop": Row("none", {"layerdrop": lambda model, case: case.reservoirs / case.layers}),
-    # Our controls. Two rows have orthogonal initialization without freezing, two rows freezing without orthogonal
+    # Our controls. Two rows train layers with orthogonal initialization. Two rows freeze layers with Xavier
     # initialization.
     "Orthogonal T trained": Row("transformer", {"reservoir_trained": True}),
     "Orthogonal FFN trained": Row("ffn", {"reservoir_trained": True}),
@@ -231,7 +231,7 @@ class Case:
 
     @property
     def stem(self) -> str:
-        """Returns the name of the case's runs, without the seed. Cases with the same model share name and runs."""
+        """Returns the name of the case's runs, without the seed. Rows that name the same model share name and runs."""
         model = {"alternate": T, UPDATABLE: PLAIN}.get(self.model, self.model)
         depth = f"{self.layers}r{self.reservoirs}" if self.custom else str(self.layers)
         return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"

@@ -10,7 +10,11 @@ SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers
 
 
 def check_transformer(model: ConfigDict) -> None:
-    """Checks the fields of a transformer. Raises a UserError for an invalid value. Fields of SIZES may be missing."""
+    """Checks the fields of a transformer in `config.model`. Fields in `SIZES` may be missing.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
     check_choice("--config.model.remat", model.remat, REMAT)
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))

@@ -193,8 +193,14 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: block(length=4)(X_BLD), "5 positions, but the spatial map has only 4"),
         (lambda: block(causal=False).cache(1), "needs a causal spatial map"),
         (lambda: block().cache(0), f"batch {WHOLE}, got 0"),
-        (lambda: block().prefill(X_BLD, block().cache(3)), "for a batch of 3, .* has 2 rows"),
-        (lambda: step(batch=3), "the cache is for a batch of 3, but the input has 2 rows"),
+        (
+            lambda: block().prefill(X_BLD, block().cache(3)),
+            "the cache has 3 rows, but the input has 2",
+        ),
+        (
+            lambda: step(batch=3),
+            "the cache has 3 rows, but the input has 2: make a cache with batch=2",
+        ),
         (lambda: step(X_BLD), "a decoding step takes one position, got 5: use prefill"),
         (lambda: step(X_BLD[:, :1, :3]), "the input must have the shape"),
         *[

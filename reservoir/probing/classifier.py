@@ -25,11 +25,11 @@ EPOCH = 4
 """Number of epochs between two evaluations."""
 
 PATIENCE = 5
-"""Early stopping: training stops when more evaluations than this number have brought no new best accuracy. The count is
-never reset."""
+"""Early stopping: a classifier stops once more evaluations than this number have brought no new best accuracy. A new
+best accuracy does not reset the count."""
 
 LAST = 200
-"""Training stops at the first evaluation after more than this number of epochs."""
+"""All classifiers stop at the first evaluation after more than this number of epochs."""
 
 _OPTIMIZER = optax.adam(1e-3)
 _EVAL_BATCH = 1024
@@ -37,7 +37,7 @@ _EVAL_BATCH = 1024
 
 @dataclass(frozen=True)
 class Grid:
-    """Grid of hyperparameters. Validation accuracy selects one grid point, the first of equally good points.
+    """Grid of hyperparameters. The first grid point with the best validation accuracy is selected.
 
     Attributes:
       hidden: hidden sizes; 0 means no hidden layer.
@@ -77,7 +77,7 @@ def probe(
     Args:
       features: split -> sentence vectors of every layer, (P, E, D) float32.
       classes: split -> class numbers below `count`, (E,).
-      seed: seed of initial parameters, order of examples and dropout, which all layers and grid points share.
+      seed: seed of initial parameters, order of examples and dropout. All layers and grid points share the seed.
 
     Returns:
       The selected hyperparameters and the accuracies for each of the P layers.

@@ -96,10 +96,10 @@ class Reader:
         return result
 
     def _buckets(self) -> list[int]:
-        """Returns bucket lengths: the shortest length times powers of 2, then the model's maximum length.
+        """Returns bucket lengths: `_FIRST_BUCKET` times powers of 2, then the model's maximum length.
 
-        For a model without a maximum length, returns the shortest length only: `evaluation_batches` adds buckets for
-        longer sentences.
+        For a model without a maximum length, returns only `_FIRST_BUCKET`, because `evaluation_batches` adds buckets
+        for longer sentences.
         """
         if self.longest is None:
             return [_FIRST_BUCKET]
@@ -143,7 +143,8 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     """Opens the encoder of a masked language model or a translator.
 
     Args:
-      pool: one of `POOLS`. None means "first", or "mean" for a translator, whose sentences have no token <s>.
+      pool: one of `POOLS`. None means "first" for a masked language model, and "mean" for a translator, whose sentences
+        have no token <s>.
 
     Raises:
       UserError: the folder has no run or no checkpoint, or the run has another task.

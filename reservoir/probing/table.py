@@ -37,7 +37,7 @@ class Table:
     def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
         """Trains the classifiers of a task with the seeds 1, 2, ..., and adds their accuracies.
 
-        A cell of the table is the mean over seeds and over all calls for the same task, such as calls for several runs.
+        A cell of the table is the mean over seeds and calls. Call this method once for each run to average over runs.
 
         Args:
           features: split -> sentence vectors of every layer, (P, E, D).
@@ -50,7 +50,7 @@ class Table:
         )
 
     def rows(self) -> list[tuple]:
-        """Returns rows (layer, kind, test accuracy of each task). The first row is for the majority class."""
+        """Returns rows (layer, kind, test accuracy of each task in percent). The first row has the majority class."""
         majority = [f"{value:.2f}" for value in self._majority.values()]
         return [
             (None, "majority class", *majority),

@@ -14,14 +14,14 @@ Examples = dict[str, list[tuple[str, str]]]
 """Split -> (label, sentence) pairs."""
 
 BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
-"""Minimum and maximum number of tokens of each class of sentence_length. All tasks drop sentences of other lengths."""
+"""Minimum and maximum number of tokens of each class of sentence_length. All tasks drop shorter or longer sentences."""
 
 TARGETS = 1000
-"""Maximum number of target words of the task word_content. Twice as many words, the most frequent, are skipped."""
+"""Maximum number n of target words of the task word_content. The 2n most frequent words are never target words."""
 
 PER_TARGET = 100
-"""Training sentences per target word: below --count=TARGETS * PER_TARGET, there are --count / PER_TARGET target words,
-at least 2."""
+"""Training sentences per target word. With --count below TARGETS * PER_TARGET, there are --count / PER_TARGET target
+words, but at least 2."""
 
 HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
@@ -36,8 +36,8 @@ _CLOSING = ('"', "'", "”", "’", ")", "]")
 def sentences(lines: Iterable[str]) -> list[Sentence]:
     """Returns the distinct sentences of a text as tokens, if they begin with a word and have a length in `BINS`.
 
-    A sentence ends after a full stop, exclamation or question mark and closing quotes or brackets, unless a lower-case
-    letter follows.
+    A sentence ends at the end of a line. It also ends after a full stop, exclamation mark or question mark and closing
+    quotes or brackets, unless a lower-case letter follows.
     """
     distinct: dict[Sentence, None] = {}
     for line in lines:
@@ -76,7 +76,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     """Makes the task bigram_shift: are two adjacent words swapped (label "I", inverted) or not ("O", original)?
 
     Never swaps the first token or punctuation. Drops sentences with double quotes. Also drops sentences without two
-    words to swap, because a classifier could recognise them as originals.
+    words to swap, because a classifier could recognise these sentences as originals.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}
@@ -97,7 +97,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
 
 
 def _shiftable(sentence: Sentence) -> list[int]:
-    """Returns the positions, after the first, of words whose next token is a different word."""
+    """Returns the positions of words whose next token is a different word, except position 0."""
     return [
         place
         for place, (one, other) in enumerate(pairwise(sentence))

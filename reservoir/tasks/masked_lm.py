@@ -105,7 +105,7 @@ class MaskedLm(Backskipping, Task):
             check(
                 len(corpus.tokens) * data.masked >= 1,
                 f"the {split} text has {len(corpus.tokens)} tokens, too few to mask one of them with"
-                f" --config.data.masked={data.masked}",
+                f" --config.data.masked={data.masked}: use a longer text",
             )
             self.splits[split] = PackedRows(corpus, config.model.max_length)
         self.training_batches = ExampleBatches(
@@ -124,8 +124,9 @@ class MaskedLm(Backskipping, Task):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Masks a batch and returns logits (B, M, V), targets (B, M) and weights (B, M).
 
-        In training, the random key of the step determines the masks, so checkpoints do not store masks. With key=None,
-        the id of a row determines its masks, so all evaluations mask the same tokens, whatever the batch size.
+        In training, the random key of the step determines the masked tokens, so checkpoints need not store them. With
+        key=None, the id of a row determines its masked tokens. So all evaluations mask the same tokens, whatever the
+        batch size.
         """
         tokens_BL = batch["tokens"]
         if key is None:
@@ -160,9 +161,9 @@ class MaskedLm(Backskipping, Task):
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Returns the loss and the number of masked tokens and of correct predictions, summed over each row of a split.
+        """Returns the loss in nats, the number of masked tokens and the number of correct predictions of each row.
 
-        If `eval.sequences` is positive, it limits the number of rows of the split "valid".
+        If `eval.sequences` is above 0, only the first `eval.sequences` rows of the split "valid" are evaluated.
         """
         count = len(self.splits[split])
         if split == "valid" and self.config.eval.sequences:

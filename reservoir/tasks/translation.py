@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
         check(
             not limited(config) or widest <= model.max_length,
             f"--config.{group}.buckets reach {widest} tokens, but the model has"
-            f" --config.model.max_length={model.max_length} positions",
+            f" --config.model.max_length={model.max_length} positions: lower the buckets, or raise max_length",
         )
     check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
@@ -106,9 +106,9 @@ def search_of(config: ConfigDict) -> Search:
 
 
 def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
-    """Returns the beam search of a batch as a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
+    """Returns the beam search of a batch: a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
 
-    The tokens are the best translation of each sentence.
+    `tokens_BT` is the best translation of each sentence.
     """
 
     def decode(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -139,7 +139,11 @@ def compiled_search(abstract_model: AbstractModel, search: Search, mesh: Mesh) -
 
 
 class Translator:
-    """Translates lines of text with an encoder-decoder and the tokenizers of its run."""
+    """Translates lines of text with an encoder-decoder and the tokenizers of its run.
+
+    Args:
+      longest: maximum number of tokens of a line.
+    """
 
     def __init__(
         self,
@@ -168,7 +172,7 @@ class Translator:
     def check_positions(
         self, source: TokenizedCorpus, target: TokenizedCorpus | None = None
     ) -> None:
-        """Checks that sentences and translations fit into `model.max_length` positions.
+        """Checks that sentences and translations fit into `model.max_length` positions, if the model has this limit.
 
         Raises:
           UserError: a sentence is longer than `model.max_length`, or a translation may become longer.
@@ -201,10 +205,10 @@ class Translator:
         return self.target_tokenizer.decode(tokens)
 
     def translate(self, values: ModelState, lines: Sequence[str]) -> list[str]:
-        """Translates lines; an empty line stays empty.
+        """Translates lines. A line without tokens, such as an empty line, gives an empty line.
 
         Raises:
-          UserError: a line has more than `longest` tokens.
+          UserError: a line has more than `longest` tokens, or `check_positions` fails.
         """
         encoded = self.source_tokenizer.encode(lines)
         full = [number for number, tokens in enumerate(encoded) if tokens]
@@ -283,10 +287,10 @@ class Translation(Backskipping, Task):
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns the beam search of a batch of the largest evaluation bucket, to compile it without data.
+        """Returns the beam search of a batch in the largest evaluation bucket, to compile the search without data.
 
-        `Decoding.tokens` is the maximum length of a translation, as if the weights were gathered for every batch.
-        `translate_corpus` gathers the weights once for all batches.
+        `Decoding.tokens` counts one batch, as if the weights were gathered for each batch. But `translate_corpus`
+        gathers the weights only once for all batches.
         """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)

@@ -139,7 +139,7 @@ def test_nonnegative_features_need_no_bias():
     [
         ("head", True, 1, "no trainable layer 'head' with a kernel; trainable layers: encoder/"),
         ("output", False, 1, "layer output has negative input features, so the explicit"),
-        ("output", True, 0, "no training examples"),
+        ("output", True, 0, "at least one training example with a positive weight, got none"),
     ],
 )
 def test_warm_start_errors_name_the_cause(layer, bias, batches, message):
@@ -152,5 +152,5 @@ def test_warm_start_errors_name_the_cause(layer, bias, batches, message):
 def test_nan_feature_raises_error():
     sums = Sums.empty(2, 3)
     sums.add(np.ones((2, 3)), np.ones(3), np.zeros(2), np.nan)
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="NaN or infinite"):
         sums.solution()
