@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def held(tree: Any) -> int:
-    """Returns the number of bytes of a tree of sharded arrays on each device. The arrays may be abstract."""
+    """Returns how many bytes of a tree of sharded arrays each device holds. The arrays may be abstract."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )

@@ -25,9 +25,9 @@ def read_config(
     """Returns the configuration of the run in `workdir`.
 
     Args:
-      option: command-line option of the folder, for error messages.
-      paper: folder of the paper whose run it must be; "" for any.
-      task: value that the configuration field `task` must have; "" for any.
+      option: command-line option that names the folder, for error messages.
+      paper: name of the paper's folder, if the run must belong to one paper; "" for any paper.
+      task: value that the configuration field `task` must have; "" for any task.
 
     Raises:
       UserError: the folder holds no run, a run of another paper or task, or a damaged configuration.
@@ -66,8 +66,8 @@ def load_run(
     Args:
       build: function that builds the model, `Task.build`.
       pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`.
-      snapshots: steps of snapshots to average.
-      best: number of best checkpoints to average instead; 0 to average none.
+      snapshots: steps of snapshots to average instead of the best checkpoint.
+      best: number of "top" checkpoints to average instead (`Checkpoints.save_top`); 0 to average none.
 
     Raises:
       UserError: a checkpoint is missing or damaged, or the pretrained weights of the run have changed.
