@@ -111,8 +111,8 @@ class Linear(nnx.Module):
 def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
     """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `matmul` casts the kernel.
 
-    Omits layers outside of a module with the attribute `dtype`, the dtype of the module's activations, and layers with
-    quantized kernels.
+    The dtype of activations is the attribute `dtype` of the innermost module that contains the layer and has this
+    attribute. Omits layers without such a module, and layers with quantized kernels.
     """
     parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
     owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}
