@@ -56,10 +56,10 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 
 
 class Votes:
-    """Decides when several processes vote: about once a second, and at least every 100 calls of `due`.
+    """Decides when several processes vote: about once a second, and at least at every 100th call of `due`.
 
-    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote sets the number
-    of calls until the next vote, for all processes. A single process votes at every call.
+    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote also sets the
+    number of calls until the next vote, for all processes. A run with one process votes at every call.
     """
 
     def __init__(self) -> None:
