@@ -29,8 +29,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
       known: name -> part of this project.
 
     Raises:
-      UserError: no such part exists, importing the module fails, the attribute is missing or no `kind`, or the part's
-        label, check or an option has the wrong type.
+      UserError: no such part exists, importing the module fails, the attribute is missing or is not a `kind`, or the
+        part's label, check or an option has the wrong type.
     """
     if ":" not in str(name):
         check_choice(option, name, known)
@@ -77,7 +77,12 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if an option in `fields`, "--config.a" for the prefix "--config.", is below its minimum."""
+    """Raises a UserError if an option is below its minimum.
+
+    Args:
+      prefix: text before the name of an option in the message, such as "--config.".
+      fields: configuration that contains the options.
+    """
     values = flatten(fields)
     for name, option in options.items():
         check(
