@@ -89,7 +89,7 @@ def _has_options(paper: str) -> bool:
 
 
 def _read(option: str, text: str, current: Any) -> Any:
-    """Converts an option's text to the type of the field's current value. Raises a UserError if this fails."""
+    """Converts `text` to the type of a field's value, `current`. Raises a UserError if `text` cannot be converted."""
     try:
         if isinstance(current, bool):
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]

@@ -222,7 +222,7 @@ class ExperimentSuite:
         )
 
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
-        """Trains all runs of `configs`, {name: configuration}, that are not finished. Returns the runs in this order.
+        """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
         A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
         checkpoints, the summary must also be newer than the files of data and pretrained weights.

@@ -1,7 +1,7 @@
-"""Plugins: parts from a user's module outside this project, which a configuration names as "module:attribute".
+"""Plugins: a configuration may name a part as "module:attribute", in a user's module outside of this project.
 
-The dataclass of a part, such as a kind of layer, has a field `options`: name -> `Option`. Configurations import this
-module, so it must not import JAX.
+A part is, for example, a kind of layer. Its dataclass has a field `options`: name -> `Option`. Configurations import
+this module, so this module must not import JAX.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,11 @@ from common.errors import check
 
 
 class Option(NamedTuple):
-    """A configuration field that only one part reads. A name "a.b" is the field b of the group a."""
+    """A configuration field that only one part reads. An option named "a.b" is the field b of the group a.
+
+    Attributes:
+      minimum: smallest valid value; None for no minimum.
+    """
 
     default: Any
     minimum: float | None = None

@@ -22,7 +22,7 @@ ROWS = PartitionSpec(sharding.MESH_AXES)
 
 
 class Decoding(NamedTuple):
-    """A decoding program and the shapes of its inputs, to compile it without data.
+    """A decoding program and the shapes of its inputs, so that the program can be compiled without data.
 
     Attributes:
       program: jitted `by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes gathered weights.

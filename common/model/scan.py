@@ -64,7 +64,7 @@ def interleaved(
 
 
 class ScannedStack(Stack):
-    """A stack in a training step, which runs each run of blocks (see `runs`) as one `jax.lax.scan`. Cannot decode.
+    """A stack in a training step. Each run of blocks (see the function `runs`) is one `jax.lax.scan`. Cannot decode.
 
     If the function `interleaved` returns indices, the whole stack is one scan over the trained blocks.
 

@@ -1,4 +1,4 @@
-"""Heartbeats between processes: if a process is lost, all other processes name it and exit within a bounded time.
+"""Heartbeats between processes. If a process is lost, all other processes print its number, and exit in bounded time.
 
 Each process has a heartbeat thread. The threads of the processes 1, 2, ... are connected to the thread of process 0. A
 process counts as lost if its connection closes (the process was killed), or if it sends no heartbeat for

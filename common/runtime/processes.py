@@ -20,8 +20,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
     """Joins the other processes, if a launcher has set TRAINLESS_COORDINATOR to the host:port of process 0.
 
     The launcher also sets TRAINLESS_NUM_PROCESSES, TRAINLESS_PROCESS_ID and TRAINLESS_TOKEN, a secret that keeps other
-    programs out. All processes must connect within TRAINLESS_JOIN_SECONDS (default 300). From then on the loss of one
-    process ends all processes (`common.runtime.heartbeat`).
+    programs out. The processes exit unless all of them connect within TRAINLESS_JOIN_SECONDS (default 300). After that,
+    the loss of one process ends all processes (`common.runtime.heartbeat`).
 
     Args:
       settings: function that returns {name: value} of the settings that must be equal on all processes.

@@ -216,7 +216,7 @@ class LanguageModelling(Task):
         return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding":
-        """Returns the program that samples one text on each device, to compile it without data."""
+        """Returns the program that samples one text on each device, so that it can be compiled without data."""
         return self._generator(abstract_model).decoding(self.mesh.size)
 
     def _sample(self, values: ModelState) -> str:

@@ -145,7 +145,7 @@ class Task(Protocol):
         """
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
-        """Returns the program that generates text, to compile it without data; None for tasks without decoding."""
+        """Returns the program that generates text, so that it can be compiled without data; None without decoding."""
         return None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:

@@ -144,7 +144,7 @@ def has_checkpoints(workdir: Path) -> bool:
 
 
 def saved_config(path: Path) -> dict:
-    """Returns the content of a configuration file. Raises a UserError if it is damaged."""
+    """Returns the content of a configuration file. Raises a UserError if the file is unreadable or damaged."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
