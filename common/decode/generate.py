@@ -19,9 +19,9 @@ from common.variables import AbstractModel
 class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
-    The compiled functions take the parameters as arguments, so they serve all values of the parameters. They are
-    compiled again if the number of rows, the chunk size or the cache length changes. Prefill is also compiled again if
-    the number of prefilled tokens changes (`_window`).
+    New parameter values need no compilation. Decoding and prefill are compiled again if the number of rows, the chunk
+    size or the cache length changes. Prefill is also compiled again if the number of prefilled tokens changes
+    (`_window`).
 
     Args:
       window: the model's maximum length in tokens, at least 2.

@@ -70,8 +70,7 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
 
     Kernels of linear layers are gathered in the dtype of activations, because `common.model.linear.matmul` would cast
     them to this dtype anyway. All other parameters, such as embedding tables, keep their dtype, because layers also
-    read them in float32.
-    A single device gets its weights unchanged, without a copy.
+    read them in float32. On a single device, the function returns the weights unchanged, without a copy.
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)

@@ -15,8 +15,7 @@ from common.model.dropout import Key
 def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns x W (B, L, N) in float32. Multiplies in the dtype of x and accumulates in float32.
 
-    The kernel is (M, N), or (N, M) if `transposed`. The kernel's gradient has the kernel's dtype, even if x
-    has a different dtype.
+    The kernel is (M, N), or (N, M) if `transposed`. Its gradient has the dtype of the kernel, not of x.
 
     The custom gradient is for speed on a CPU: the forward product and the input gradient are fastest with
     two-dimensional operands, and bfloat16 operands are fast only if the result is float32. See `_backward` for the

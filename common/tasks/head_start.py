@@ -26,7 +26,7 @@ _EXAMPLES = 50_000
 
 
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
-    """Returns the output layer that the function named by `config.head_start`, "module:attribute", computes.
+    """Calls the function that `config.head_start` names as "module:attribute". Returns its result, the output layer.
 
     Raises:
       UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is tied

@@ -75,9 +75,11 @@ class WindowLosses:
         self._rows = PerExample(_nats, mesh)
 
     def __call__(self, values: ModelState, tokens_n: np.ndarray, stride: int) -> Losses:
-        """Returns the losses of a text of at least two tokens, an array (tokens,).
+        """Returns the losses of a text, summed over the scored tokens of each window.
 
-        Each window scores `stride` tokens; the last window may score fewer.
+        Args:
+          tokens_n: token ids of the text, at least two.
+          stride: number of tokens that each window scores. The last window may score fewer tokens.
         """
         length, rows = self._config.model.length, self._config.eval.batch
         batches = scored_once(tokens_n, length, stride, rows, multiple=self._multiple)
@@ -159,7 +161,8 @@ class LanguageModelling(Task):
     def start(self, trainable: Params, frozen: Params) -> Params:
         """Returns the initial parameters.
 
-        If `config.head_start` names a function, this function computes the output layer from features of training text.
+        If `config.head_start` names a function, the named function computes the output layer from features of training
+        text.
 
         Raises:
           UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is
