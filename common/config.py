@@ -39,7 +39,10 @@ def load(spec: str) -> ConfigDict:
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-        check(hasattr(module, "get_config"), f"{path} has no function get_config")
+        check(
+            hasattr(module, "get_config"),
+            f"{path} has no function get_config: define get_config() -> ConfigDict",
+        )
         config = module.get_config(argument) if argument else module.get_config()
     except UserError:
         raise

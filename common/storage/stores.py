@@ -146,7 +146,7 @@ class Store:
                     raise
                 if status not in _TRANSIENT:
                     raise UserError(
-                        f"{self._address} refuses a request: {text}; check the credentials"
+                        f"{self._address} refuses a request: {text}; check the address and the credentials"
                     ) from error
                 if waited + pause > self._patience:
                     raise UserError(

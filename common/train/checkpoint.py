@@ -280,7 +280,8 @@ class Checkpoints:
             path, what = self._directory / kind / str(step), kind.removesuffix("s")
             if differences := _differences(path, target):
                 raise UserError(
-                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences}"
+                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences};"
+                    " restore the run's config.json, or train again in another folder"
                 ) from error
             raise UserError(
                 f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): restore its files, or train again in"

@@ -33,7 +33,10 @@ def read_config(
       UserError: the folder holds no run, a run of another paper or task, or a damaged configuration.
     """
     path = workdir / CONFIG
-    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
+    check(
+        path.is_file(),
+        f"{option}={shown(workdir)} holds no run ({CONFIG} is missing): give the workdir of a run",
+    )
     config = from_json(saved_config(path))
     # Runs from before a3ffa8f (22 November 2026) lack the field `paper`. Runs from before 22489c7 (21 November 2026)
     # also lack the field `task`.
@@ -79,8 +82,8 @@ def load_run(
             kept = checkpoints.top()
             check(
                 best <= len(kept),
-                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}"
-                " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
+                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}; average fewer"
+                " checkpoints (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
             )
             arrays, meta = checkpoints.restore_mean("top", kept[:best], target)
         elif snapshots:

@@ -79,7 +79,9 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
         _check(workdir, config)
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write to --workdir={shown(workdir)}: {error.strerror}") from error
+        raise UserError(
+            f"cannot write to --workdir={shown(workdir)}: {error.strerror}; choose a writable folder"
+        ) from error
     return lock
 
 
