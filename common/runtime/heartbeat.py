@@ -10,8 +10,8 @@ line and exits its process, even if the main thread waits in a collective operat
 
 Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
 
-Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal N, with the run saved; 1 for a bug,
-with a traceback; LOST after the loss of another process.
+Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal N (training first saves a checkpoint);
+1 for a bug, with a traceback; LOST after the loss of another process.
 """
 
 import ctypes

@@ -29,7 +29,7 @@ from common.variables import AbstractModel, Params
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """Returns the sum of all elements, whose bits are read as unsigned integers, modulo 2^32.
+    """Reads the bits of each element as an unsigned integer; returns the sum over all elements modulo 2^32.
 
     The checksum does not depend on the sharding. A single flipped bit changes the checksum.
     """
@@ -333,7 +333,7 @@ class Checkpoints:
         self._managers["latest"].reload()
 
     def share(self) -> None:
-        """Copies the checkpoints of process 0 to all other processes, if each process has its own workdir."""
+        """Copies the checkpoints of process 0 to all other processes. Does nothing if they share one workdir."""
         if not self._copies:
             return
         self.wait()

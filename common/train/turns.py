@@ -64,7 +64,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 
 
 def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session id of runs that start or resume at `steps`: a new id if they take turns, otherwise "alone".
+    """Returns the session id of runs that start or resume at `steps`: a new id if the runs take turns, else "alone".
 
     Runs that resume at steps more than one turn apart, for example after they were killed, count as "alone".
     """
