@@ -12,7 +12,7 @@ from common.errors import UserError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, and on exit renames the file at this path to `path`.
+    """Context manager that yields a temporary path. On exit, renames the file at this path to `path`.
 
     Several processes may write the same path. The last rename wins.
 
@@ -38,7 +38,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
+    """Writes a text file atomically. The folder must exist, and only one process may write the file at a time."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -21,7 +21,7 @@ def cached_json(
       path: the JSON file of the result.
       key: JSON value that identifies all inputs of `fn`. A stored result with another key is replaced.
       fn: computes the result, a JSON value. Called on all processes, or on none.
-      keep: result -> whether to store it.
+      keep: function (result) -> whether to store the result.
     """
     key = json.loads(json.dumps(key))  # tuples become lists, as in the file
     found = read_json_if(path, lambda content: content["key"] == key and "value" in content)
@@ -40,8 +40,9 @@ def read_json_if(
     """Reads a JSON file if its content is valid. All processes must call this function.
 
     Args:
-      is_valid: content of the file -> whether to return it. Called on process 0 only. An OSError, ValueError, KeyError,
-        TypeError or AttributeError counts as False, except for a UserError, which is raised.
+      is_valid: function (content of the file) -> whether to return the content. Called on process 0 only. If the
+        function raises a UserError, so does this function. Any other OSError, ValueError, KeyError, TypeError or
+        AttributeError counts as False.
 
     Returns:
       The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or

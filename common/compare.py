@@ -1,7 +1,7 @@
 """Trains several cases of an experiment: python -m common.compare --config=FILE --case A --case B model.width=64
 
-A case is the configuration with its own overrides, such as model.width=64. Every case is trained with the same seeds
-and compared with the first case. --sweep tunes every case on the same grid.
+Each case is the configuration with its own overrides, such as model.width=64. All cases are trained with the same
+seeds, and each is compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re
@@ -48,11 +48,11 @@ class Cases(ExperimentSuite):
 
 
 def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Parses the values of --case, each a name and then FIELD=VALUE texts. Returns {name: {field: value}}.
+    """Parses the values of --case to {name: {field: value}}. Each value is a list: a name, then FIELD=VALUE texts.
 
     Raises:
-      UserError: there are fewer than two cases, a name is repeated or not valid as a folder name, or a field is
-        malformed, repeated or the seed.
+      UserError: there are fewer than two cases, a name is repeated or is not valid as a folder name, or a field is
+        malformed, is repeated or is the seed.
     """
     cases: dict[str, dict[str, str]] = {}
     for name, *texts in options:

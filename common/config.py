@@ -28,8 +28,8 @@ def load(spec: str) -> ConfigDict:
     "configs/x.py:tiny" calls `get_config("tiny")` of configs/x.py.
 
     Raises:
-      UserError: the file is missing, is no Python file or raises an exception, or `get_config` is missing, refuses the
-        argument or does not return a ConfigDict.
+      UserError: the file is missing, is not a Python file or raises an exception, or `get_config` is missing, refuses
+        the argument or does not return a ConfigDict.
     """
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
@@ -39,7 +39,10 @@ def load(spec: str) -> ConfigDict:
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-        check(hasattr(module, "get_config"), f"{path} has no function get_config")
+        check(
+            hasattr(module, "get_config"),
+            f"{path} has no function get_config: define get_config() -> ConfigDict",
+        )
         config = module.get_config(argument) if argument else module.get_config()
     except UserError:
         raise
@@ -64,8 +67,9 @@ def load(spec: str) -> ConfigDict:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
-    The field may be an option of a part that `config` names, such as a user's kind of layer: the function
-    `add_to(config)` in the module `options` of the paper, if it exists, adds these fields.
+    `config` may name a part that has options of its own, such as a user's kind of layer. If `key` is missing in
+    `config` and the paper has a module `options`, calls its function `add_to(config)`, which adds the fields of these
+    options.
 
     Raises:
       UserError: the field does not exist, or `text` cannot be converted.
@@ -88,7 +92,7 @@ def _has_options(paper: str) -> bool:
 
 
 def _read(option: str, text: str, current: Any) -> Any:
-    """Converts an option's text to the type of the field's current value. Raises a UserError if this fails."""
+    """Converts `text` to the type of a field's value, `current`. Raises a UserError if `text` cannot be converted."""
     try:
         if isinstance(current, bool):
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
@@ -162,12 +166,12 @@ def imported(option: str, name: str) -> Any:
       name: value of the option, "module:attribute" or "import:module:attribute".
 
     Raises:
-      UserError: `name` has another form, importing the module fails, or the module lacks the attribute.
+      UserError: `name` lacks ":attribute", importing the module fails, or the module lacks the attribute.
     """
     module, _, attribute = name.removeprefix("import:").partition(":")
     check(
         bool(attribute),
-        f"{option}={name} lacks the name of a function or object: {option}={name.rstrip(':')}:NAME",
+        f"{option}={name} lacks the name of a function or object: give {option}={name.rstrip(':')}:NAME",
     )
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -199,7 +203,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_rate(option: str, rate: float) -> None:
-    """Raises a UserError unless the rate of dropout or of skipped layers is from 0 to 0.99."""
+    """Raises a UserError unless `rate`, a rate of dropout or of skipped layers, is from 0 to 0.99."""
     check(_is_real(rate) and 0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate!r}")
 
 
@@ -221,7 +225,7 @@ def check_least(config: Mapping, names: Iterable[str], least: float = 1) -> None
 
 
 def check_number(option: str, value: float, *, positive: bool = False) -> None:
-    """Raises a UserError unless `value` is a finite number of at least 0; above 0 if `positive`."""
+    """Raises a UserError unless `value` is a finite number that is at least 0, or above 0 if `positive`."""
     check(
         _is_real(value) and math.isfinite(value) and (value > 0 if positive else value >= 0),
         f"{option} must be a finite number {'above' if positive else 'of at least'} 0, got {value!r}",
@@ -241,7 +245,7 @@ def complete(source: object) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError) as error:
-        # The last word of the error message is the missing field: 'NoneType' object has no attribute 'kind'.
+        # The last word of the message is the missing field, as in "'NoneType' object has no attribute 'kind'".
         field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]
         raise UserError(
             f"{source} is not a configuration of this program: the field {field} is missing"
@@ -270,9 +274,10 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" to `config`: first to fields that `config` has, then to all other fields.
+    """Applies overrides "--config.a.b=VALUE" to `config`.
 
-    A field of `config` may name a part, such as a user's kind of layer, which adds further fields: its options.
+    First sets the fields that `config` has, because one of them may name a part, such as a user's kind of layer. The
+    options of the part are further fields (see `override`), which this function sets afterwards.
 
     Raises:
       UserError: a field does not exist, or a value cannot be converted.
@@ -288,14 +293,13 @@ def parse(
 ) -> tuple[ConfigDict, argparse.Namespace]:
     """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
-    The default workdir is named after the configuration file and its argument, so running a command again resumes its
-    run.
+    The default workdir is named after the configuration file and its argument, so the same command resumes the run.
 
     Args:
       flags: name of each additional option without a value -> help text of the option.
 
     Returns:
-      The configuration with its overrides, and all other options.
+      (configuration with its overrides, options that are not overrides).
     """
     parser = parser_for(program)
     parser.add_argument(

@@ -1,12 +1,13 @@
-"""The exceptions that end a program, and the place of an exception in a user's code."""
+"""The exceptions that end a program with a one-line message, and helpers that raise and describe exceptions."""
 
 import traceback
 
 
 class UserError(ValueError):
-    """Wrong input that the user can correct: an argument, an option or a file.
+    """Raised for wrong input that the user can correct: an argument, an option or a file.
 
-    Also raised for a wrong type. The message is one line. `common.runtime.program` prints only the message.
+    Also raised for an argument of a wrong type. The message is one line. `common.runtime.program` prints only the
+    message.
     """
 
     def __init__(self, message: str):
@@ -31,7 +32,10 @@ def check(condition: bool, message: str) -> None:
 
 
 def last_frame(error: Exception) -> traceback.FrameSummary:
-    """Returns the last frame of an exception that is outside of installed packages, such as a line of a user's file."""
+    """Returns the innermost frame of an exception's traceback outside of installed packages.
+
+    This is, for example, a line of a user's file. If all frames are in packages, returns the innermost frame.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return ([frame for frame in frames if "site-packages" not in frame.filename] or frames)[-1]
 

@@ -1,6 +1,6 @@
 """Trains the runs of a paper's tables, figures and claims, and reuses finished runs.
 
-A case is one experiment of a paper, such as a model at one depth. Each case has a run for every seed.
+A case is one experiment of a paper, such as a model at one depth. Each case has one run per seed.
 """
 
 import importlib
@@ -41,8 +41,8 @@ class Side(NamedTuple):
 
     Attributes:
       name: name of the case. Sides with equal experiments have equal names.
-      experiment: seed -> configuration of the run.
-      missing: reason why the case cannot be trained at this scale or with these options; "" if it can.
+      experiment: function from a seed to the configuration of the run.
+      missing: reason why the case cannot be trained at this scale or with these options; "" if it can be trained.
     """
 
     name: str
@@ -59,7 +59,7 @@ Point = Mapping[str, str]
 
 
 def _set(config: ConfigDict, point: Point) -> ConfigDict:
-    """Sets the fields of a sweep's grid point in `config` and returns it. Raises a UserError for a wrong field."""
+    """Sets the fields of a grid point in `config`, and returns `config`. Raises a UserError for a wrong field."""
     try:
         override_all(config, [f"--config.{name}={text}" for name, text in point.items()])
     except UserError as fault:
@@ -73,7 +73,7 @@ def _run_name(case: str, seed: int, point: Point) -> str:
 
 
 def _best(tried: Sequence[tuple[Point, Run]]) -> tuple[Point, Run]:
-    """Returns the run with the best validation value, and its point."""
+    """Returns the (point, run) whose run has the best validation value."""
     order = max if tried[0][1].curve.mode == "max" else min
     return order(tried, key=lambda one: one[1].curve.best.value)
 
@@ -100,9 +100,12 @@ def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
         )
         check(
             len(set(map(float_or_text, parts))) == len(parts),
-            f"--sweep {text}: a value is given twice",
+            f"--sweep {text}: a value is given twice; leave one out",
         )
-        check(name not in sweep, f"--sweep {text}: {name} is given twice")
+        check(
+            name not in sweep,
+            f"--sweep {text}: another --sweep already sets {name}; list all its values in one --sweep",
+        )
         sweep[name] = parts
     return sweep
 
@@ -146,7 +149,7 @@ class ExperimentSuite:
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
 
-        Also disables wandb, unless the command line sets `wandb.mode`.
+        Disables wandb, unless `wandb.mode` is overridden.
         """
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
@@ -193,7 +196,7 @@ class ExperimentSuite:
         return {name: _best(some)[0] for name, some in tried.items()}
 
     def _tuned_before(self, cases: Mapping[str, Experiment]) -> dict[str, list[tuple[Point, Run]]]:
-        """Returns the runs in --out of other cases with seed 1 at points of the sweep's fields: {case: runs}."""
+        """Returns {case: [(point, run)]} of earlier sweeps in --out over the same fields, for cases not in `cases`."""
         values = (f"{name.rpartition('.')[2]}=([^=]+)" for name in self.sweep)
         pattern = re.compile("_".join(["(.+)_seed1", *values]))
         found = defaultdict(list)
@@ -207,7 +210,7 @@ class ExperimentSuite:
         return found
 
     def _write_sweep(self, tried: Mapping[str, Sequence[tuple[Point, Run]]]) -> None:
-        """Prints and writes the table `sweep`, sorted by case so that it is the same after each of several commands."""
+        """Prints and writes the table `sweep`. Rows are sorted by case, so their order does not vary."""
         rows = []
         for case, runs in sorted(tried.items()):
             for point, run in runs:
@@ -219,7 +222,7 @@ class ExperimentSuite:
         )
 
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
-        """Trains all runs of `configs`, {name: configuration}, that are not finished. Returns the runs in this order.
+        """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
         A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
         checkpoints, the summary must also be newer than the files of data and pretrained weights.

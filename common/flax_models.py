@@ -1,7 +1,7 @@
-"""Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of parts.
+"""Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of modules.
 
-The model may be any `nnx.Module`, such as a model of another library. Parts are the modules and functions that a user
-imports into a model: `parts.py` in the folder of a paper.
+The model may be any `nnx.Module`, such as a model of another library. The file `parts.py` in the folder of a paper uses
+these functions: it has the modules and functions that a user adds to such a model.
 """
 
 import math
@@ -29,7 +29,7 @@ whole model.
 
 
 def change_parts(model: Any, change: Change) -> Any:
-    """Calls `change` for every part (module or variable) of a model and puts the result in its place.
+    """Replaces every part (module or variable) of a model by the result of `change` for the part.
 
     Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for the parts of a
     replacement.
@@ -38,7 +38,7 @@ def change_parts(model: Any, change: Change) -> Any:
       The model, or its replacement.
 
     Raises:
-      UserError: the model is no NNX module, variable, list or dictionary, or the parent of a replaced part is a tuple.
+      UserError: the model is not an NNX module, variable, list or dictionary, or a replaced part is in a tuple.
     """
     check(
         isinstance(model, nnx.Pytree | nnx.Variable | list | dict),
@@ -95,7 +95,7 @@ def check_rngs(rngs: nnx.Rngs, *streams: str) -> None:
 
 
 def floating(x: ArrayLike) -> jax.Array:
-    """Returns the input of a part as a floating-point array. Integers and booleans become float32.
+    """Returns the input x of a module as a floating-point array. Integers and booleans become float32.
 
     Raises:
       UserError: the input is not an array of real numbers.

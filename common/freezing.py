@@ -38,7 +38,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
         if path[-1] not in known:
             raise ValueError(
                 f"{'/'.join(map(str, path))} cannot be initialised from a seed:"
-                f" {type(part).__name__}.frozen_init() has no entry for it"
+                f" {type(part).__name__}.frozen_init() has no entry {path[-1]!r}; add the entry"
             )
         draw = known[path[-1]]
         yield part, path[-1], matrix if draw == ("matrix",) else draw

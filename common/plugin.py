@@ -1,7 +1,7 @@
-"""Plugins: parts from a user's module outside this project, which a configuration names as "module:attribute".
+"""Plugins: a configuration may name a part as "module:attribute", in a user's module outside of this project.
 
-The dataclass of a part, such as a kind of layer, has a field `options`: name -> `Option`. Configurations import this
-module, so it must not import JAX.
+A part is, for example, a kind of layer. Its dataclass has a field `options`: name -> `Option`. Configurations import
+this module, so this module must not import JAX.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,11 @@ from common.errors import check
 
 
 class Option(NamedTuple):
-    """A configuration field that only one part reads. A name "a.b" is the field b of the group a."""
+    """A configuration field that only one part reads. An option named "a.b" is the field b of the group a.
+
+    Attributes:
+      minimum: smallest valid value; None for no minimum.
+    """
 
     default: Any
     minimum: float | None = None
@@ -29,8 +33,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
       known: name -> part of this project.
 
     Raises:
-      UserError: no such part exists, importing the module fails, the attribute is missing or no `kind`, or the part's
-        label, check or an option has the wrong type.
+      UserError: no such part exists, importing the module fails, the attribute is missing or is not a `kind`, or the
+        part's label, check or an option has the wrong type.
     """
     if ":" not in str(name):
         check_choice(option, name, known)
@@ -77,7 +81,12 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if an option in `fields`, "--config.a" for the prefix "--config.", is below its minimum."""
+    """Raises a UserError if an option is below its minimum.
+
+    Args:
+      prefix: text before the name of an option in the message, such as "--config.".
+      fields: configuration that contains the options.
+    """
     values = flatten(fields)
     for name, option in options.items():
         check(

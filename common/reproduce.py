@@ -53,7 +53,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
 
 
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Parses values of an option, each NAME=PATH, where NAME is one of `names`. Returns {name: path as text}.
+    """Parses the values NAME=PATH of an option, where NAME is one of `names`. Returns {name: path as text}.
 
     Raises:
       UserError: a value is malformed, or its name is unknown.
@@ -68,10 +68,10 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
 
 
 def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
-    """Returns {NAME: path} for values NAME=PATH of an option. Downloads a file or folder in a bucket.
+    """Returns {name: path} for the values NAME=PATH of an option. Downloads files and folders in a bucket.
 
     Raises:
-      UserError: as `named_values`, or a path does not exist.
+      UserError: a value is malformed, its name is unknown, or its path does not exist.
     """
     paths = {}
     for name, value in named_values(option, texts, names).items():
@@ -126,11 +126,11 @@ def reproduce(
 ) -> None:
     """Trains the missing runs of the target that the command line names, and writes its table or figure.
 
-    Calls the target's function with the paper's `ExperimentSuite`; the target `claims` is a method of the suite. With
-    --dry-run, if the parser has this option, calls `PAPER.costs.show` instead.
+    Calls the target's function with the paper's `ExperimentSuite`. For the target `claims`, calls the suite's method
+    `claims`. With --dry-run (if the parser has this option), calls `PAPER.costs.show` instead.
 
     Args:
-      targets: target -> the paper's module with the function of the target's name.
+      targets: target -> name of the paper's module that has a function with the name of the target.
       own: function from the parsed options to additional arguments of the paper's `ExperimentSuite`.
     """
     fields, rest = config.split_fields(sys.argv[1:])
@@ -144,7 +144,7 @@ def reproduce(
     make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
     check(
         not options.kept or options.target == CLAIMS,
-        f"--kept is for {CLAIMS}: {options.target} trains missing runs",
+        f"--kept is only for the target {CLAIMS}: leave out --kept, because {options.target} trains missing runs",
     )
     check(
         not options.kept or not (options.turns or options.sweep),

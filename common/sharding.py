@@ -30,7 +30,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 def backend() -> str:
     """Returns "cpu", "gpu" or "tpu": the platform of the current mesh (`jax.set_mesh`), else JAX's default backend.
 
-    The two differ if `launch.plan` compiles for devices that this machine lacks.
+    The two differ if a program compiles for devices that this machine lacks.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
@@ -96,9 +96,9 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
             allow_split_physical_axes=True,
         )
     if _spans_processes(grid):
-        # `mesh_utils` may place a tensor axis as large as a host across several hosts. JAX lists the devices of a host
-        # one after the other. This order keeps each row of the tensor axis on one host, but fewer devices are
-        # neighbours along the other axes.
+        # `mesh_utils` may place a tensor axis across several hosts, even if the axis fits on one host. Use the order in
+        # which JAX lists the devices instead: host by host. Each row of the tensor axis is then on one host, but fewer
+        # devices are neighbours along the axes data and fsdp.
         grid = np.asarray(sorted(devices, key=slice_of.__getitem__)).reshape(shape)
     return grid
 
@@ -148,7 +148,7 @@ def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedShardi
 
 
 def abstract(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns name -> abstract array, with its sharding, for each variable."""
+    """Returns {name: abstract array with its sharding} of all variables."""
     places = shardings(variables, mesh)
     return {
         n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
@@ -170,9 +170,9 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def batch_shard() -> jax.Array | None:
-    """Returns the index of this device's shard of the batch inside `jax.shard_map` over the batch's mesh axes.
+    """Returns the index of this device's shard of the batch; None outside of `jax.shard_map` over the batch axes.
 
-    Returns None outside of `jax.shard_map`, where every array is the global array.
+    Outside of `jax.shard_map`, every array is the global array.
     """
     axes = _manual_batch_axes()
     return jax.lax.axis_index(axes) if axes else None
@@ -213,7 +213,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def place(
     values: Mapping[str, np.ndarray], shardings: Mapping[str, NamedSharding]
 ) -> dict[str, jax.Array]:
-    """Transfers host arrays, which must be equal on every process, to the devices as sharded arrays.
+    """Transfers host arrays to the devices as sharded arrays. The host arrays must be equal on every process.
 
     Each process transfers only the shards of its local devices.
     """

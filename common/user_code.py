@@ -13,10 +13,12 @@ from common.errors import UserError, last_frame
 
 @contextmanager
 def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
-    """Context manager that turns any exception of a user's part into a UserError with the place in the user's code.
+    """Context manager that turns any exception of a user's part into a UserError.
+
+    The message contains the place in the user's code, except for a ValueError.
 
     Args:
-      option: option that names the part, for the error message.
+      option: command-line option that names the part, for the error message.
       kind: dataclass of the part.
       fields: name of the configuration that the part reads, such as "model".
     """

@@ -58,7 +58,7 @@ class AbstractModel:
 
 
 class ParamKeys:
-    """Replaces `nnx.Rngs(seed)` while a model is traced; `params` returns the same keys in the same order.
+    """Replaces `nnx.Rngs(seed)` while a model is traced. `params()` returns the same keys as `nnx.Rngs(seed).params()`.
 
     The counter of `nnx.Rngs` is a traced array, which makes the tracing time quadratic in depth: 58 s for phi-2,
     instead of 3 s with this class.
@@ -85,19 +85,19 @@ def split(model: nnx.Module) -> AbstractModel:
 
 
 def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
-    """Returns the abstract model of the model that `build` makes, without allocating any array."""
+    """Returns the abstract form of the model that `build` makes. Allocates no array."""
     return split(nnx.eval_shape(build))
 
 
 def count(abstract_model: AbstractModel) -> dict[str, int]:
-    """Returns the numbers of trainable, frozen and all parameters."""
+    """Returns {"trainable": n, "frozen": n, "total": n}, the numbers of parameters."""
     kinds = abstract_model.trainable, abstract_model.frozen
     trainable, frozen = (sum(map(_size, variables.values())) for variables in kinds)
     return {"trainable": trainable, "frozen": frozen, "total": trainable + frozen}
 
 
 def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, int]]:
-    """Returns parameter counts as rows (group, trainable, frozen, total).
+    """Returns parameter counts as rows (group, trainable, frozen, total), one row for each group.
 
     A group is one block of a stack, or a module outside of the blocks, such as an embedding.
     """
@@ -115,8 +115,9 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    A quantized kernel packs several parameters into one element of its codes. The metadata `holds` is the shape of the
-    kernel for the codes, and (0,) for the scales, which are not counted.
+    A quantized kernel has two variables with the metadata `holds`: codes and scales. One element of the codes packs
+    several parameters, so `holds` of the codes is the shape of the kernel. Scales are not counted: their `holds` is
+    (0,).
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

@@ -19,8 +19,8 @@ from common.variables import AbstractModel
 class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
-    The compiled functions do not depend on the values of the parameters. The functions are compiled again if the number
-    of rows, the chunk size or the cache length changes; `prefill` also if the number of prefilled tokens changes
+    New parameter values need no compilation. Decoding and prefill are compiled again if the number of rows, the chunk
+    size or the cache length changes. Prefill is also compiled again if the number of prefilled tokens changes
     (`_window`).
 
     Args:
@@ -56,7 +56,7 @@ class Generator:
         self._prefill, self._decode = prefill, decode
 
     def _rows(self, count: int) -> Callable:
-        """Returns the function that draws the next tokens of some rows of a batch with `count` rows."""
+        """Returns the function that draws the next tokens of one device's rows of a batch with `count` rows."""
 
         def decode(trainable, frozen, logits, cache, start, given_BL, numbers_B, key):
             step, rows = self._abstract_model.build(trainable, frozen).step, Rows(numbers_B, count)
@@ -122,7 +122,7 @@ class Generator:
         """Yields the tokens after each context until the window is full.
 
         Args:
-          longest: upper bound of the tokens that the caller needs for a text, including the context.
+          longest: maximum number of tokens of a text that the caller needs, including the context.
         """
         lengths = [len(context) for context in contexts]
         # The number of devices must divide the number of rows: pad the batch with repeated prompts, whose output is

@@ -22,14 +22,14 @@ ROWS = PartitionSpec(sharding.MESH_AXES)
 
 
 class Decoding(NamedTuple):
-    """A decoding program and the shapes of its inputs, to compile it without data.
+    """A decoding program and the shapes of its inputs, so that the program can be compiled without data.
 
     Attributes:
       program: jitted `by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes gathered weights.
       rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
       inputs: shapes and dtypes of the inputs of all devices together.
-      steps: number of tokens that the program generates for each row, at most.
-      tokens: number of tokens that are generated for each row after the weights are gathered once.
+      steps: maximum number of tokens that one call of the program generates for each row.
+      tokens: number of tokens that are generated for each row per gather of the weights.
     """
 
     program: Callable
@@ -45,9 +45,10 @@ def row_specs(tree: Any) -> Any:
 
 
 def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
-    """Returns `function(trainable, frozen, *inputs)`, applied by each device to its own rows.
+    """Returns a function that applies `function(trainable, frozen, *inputs)` on each device to the device's own rows.
 
-    The inputs are split as `row_specs` says. The number of devices must divide the number of rows.
+    Weights are replicated, and inputs are partitioned by `row_specs`. The number of devices must divide the number of
+    rows.
 
     Args:
       outputs: partition of the outputs.
@@ -67,9 +68,9 @@ def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
 def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """Returns a function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
 
-    Kernels of linear layers are gathered in the dtype of activations, to which `common.model.linear.matmul` casts them
-    in any case. Other parameters, such as embedding tables, keep their dtype, because layers also read them in float32.
-    A single device gets its weights unchanged, without a copy.
+    Kernels of linear layers are gathered in the dtype of activations, because `common.model.linear.matmul` would cast
+    them to this dtype anyway. All other parameters, such as embedding tables, keep their dtype, because layers also
+    read them in float32. On a single device, the function returns the weights unchanged, without a copy.
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)

@@ -11,7 +11,8 @@ from common.errors import check
 from common.model.decode_cache import settle, with_writable, writable
 
 LEAST = 1e-6
-"""Lower bound of top_p, and of the temperature. Lower temperatures decode greedily, because logits could overflow."""
+"""Lower bound of top_p, and of the temperature of random sampling. A lower temperature decodes greedily, because the
+logits could overflow."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows: Rows) -
     """Draws a token for each row of logits; returns (B,). A token depends on the index of its row in the batch."""
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    # Draw the Gumbel noise of the whole batch, so that a row gets the same noise on every mesh.
+    # Draw the Gumbel noise of the whole batch on each device, so that a row gets the same noise on every mesh.
     noise_BV = jax.random.gumbel(key, (rows.count, logits_BV.shape[-1]))[rows.numbers_B]
     return jnp.argmax(restrict(logits_BV, sampling) + noise_BV, axis=-1).astype(jnp.int32)
 
@@ -90,8 +91,8 @@ def sample(
     Args:
       step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
       logits_BV: logits for position `start`.
-      given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`,
-        unless `recent` is 0.
+      given_BL: known tokens, such as the end of a prompt; a negative number where a token is to be drawn. L must be at
+        most `CacheSpec.recent`, unless `recent` is 0.
 
     Returns:
       The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.

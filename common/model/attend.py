@@ -29,10 +29,13 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel only without dropout and bias. On GPUs, this is the kernel of cuDNN for bfloat16 and float16, if
-    JAX supports the head size and the attention is causal or has no window. On TPUs, this is
-    `common.model.splash` for bfloat16, if its function `supports` accepts the shapes. The TPU kernel has no dropout.
-    cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
+    Uses a fused kernel only without dropout and bias:
+    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size and the attention is causal or has
+      no window;
+    - on TPUs, `common.model.splash` for bfloat16, if `splash.supports` accepts the shapes.
+
+    With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
+    compilation, so dropout masks would not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.

@@ -33,8 +33,8 @@ class Attention(Sublayer):
         dropout_rate: float = 0.0,
     ):
         if width % heads:
-            raise ValueError(f"width {width} is not divisible by {heads} heads")
-        # The gain 2^-0.5, as in fairseq, gives the distribution of one Xavier-uniform matrix with all three kernels.
+            raise ValueError(f"width {width} is not divisible by {heads} heads: change one of them")
+        # The gain 2^-0.5, as in fairseq, gives all three kernels the distribution of one Xavier-uniform matrix (D, 3D).
         options = {"rngs": rngs, "kernel_init": initializers.xavier_uniform(2**-0.5)}
         self.query, self.key, self.value = (
             Linear(width, width, ("embed", "heads"), **options) for _ in range(3)

@@ -46,8 +46,8 @@ class Sublayer(nnx.Module):
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns an empty decoding cache for `batch` rows.
 
-        With beam search each row is a hypothesis. Beam search reorders the rows of arrays that have `batch` rows. Other
-        arrays have one row per sentence, which the hypotheses share.
+        With beam search, each row is a hypothesis. Beam search reorders the rows of every array that has `batch` rows.
+        The remaining arrays have one row per sentence, which all hypotheses of the sentence share.
         """
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 UNWRITTEN = 2**31 - 1
-"""The position of an unwritten cache entry: greater than every real position."""
+"""Position that marks an unwritten cache entry. It is greater than the position of every token."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,12 @@ class CacheSpec:
     def empty(
         self, shape: tuple[int, ...], axis: int, dtype: Any = None, value: int = 0
     ) -> "DecodeCache":
-        """Returns an empty cache filled with `value`. `shape` is the shape of one position."""
+        """Returns an empty cache filled with `value`.
+
+        Args:
+          shape: shape of the values of one position.
+          axis: axis along which the positions are concatenated.
+        """
 
         def filled(positions: int) -> jax.Array:
             whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
@@ -50,11 +55,11 @@ class CacheSpec:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeCache:
-    """A cached array, split along its axis of positions.
+    """A cached array, split along its axis of positions into `past` and `recent`.
 
     Attributes:
-      past: positions 0 to `start` - 1, and free space; None if `recent` holds the whole cache.
-      recent: positions from `start` on.
+      past: values of the positions 0 to `start` - 1, then free space; None if `recent` holds the whole cache.
+      recent: values of the positions from `start` on.
       start: number of positions in `past`; None if `past` is None.
       axis: the axis of the positions in both arrays.
       each: number of indices along `axis` that belong to one position, such as the number of beams.
@@ -99,8 +104,8 @@ class DecodeCache:
         `positions` holds the position of every index along `axis`; `UNWRITTEN` marks the free space of `past`.
 
         Args:
-          first, count: the positions that the caller needs, `first` to `first` + `count` - 1. The arrays may contain
-            other positions too. All positions if `first` is None.
+          first, count: the caller needs the positions `first` to `first` + `count` - 1; all positions if `first` is
+            None. The arrays may contain additional positions.
         """
         parts = []
         if self.past is not None:

@@ -18,7 +18,7 @@ Key = jax.Array | None
 
 
 def dropout(x: jax.Array, rate: float, key: Key, *, batched: bool = True) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales all other elements, so that the expectation is x.
+    """Zeroes elements with probability `rate`, and scales the remaining elements so that the expectation is x.
 
     Random bits dominate the cost of dropout on a CPU, so one 32-bit word serves four elements. The rate is therefore
     rounded to a multiple of 1/256: 0.3 becomes 77/256 = 0.3008.

@@ -30,7 +30,8 @@ def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax
     length = v_BLF.shape[1]
     if length > spatial.length:
         raise ValueError(
-            f"the sequence has {length} positions, but the spatial map has only {spatial.length}"
+            f"the sequence has {length} positions, but the spatial map has only {spatial.length}:"
+            " shorten the sequence, or increase the length of the spatial map"
         )
     if not spatial.causal and lengths_B is not None:
         valid_BL = jnp.arange(length) < lengths_B[:, None]

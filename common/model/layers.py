@@ -18,7 +18,7 @@ from common.variables import AbstractModel, split
 
 
 def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
-    """Returns the model with stacked arrays, whose stacks scan their repeating blocks (`common.model.scan`).
+    """Returns the model with stacked arrays. Its stacks scan their repeating blocks (`common.model.scan`).
 
     Args:
       least: minimum number of blocks of a scanned stack; 0 scans no stack.
@@ -39,7 +39,7 @@ def is_stacked(name: str) -> bool:
 
 
 def layers_of(name: str) -> list[str]:
-    """Returns the names of the arrays that a stacked array holds; `[name]` for other arrays."""
+    """Returns the names of the arrays that a stacked array holds; `[name]` if the array is not stacked."""
     if not is_stacked(name):
         return [name]
     before, layers, after = re.split(r"([\d:,]*:[\d:,]*)", name)
@@ -48,7 +48,10 @@ def layers_of(name: str) -> list[str]:
 
 
 def unstack_layers(tree: Any) -> Any:
-    """Returns a tree, such as the optimizer state, with an array for each layer in its dictionaries {name: array}."""
+    """Replaces each stacked array by one array per layer, in all dictionaries {name: array} of a tree.
+
+    The tree may be the optimizer state. Returns the new tree.
+    """
 
     def unstack(node: Any) -> Any:
         if not isinstance(node, dict):
@@ -63,10 +66,11 @@ def unstack_layers(tree: Any) -> Any:
 
 
 def stack_layers(tree: Any, names: Iterable[str]) -> Any:
-    """Inverts `unstack_layers`.
+    """Inverse of `unstack_layers`.
 
     Args:
-      names: names of the arrays in the result, such as `Step.scanned.trainable`. Only stacked names are read.
+      names: names of the arrays in the result, such as `Step.scanned.trainable`. Names that are not stacked have no
+        effect.
     """
     found = {layer: name for name in names if is_stacked(name) for layer in layers_of(name)}
 
@@ -80,7 +84,7 @@ def stack_layers(tree: Any, names: Iterable[str]) -> Any:
 
 
 def _has(condition: Callable[[str], bool]) -> Callable[[Any], bool]:
-    """Returns a function that tells whether a node is a dictionary with a name that fulfils `condition`."""
+    """Returns a function that is True for a dictionary with at least one key that fulfils `condition`."""
     return lambda node: isinstance(node, dict) and any(map(condition, node))
 
 

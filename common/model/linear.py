@@ -15,8 +15,7 @@ from common.model.dropout import Key
 def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns x W (B, L, N) in float32. Multiplies in the dtype of x and accumulates in float32.
 
-    The kernel is (M, N), or (N, M) if `transposed`. The kernel's gradient has the kernel's dtype, whatever the dtype of
-    x.
+    The kernel is (M, N), or (N, M) if `transposed`. Its gradient has the dtype of the kernel, not of x.
 
     The custom gradient is for speed on a CPU: the forward product and the input gradient are fastest with
     two-dimensional operands, and bfloat16 operands are fast only if the result is float32. See `_backward` for the
@@ -111,8 +110,8 @@ class Linear(nnx.Module):
 def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
     """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `matmul` casts the kernel.
 
-    Omits layers outside of a module with the attribute `dtype`, the dtype of the module's activations, and layers with
-    quantized kernels.
+    The dtype of activations is the attribute `dtype` of the innermost module that contains the layer and has this
+    attribute. Omits layers without such a module, and layers with quantized kernels.
     """
     parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
     owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}

@@ -1,4 +1,4 @@
-"""Stacks that scan their repeating blocks; see `common.model.layers`."""
+"""Replaces stacks by stacks that scan their repeating blocks; see `common.model.layers`."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -16,10 +16,13 @@ from common.variables import split
 
 
 def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """Splits a sequence into runs (start, period, stop). A run consists of copies of its first `period` elements.
+    """Splits a sequence into runs (start, period, stop).
 
-    From left to right, takes the run whose copies after the first have the most elements. "LLLRLRLLL" has the runs
-    "LLL", "RLRL" and "LL". An element that does not repeat is a run of its own.
+    The elements `start` to `stop` - 1 of a run are copies of its first `period` elements. For example, "LLLRLRLLL" has
+    the runs "LLL", "RLRL" and "LL". An element that does not repeat is a run of its own.
+
+    Works greedily from left to right. At each start, chooses the period whose copies after the first copy cover the
+    most elements, and the shortest such period in a tie.
     """
     found, start = [], 0
     while start < len(kinds):
@@ -39,11 +42,13 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
 def interleaved(
     kinds: Sequence[Hashable], frozen: Sequence[bool]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the indices of the trained blocks and of the frozen blocks that one loop over the trained blocks can run.
+    """Returns (indices of trained blocks, indices of frozen blocks) if one scan can run the whole stack, else None.
 
-    Before each trained block, the loop runs the frozen blocks that are below it. Returns None if the stack has other
-    than two kinds of blocks, one trained and one frozen, if its last block is frozen, or if `runs` has the trained
-    block in one run only.
+    Each iteration of the scan runs the frozen blocks directly below a trained block, and then the trained block.
+    Returns None in these cases:
+    - No block is frozen, or the last block is frozen.
+    - The trained blocks or the frozen blocks differ in structure.
+    - The scans of `runs` already compile the trained block only once.
     """
     trained = [n for n, still in enumerate(frozen) if not still]
     still = [n for n, still in enumerate(frozen) if still]
@@ -59,16 +64,17 @@ def interleaved(
 
 
 class ScannedStack(Stack):
-    """A stack in a training step: each run of blocks (see `runs`) is one `jax.lax.scan`. Cannot decode.
+    """A stack in a training step. Each run of blocks (see the function `runs`) is one `jax.lax.scan`. Cannot decode.
 
-    If trained and frozen blocks are `interleaved`, the whole stack is one scan over the trained blocks.
+    If the function `interleaved` returns indices, the whole stack is one scan over the trained blocks.
 
-    The backward pass computes the gradient at the input of every block, even if no array before the first block trains.
+    The backward pass computes the gradient at the input of every block, even if nothing below the first block is
+    trained.
 
     Attributes:
       depth: number of blocks of the unrolled stack.
-      interleaved: see the function `interleaved`.
-      runs: (start, period, stop) of each run; empty if `interleaved`.
+      interleaved: result of the function `interleaved`.
+      runs: (start, period, stop) of each run; empty if `interleaved` is not None.
       blocks: `stacked_name(numbers)` -> block whose variables hold the values of the blocks `numbers`.
     """
 
@@ -133,10 +139,13 @@ def _frozen_loop(
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1.
 
-    The body of a scan can call the function. Automatic differentiation would store the residuals of a frozen block for
-    every iteration of the scan. The function stores the residuals in arrays with one slot for each frozen block. So one
-    scan serves the whole stack, and a trained block compiles once instead of once per run (`ScannedStack.runs`): a step
-    with 32 layers compiles in about 8 instead of 10 to 12 CPU seconds (results/benchmarks/README.md).
+    The returned function can be called in the body of a scan. A scan saves the residuals of its body in every
+    iteration, here arrays for all frozen blocks each time. The returned function instead writes the residuals of each
+    frozen block once, into arrays that all iterations share, with one slot per frozen block.
+
+    With this function, one scan runs the whole stack, so a trained block compiles once instead of once per run
+    (`ScannedStack.runs`). A step with 32 layers compiles in about 8 instead of 10 to 12 CPU seconds
+    (results/benchmarks/README.md).
 
     Args:
       call: function (x, context, value) -> output of a block.
@@ -148,8 +157,8 @@ def _frozen_loop(
     is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in flat_context]
     scope = jax.named_scope(f"{iterations=!r}")
     count = jax.tree.leaves(values)[0].shape[0]
-    # Tracing `linearize` fills the list: the structure of the residuals, and for each of them its index in the leaves
-    # of (context, value), or None.
+    # Tracing `linearize` fills this list with (structure of the residuals, sources). The source of a residual is its
+    # index in the leaves of (context, value), or None if the residual is not one of these leaves.
     structure: list = []
 
     def at(values: Any, index: jax.Array) -> Any:
@@ -237,9 +246,9 @@ def stacked_name(layers: Sequence[int]) -> str:
 
 
 def scan_stacks(model: nnx.Module, least: int) -> None:
-    """Replaces each stack that has at least `least` blocks and a repeating run of blocks (`runs`) by a `ScannedStack`.
+    """Replaces each stack by a `ScannedStack`, if the stack has at least `least` blocks and some blocks repeat.
 
-    `model` must have abstract variables.
+    Changes `model` in place. The model must have abstract variables.
     """
     for _, part in list(nnx.iter_modules(model)):
         for name, stack in list(vars(part).items()):
@@ -250,7 +259,7 @@ def scan_stacks(model: nnx.Module, least: int) -> None:
 
 
 def _kind(block: Block) -> tuple:
-    """Returns the structure of a block without the values of its variables. Blocks of equal structure are copies."""
+    """Returns the structure of a block without the values of its variables. Equal structures can be stacked."""
     graphdef, state = nnx.split(block)
     leaves, structure = jax.tree.flatten(state)
     return graphdef, structure, *((x.shape, x.dtype) for x in leaves)
@@ -268,9 +277,10 @@ def _stacked(block: Block, layers: int) -> Block:
 
 
 def _read(block: Block) -> Block:
-    """Replaces each variable by a variable with its value, without the hook `on_get_value` (`common.train.exchange`).
+    """Calls the hook `on_get_value` (`common.train.exchange`) of each variable of a block once.
 
-    The hook returns the values of all layers, so it must be called before a scan slices the values.
+    Replaces the variable, in place, by a variable with the result and without the hook. The hook returns the values of
+    all layers, so it must run before a scan slices the values.
     """
     for path, part, variable in variables_below(block, nnx.Variable):
         metadata = {"axes": variable.get_metadata("axes")}

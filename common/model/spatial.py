@@ -75,7 +75,7 @@ def dense_product(matrix_LL: jax.Array, values_LD: jax.Array) -> jax.Array:
 
 
 def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
-    """Multiplies each head's matrix with the head's channels; returns (B, L, D).
+    """Multiplies the matrix of each head with the values in the channels of the head; returns (B, L, D).
 
     Args:
       product: function (matrix (L, L), values (L, channels)) -> (L, channels).
@@ -153,7 +153,7 @@ class Spatial(nnx.Module):
         return jnp.repeat(bias_HL.T, channels // self.heads, axis=1)
 
     def weights_at(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
-        """Returns row `index` of W at the columns `positions_S`, (H, S). Callers ignore columns after `index`."""
+        """Returns row `index` of W at the columns `positions_S`, (H, S). Callers must ignore columns after `index`."""
         row_HL = jax.lax.dynamic_index_in_dim(self.weight[...], index, 1, keepdims=False)
         return row_HL[:, jnp.minimum(positions_S, self.length - 1)]
 

@@ -20,10 +20,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from common import sharding
 
 LANES = 128
-"""The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads other numbers."""
+"""The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads both to a multiple."""
 
 BLOCKS = (512, 256, 128)
-"""Numbers of queries or keys in a block. The largest number that divides the padded length is used."""
+"""Possible numbers of queries or keys in a block. `attend` uses the largest number that divides the padded length."""
 
 AXES = ("batch", None, "heads", None)
 
@@ -81,7 +81,7 @@ def _attend(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, win
         mask = LocalMask(size, (window - 1, 0 if causal else window - 1), 0)
     else:
         mask = CausalMask(size) if causal else FullMask(size)
-    # Queries have the segment 1, keys have the segment 1 or, if they are padding, 0.
+    # Queries attend to keys of the same segment. All queries have segment 1. Keys have segment 1, padding keys 0.
     segments = None
     if key_lengths_B is not None or (size[1] > keys and not causal):
         lengths_B = jnp.full(rows, keys) if key_lengths_B is None else key_lengths_B

@@ -26,8 +26,10 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""Name -> rematerialization policy: a block stores all activations, only the results of matrix products with weights,
-or nothing but its input. The backward pass recomputes all other activations."""
+"""Name -> rematerialization policy.
+
+A block stores all activations ("none"), only the results of matrix products with weights ("dots"), or only its input
+("full"). The backward pass recomputes the activations that are not stored."""
 
 
 class Stack(nnx.Module):

@@ -1,17 +1,17 @@
-"""Heartbeats between processes: if a process is lost, all other processes name it and exit within a bounded time.
+"""Heartbeats between processes. If a process is lost, all other processes print its number, and exit in bounded time.
 
-The heartbeat threads of all other processes have a connection to the heartbeat thread of process 0. A process counts
-as lost if its connection closes (the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS
-(default 60; the process is suspended or its machine is unreachable). A deadlock of the main thread alone is not
-detected. Process 0 informs all other processes. Each heartbeat thread prints one line and exits its process, even if
-the main thread waits in a collective operation:
+Each process has a heartbeat thread. The threads of the processes 1, 2, ... are connected to the thread of process 0. A
+process counts as lost if its connection closes (the process was killed), or if it sends no heartbeat for
+TRAINLESS_LOST_SECONDS (default 60; the process is suspended or its machine is unreachable). A deadlock of the main
+thread alone is not detected. Process 0 informs the remaining processes of the loss. Each heartbeat thread prints one
+line and exits its process, even if the main thread waits in a collective operation:
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
 Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
 
-Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal N, with the run saved; 1 for a bug,
-with a traceback; LOST after the loss of another process.
+Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal N (training first saves a checkpoint);
+1 for a bug, with a traceback; LOST after the loss of another process.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ class Heartbeat(threading.Thread):
 
     Args:
       process: the number of this process.
-      connections, hosts: result of the rendezvous.
+      connections, hosts: result of `common.runtime.rendezvous.rendezvous`.
       silence: seconds without a heartbeat after which a process counts as lost.
     """
 
@@ -121,7 +121,7 @@ class Heartbeat(threading.Thread):
                     self._lost(number)
 
     def end(self) -> None:
-        """Informs the connected processes that this process exits without an error."""
+        """Informs the connected processes that this process ends normally, so that it does not count as lost."""
         self._send(_END)
 
     def _send(self, message: bytes) -> None:
@@ -140,10 +140,12 @@ class Heartbeat(threading.Thread):
 def hold_abort() -> None:
     """Delays abort() by six seconds, so that the heartbeat thread can print its line and set the exit code.
 
-    JAX's runtime calls abort() as soon as process 0 has exited, in C++ threads, which cannot run a Python signal
-    handler. Without the delay it prints a C++ stack and exits with SIGABRT. The handler of SIGABRT is therefore the C
-    function sleep(); its argument is the signal's number, 6. No setting of jax 0.10.2 prevents the abort:
-    `jax_enable_recoverability` does not delay it, and `jax.distributed.initialize` takes no callback.
+    JAX's runtime calls abort() as soon as process 0 has exited. Without the delay, the runtime would print a C++ stack
+    trace, and this process would exit with SIGABRT. The C++ threads that call abort() cannot run a Python signal
+    handler. The handler of SIGABRT is therefore the C function sleep(). Its argument is the number of the signal, 6.
+
+    No setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay the abort, and
+    `jax.distributed.initialize` takes no callback.
     """
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
@@ -165,17 +167,17 @@ def end(process: int, line: str) -> NoReturn:
 def hold(error: Exception) -> None:
     """Gives the heartbeat thread time to name a lost process, if `error` comes from a collective operation.
 
-    The heartbeat thread exits this process. If no process is lost, this function returns after TRAINLESS_LOST_SECONDS +
-    5 seconds. For all other errors, returns at once.
+    If a process is lost, the heartbeat thread exits this process. Otherwise this function returns after
+    TRAINLESS_LOST_SECONDS + 5 seconds. If `error` does not come from a collective operation, returns at once.
     """
     if _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
 
 
 def leave(code: int) -> NoReturn:
-    """Exits this process with `code` after an error.
+    """Waits 2 seconds (process 0: 3 seconds), and exits this process with `code` after an error.
 
-    The exit ends the other processes. To let them print their errors, first waits 2 seconds (process 0: 3 seconds).
+    The exit ends all processes of the run. The wait gives them time to print their own errors.
     """
     _ENDING.acquire()
     sys.stdout.flush()

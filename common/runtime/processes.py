@@ -20,8 +20,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
     """Joins the other processes, if a launcher has set TRAINLESS_COORDINATOR to the host:port of process 0.
 
     The launcher also sets TRAINLESS_NUM_PROCESSES, TRAINLESS_PROCESS_ID and TRAINLESS_TOKEN, a secret that keeps other
-    programs out. All processes must connect within TRAINLESS_JOIN_SECONDS (default 300). From then on the loss of one
-    process ends all processes (`common.runtime.heartbeat`).
+    programs out. The processes exit unless all of them connect within TRAINLESS_JOIN_SECONDS (default 300). After that,
+    the loss of one process ends all processes (`common.runtime.heartbeat`).
 
     Args:
       settings: function that returns {name: value} of the settings that must be equal on all processes.
@@ -56,10 +56,10 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 
 
 class Votes:
-    """Decides when several processes vote: about once a second, and at least every 100 calls of `due`.
+    """Decides when several processes vote: about once a second, and at least at every 100th call of `due`.
 
-    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote sets the number
-    of calls until the next vote, for all processes. A single process votes at every call.
+    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote also sets the
+    number of calls until the next vote, for all processes. A run with one process votes at every call.
     """
 
     def __init__(self) -> None:

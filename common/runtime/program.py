@@ -22,15 +22,15 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 def run(main: Callable[[], None], joins: bool = False) -> None:
     """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
 
-    After a signal, with the run saved, the exit code is 128 plus the number of the signal; after the loss of another
-    process, `common.runtime.heartbeat.LOST`.
+    After a signal has stopped and saved a run, the exit code is 128 plus the number of the signal. After the loss of
+    another process, the exit code is `common.runtime.heartbeat.LOST`.
 
     Args:
-      joins: whether `main` calls `processes.initialize`. Without it, each of several processes would do all the work,
-        so a launcher that starts several processes is an error.
+      joins: whether `main` calls `processes.initialize`. If False, a launcher that starts several processes causes a
+        user error, because each process would do all the work.
     """
     keep_compiled(Path(".cache"))
-    # Ctrl-C exits at once until a run installs its handlers: before that, there is nothing to save.
+    # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         check(
@@ -52,7 +52,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
         if several():
             leave(1)
     except Exception as error:
-        # Search the text for ENOSPC (disk full), because storage libraries raise it as exceptions of other types.
+        # Search the text for ENOSPC (disk full), because storage libraries raise exceptions of other types.
         if os.strerror(errno.ENOSPC) not in str(error):
             if not several():
                 raise
@@ -77,8 +77,8 @@ def several() -> bool:
 def leave(code: int) -> NoReturn:
     """Exits with `code` after an error.
 
-    In a run of several processes, skips the exit handlers, which wait for all processes: after an error, this wait may
-    never end.
+    In a run of several processes, skips the exit handlers, because these wait for all processes. After an error, the
+    wait may never end.
     """
     if several():
         from common.runtime import heartbeat

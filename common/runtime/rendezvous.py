@@ -44,7 +44,7 @@ def rendezvous(
 
     Args:
       settings: name -> value of the settings that must be equal on all processes.
-      token: secret that the launcher gives to all processes. Process 0 refuses connections with another token.
+      token: secret that the launcher gives to all processes. Process 0 refuses connections with a different token.
 
     Raises:
       MissedRendezvous: processes did not connect within `seconds`.
@@ -78,7 +78,9 @@ def _listen(host: str, port: int, count: int) -> socket.socket:
     try:
         return socket.create_server((name, port), family=family, backlog=count, dualstack_ipv6=both)
     except OSError as error:
-        raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}") from error
+        raise UserError(
+            f"process 0 cannot listen on port {port}: {error.strerror}; choose another port in TRAINLESS_COORDINATOR"
+        ) from error
 
 
 def _receive(
@@ -88,8 +90,8 @@ def _receive(
     until = time.monotonic() + seconds
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:
-        # The data of a connection in the selector is the bytes of its incomplete line and, after the line, the process
-        # number.
+        # `key.data` of a connection holds the bytes of its incomplete line. After the line is complete, it holds the
+        # number of the process.
         selector.register(server, selectors.EVENT_READ)
         while len(connected) < count - 1 and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(min(left, 1.0)):
@@ -145,7 +147,7 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str]] | None:
-    """Parses the line of a process to (number, host name, settings); None for another token or a damaged line."""
+    """Returns (number, host name, settings) from the line of a process; None if the token or the format is wrong."""
     sent, _, rest = line.partition(b" ")
     if hmac.compare_digest(sent, token.encode()):
         with suppress(ValueError, TypeError, RecursionError):
@@ -156,7 +158,11 @@ def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str
 
 
 def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Returns the error line for settings `other` of a process that differ from the settings `first` of process 0."""
+    """Describes the differences between the settings `other` of a process and the settings `first` of process 0.
+
+    Args:
+      number, host: number and host name of the process with the settings `other`.
+    """
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     how = ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more

@@ -1,6 +1,6 @@
 """Handles Ctrl-C and SIGTERM: the run finishes its step, saves a checkpoint and prints how to resume.
 
-A signal interrupts an evaluation; the resumed run repeats the evaluation.
+A signal also interrupts a running evaluation. The resumed run repeats this evaluation.
 """
 
 import signal
@@ -16,7 +16,7 @@ class Signals:
     The previous handler handles a second signal of the same kind.
 
     Attributes:
-      received: number of the signal; None without a signal.
+      received: number of the last signal; None before the first signal.
       continued: whether the process was suspended (SIGSTOP) and continued (SIGCONT) within the context.
     """
 

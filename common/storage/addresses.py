@@ -27,12 +27,12 @@ def copy_of(text: str) -> Path:
 
 
 def address(folder: Path) -> str:
-    """Returns the address of a folder in a bucket from the path of its local copy; "" for other folders."""
+    """Returns the address in a bucket of which `folder` is the local copy; "" if `folder` is not such a copy."""
     root, path = ROOT.absolute(), folder.absolute()
     scheme, *parts = path.relative_to(root).parts if path.is_relative_to(root) else ("",)
     return f"{scheme}://{'/'.join(parts)}" if scheme in SCHEMES and len(parts) > 1 else ""
 
 
 def shown(folder: Path) -> str:
-    """Returns the name of a folder for messages: the address in a bucket, or the local path."""
+    """Returns the name of a folder for messages: its address in a bucket if `folder` is a local copy, else its path."""
     return address(folder) or str(folder)

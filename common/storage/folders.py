@@ -1,8 +1,8 @@
 """Folders of runs and data, on this machine or in a bucket: gs://BUCKET/PATH, s3://BUCKET/PATH.
 
 A folder in a bucket has one local copy, in `.cache/buckets`, which programs read and write like any other folder. The
-path of the copy contains the name of the bucket and the path in the bucket. The other modules of this package download
-and upload files, and are imported only for a folder in a bucket.
+path of the copy contains the name of the bucket and the path in the bucket. The modules `stores`, `mirror`, `lease` and
+`uploads` download and upload files. They are imported only for a folder in a bucket.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,10 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
     argparse option.
 
     Args:
-      wanted: function from the path of a file, relative to the folder, to whether to download it; None downloads all.
+      wanted: function (path of a file relative to the folder) -> whether to download it. None downloads all files.
 
     Raises:
-      UserError: the address is wrong, the bucket cannot be read, or a package for it is missing.
+      UserError: the address is wrong, the bucket cannot be read, or the Python package for the bucket is missing.
     """
     folder = copy_of(text)
     if address(folder):
@@ -59,7 +59,7 @@ def open_path(text: str) -> Path:
 def output(path: Path) -> Iterator[None]:
     """Context manager that uploads `path`, the local copy of a file or folder in a bucket, on exit.
 
-    Also uploads after an exception. Does nothing for other paths.
+    Also uploads after an exception. Does nothing if `path` is not in a bucket.
     """
     try:
         yield

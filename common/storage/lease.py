@@ -3,10 +3,11 @@
 A bucket has no file locks. The holder of the lease therefore renews the lease every quarter of TRAINLESS_LEASE_SECONDS:
 it replaces the object, on condition that no other process has replaced the object.
 
-A process acquires the lease at once in two cases: the last holder has released the lease, or the last holder ran in the
-same working directory. In the second case the file lock of the run proves that the last holder has exited. In all other
-cases the process watches the object. If the object changes, the holder is alive. If the object does not change for
-TRAINLESS_LEASE_SECONDS, the holder counts as dead and the process takes the lease.
+A process acquires the lease at once in three cases: the folder has no lease, the last holder has released the lease, or
+the last holder ran in the same working directory. In the third case, the file lock of the run proves that the last
+holder has exited. In all remaining cases, the process watches the object. If the object changes, the holder is alive,
+and the process fails. If the object does not change for TRAINLESS_LEASE_SECONDS, the holder counts as dead, and the
+process takes the lease.
 
 If two processes take the lease at the same time, the store accepts one of the two writes. The clocks of hosts are not
 compared, but must run at about the same speed. A holder that cannot renew the lease in time stops uploading until the
@@ -52,7 +53,10 @@ class Lease:
         self._copy, self._word = identity(), uuid.uuid4().hex
 
     def acquire(self) -> bool:
-        """Takes the lease. Returns False if the last writer of the folder is another local copy, otherwise True.
+        """Takes the lease.
+
+        Returns:
+          True if this local copy was the last to write the folder, or if the folder had no lease; False otherwise.
 
         Raises:
           UserError: another process holds the lease.
@@ -63,7 +67,7 @@ class Lease:
             content, version = self._store.read(self._name) or (b"", "")
             holder, silence = _holder(content)
             if time.monotonic() - begun > silence / 4:
-                # The store was slow, so the holder may have been unable to renew the lease: wait again.
+                # The store was slow, so the holder may have been unable to renew the lease. Restart the wait.
                 since = time.monotonic()
             ours = last_writer(content) in ("", self._copy)
             if not holder or ours or (version == seen and time.monotonic() - since > silence):
@@ -102,7 +106,7 @@ class Lease:
     def release(self) -> None:
         """Releases the lease: empties the field "holder" of the lease's object in the bucket.
 
-        The field "copy" still identifies the local copy that last wrote the folder.
+        Keeps the field "copy", which identifies the local copy that was the last to write the folder.
         """
         self._replace_own("")
 

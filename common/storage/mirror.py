@@ -1,7 +1,7 @@
 """The local copy of a folder in a bucket: downloads and uploads changed files.
 
 Each upload or download of a file writes a record: the version of the object, and the size and modification time of the
-file. A later change of the object and a later change of the file are both detected by comparison with the record.
+file. A comparison with the record later shows whether the object or the file has changed.
 
 Files are uploaded one by one, in an order that allows resuming after any upload. The marker file of a checkpoint is
 uploaded after the other files of the checkpoint. Checkpoints to resume from are uploaded after the files that they
@@ -23,7 +23,7 @@ from common.storage import addresses
 from common.storage.stores import Changed, Object, open_store
 
 LEASE = "lease.json"
-"""Name of the lease's object, which says which process may write the folder; see `common.storage.lease`."""
+"""Name of the object that identifies the process that may write the folder; see `common.storage.lease`."""
 
 LOCK = "lock"
 """Name of a run's lock file (`common.train.workdir`), which is not uploaded."""
@@ -32,7 +32,7 @@ _MARKER = "_CHECKPOINT_METADATA"
 """Marker of a complete checkpoint: a file of orbax that is uploaded last and deleted first."""
 
 _ENDS = ("summary.json", "requested_config.json")
-"""Files that a run writes at its end."""
+"""Files that are written at the end of a run."""
 
 _ATTEMPTS = 5
 """Maximum number of attempts to download a folder that another process changes during the download."""
@@ -84,9 +84,9 @@ class Mirror:
         return found
 
     def record(self, path: str) -> list[str]:
-        """Returns the object's version, and the file's size and modification time in ns, after the last transfer.
+        """Returns the record of a file: the object's version, and the file's size and modification time (ns), as text.
 
-        Returns [] for a file that was never uploaded or downloaded.
+        Returns [] if the file was never uploaded or downloaded.
         """
         try:
             return (self._records / path).read_text().split()
@@ -118,7 +118,7 @@ class Mirror:
         self._record(path, known.version, file.stat())
 
     def delete_file(self, path: str) -> None:
-        """Deletes a file and all folders that are then empty. Orbax mistakes an empty folder for a checkpoint."""
+        """Deletes a file and its empty parent folders, because orbax mistakes an empty folder for a checkpoint."""
         (self.folder / path).unlink(missing_ok=True)
         (self._records / path).unlink(missing_ok=True)
         for parent in (self.folder / path).parents:
@@ -167,12 +167,12 @@ def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
 
 
 def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
-    """Downloads changes from the bucket, so that the copy is equal to the folder in the bucket.
+    """Updates the copy: downloads changed objects, and deletes the files whose objects were deleted.
 
     Args:
-      wanted: function from the path of a file to whether the file may be changed.
-      ours: whether the folder was last written from this copy. If so, keeps local changes, because local files are
-        newer than the objects. If not, discards local changes.
+      wanted: function (path of a file) -> whether the file may be changed.
+      ours: whether this copy was the last to write the folder in the bucket. If True, keeps files that have changed
+        only locally, because they are newer than their objects. If False, discards all local changes.
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
@@ -214,8 +214,9 @@ def upload(path: Path) -> None:
 def order(path: str) -> tuple[int, str, bool, str]:
     """Returns the sort key that orders uploads so that the run can be resumed after any upload.
 
-    The order is: best checkpoints and snapshots; small files; checkpoints to resume from, which refer to the best
-    checkpoints and snapshots; files that mark the end of the run. The marker of a checkpoint is its last file.
+    The order is: all checkpoints except checkpoints to resume from; files outside of checkpoints; checkpoints to resume
+    from, which refer to the files before; files that mark the end of the run. The marker of a checkpoint is its last
+    file.
     """
     checkpoint = checkpoint_of(path)
     if checkpoint:
@@ -263,7 +264,11 @@ def identity() -> str:
 
 
 def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the folder's last writer: "" without a lease, "unknown" if the lease is damaged."""
+    """Returns the `identity` of the folder's last writer; "" if there is no lease, "unknown" if the lease is damaged.
+
+    Args:
+      lease: content of the lease's object; b"" if the object is missing.
+    """
     if not lease:
         return ""
     try:

@@ -1,8 +1,8 @@
 """Reads and writes objects of Google Cloud Storage (google-cloud-storage) and S3 (boto3).
 
 The two libraries read credentials and endpoints from the environment: GOOGLE_APPLICATION_CREDENTIALS, AWS_PROFILE,
-STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. The retries of both libraries are turned off. Instead,
-`Store` retries and prints a warning, with the same timeout for both stores.
+STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. The retries of both libraries are turned off. Instead, `Store` retries and
+prints a warning, with the same timeout for both libraries.
 """
 
 import random
@@ -63,13 +63,13 @@ class Outage:
 
 
 class Store:
-    """The objects of one bucket. Transient errors are retried with exponential backoff.
-
-    Attributes:
-      outage: prints a warning if the bucket does not respond. Stores of the same bucket may share this object.
+    """The objects of one bucket. Retries requests after transient errors, with exponential backoff.
 
     Every method raises a UserError if the store refuses the request, or after TRAINLESS_BUCKET_SECONDS of transient
     errors.
+
+    Attributes:
+      outage: prints a warning if the bucket does not respond. Several stores of one bucket may share an `Outage`.
     """
 
     def __init__(self, address: str):
@@ -97,11 +97,13 @@ class Store:
         raise UserError(f"{self._address}/{name} changed during each of 5 reads: try again later")
 
     def write(self, name: str, content: bytes, version: str) -> str:
-        """Replaces an object if it has the version `version`; returns the new version. "" creates a new object.
+        """Replaces an object if it has the version `version`; returns the new version.
+
+        If `version` is "", creates the object.
 
         Raises:
-          Changed: the object has another version. The reason may be an earlier attempt of this call that wrote the
-            object but got no response.
+          Changed: the object has another version. An earlier attempt of the same call may have written the object
+            without getting a response.
         """
         return self._repeat(self._write, name, content, version)
 
@@ -143,7 +145,9 @@ class Store:
                 if status is None and isinstance(error, OSError):
                     raise
                 if status not in _TRANSIENT:
-                    raise UserError(f"{self._address} refuses a request: {text}") from error
+                    raise UserError(
+                        f"{self._address} refuses a request: {text}; check the address and the credentials"
+                    ) from error
                 if waited + pause > self._patience:
                     raise UserError(
                         f"requests to {self._address} have failed for {waited:.0f} seconds ({text}): check the"
@@ -158,7 +162,7 @@ class Store:
                 pause = min(2 * pause, 30)
 
     def _status(self, error: Exception) -> int | None:
-        """Returns the HTTP status of an error: 503 if the store did not respond, None if it is not an HTTP error."""
+        """Returns the HTTP status of `error`: 503 if the store did not respond, None if `error` has no HTTP status."""
         raise NotImplementedError
 
 
@@ -296,7 +300,7 @@ class S3Store(Store):
 
 
 def open_store(address: str) -> tuple[Store, str]:
-    """Returns the store of an address, and the name in its bucket."""
+    """Returns the store of the bucket of an address, and the path of the address in the bucket."""
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
     return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name

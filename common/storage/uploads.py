@@ -17,7 +17,7 @@ INTERVAL = 10.0
 
 
 class Uploads:
-    """Holds the lease of a run in a bucket, and uploads the files of its local copy when they change.
+    """Holds the lease of a run in a bucket, and uploads changed files of the run's local copy.
 
     One thread renews the lease, and another thread uploads. If the store is unavailable for too long, or another
     process takes the lease, the failing thread sends SIGTERM to this process. The run then saves a checkpoint in the
@@ -77,7 +77,7 @@ class Uploads:
         ) from self._error
 
     def upload(self) -> None:
-        """Makes the folder in the bucket equal to the copy. Starts again if a file is deleted during the upload."""
+        """Makes the folder in the bucket equal to the copy. Starts again if a file is deleted meanwhile."""
         with self._alone:
             while not self._try_upload():
                 pass
@@ -100,8 +100,10 @@ class Uploads:
         return True
 
     def _wait_for_lease(self) -> None:
-        """If the renewal of the lease is overdue, waits for the renewal. Raises the error of the thread that renews the
-        lease.
+        """Waits until the lease is renewed, if its renewal is overdue.
+
+        Raises:
+          Exception: the error that has stopped one of the threads.
         """
         while not self._lease.is_fresh:
             if self._error is not None:

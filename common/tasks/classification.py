@@ -29,10 +29,10 @@ class Classification(Task):
     Subclasses implement `objective`, `build`, `tokenize`, `loss`, `predict` and `save`.
 
     Args:
-      tokenizer: tokenizer of the texts. None is allowed if `classes` is given.
+      tokenizer: tokenizer of the texts; None is allowed if `labelled` is None.
       longest: maximum number of tokens L of the model's input. Longer texts are truncated.
       labelled: the splits and class names; None to compile the training step without data.
-      classes: number of classes, if `labelled` is None.
+      classes: number of classes; used only if `labelled` is None.
 
     Raises:
       UserError: the configuration or the data are invalid.
@@ -92,7 +92,7 @@ class Classification(Task):
     def _labelled(self, batch: Batch, split: str) -> Batch:
         """Returns a batch with `tokens` (B, L) and `lengths`, `ids` and `labels`, each (B,).
 
-        Empty rows have id -1 and length 0.
+        Padding rows have id -1 and length 0.
         """
         ids_B = batch["ids"]
         lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)

@@ -22,15 +22,15 @@ OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
 
 _EXAMPLES = 50_000
-"""Maximum number of training tokens for `head_start`, rounded up to whole windows."""
+"""Maximum number of training tokens of which `head_start` reads the features, rounded up to whole windows."""
 
 
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
-    """Calls the function `config.head_start`, "module:attribute"; returns the output layer that the function computes.
+    """Calls the function that `config.head_start` names as "module:attribute". Returns its result, the output layer.
 
     Raises:
-      UserError: the function does not exist or returns arrays of other shapes, or the output layer is tied to the
-        embedding.
+      UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is tied
+        to the embedding.
     """
     name = task.config.head_start
     make = imported("--config.head_start", name)

@@ -60,12 +60,12 @@ def validate(config: ConfigDict) -> None:
 
 
 class WindowLosses:
-    """Scores every token of a text except the first, by sliding windows.
+    """Computes the loss of every token of a text except the first, in sliding windows of `model.length` tokens.
 
     Args:
-      config: configuration of a run. A window has `model.length` tokens. With `data.words`, also counts the words.
-      tokenizer: tokenizer of the text, for the number of bytes of each token.
-      multiple: number that divides the number of rows of a batch.
+      config: configuration of a run. If `data.words` is set, the words of each window are also counted.
+      tokenizer: tokenizer of the text. Gives the number of bytes of each token.
+      multiple: the batch size `eval.batch` is rounded up to a multiple of this number.
     """
 
     def __init__(
@@ -75,9 +75,11 @@ class WindowLosses:
         self._rows = PerExample(_nats, mesh)
 
     def __call__(self, values: ModelState, tokens_n: np.ndarray, stride: int) -> Losses:
-        """Returns the losses of a text (tokens,) of at least two tokens.
+        """Returns the losses of a text, summed over the scored tokens of each window.
 
-        Each window scores `stride` tokens; the last window may score fewer.
+        Args:
+          tokens_n: token ids of the text, at least two.
+          stride: number of tokens that each window scores. The last window may score fewer tokens.
         """
         length, rows = self._config.model.length, self._config.eval.batch
         batches = scored_once(tokens_n, length, stride, rows, multiple=self._multiple)
@@ -138,7 +140,7 @@ class LanguageModelling(Task):
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
         for split in ("valid", "test"):
             tokens = self.splits[split]
-            check(len(tokens) > 1, f"the {split} text has a single token: it needs at least two")
+            check(len(tokens) > 1, f"the {split} text has fewer than two tokens: use a longer text")
             check(
                 not config.data.words or words(self.tokenizer.decode(tokens)) > 0,
                 f"the {split} text has no words: set --config.data.words=false",
@@ -157,10 +159,13 @@ class LanguageModelling(Task):
         return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.
+        """Returns the initial parameters.
+
+        If `config.head_start` names a function, the named function computes the output layer from features of training
+        text.
 
         Raises:
-          UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
+          UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is
             tied to the embedding.
         """
         if not self.config.get("head_start"):
@@ -214,7 +219,7 @@ class LanguageModelling(Task):
         return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding":
-        """Returns the program that samples one text on each device, to compile it without data."""
+        """Returns the program that samples one text on each device, so that it can be compiled without data."""
         return self._generator(abstract_model).decoding(self.mesh.size)
 
     def _sample(self, values: ModelState) -> str:
@@ -247,7 +252,7 @@ class LanguageModelling(Task):
 
 
 def words(text: bytes) -> int:
-    """Returns the number of words separated by white space, plus one for each line end, as usual for WikiText."""
+    """Returns the number of words, separated by white space, plus the number of line ends, as usual for WikiText."""
     return len(text.split()) + text.count(b"\n")
 
 

@@ -26,14 +26,14 @@ def check_complete(
     Args:
       option: "--config.NAME=VALUE", which names the method, for error messages.
       kind: dataclass of the method.
-      make: function from random keys to the changed model, a function (tokens, lengths) -> logits (B, classes).
-      known: name -> shape of the parameters that the model must keep.
-      lacks: why a frozen parameter has no value, such as "the backbone lacks it", for the error message.
+      make: function from random keys to the changed model. The model maps (tokens, lengths) to logits (B, classes).
+      known: name -> shape of each parameter that the model must keep.
+      lacks: reason why a frozen parameter has no value, such as "the backbone lacks it", for the error message.
       loads: whether the parameters in `known` get pretrained values.
 
     Raises:
-      UserError: the method fails, the model has an output of a wrong shape or no trained parameter, lacks a parameter
-        in `known`, or has a parameter without sharding axes or without a value.
+      UserError: the method raises an exception; or the model has an output of the wrong shape, trains no parameter,
+        lacks a parameter in `known` or changes its shape, or has a parameter without sharding axes or without a value.
     """
     rows, length = 2, 2
 

@@ -104,8 +104,8 @@ class Progress:
 
         Args:
           step: number of steps since the start of the run.
-          count: units processed on all devices since the last update.
-          flops: floating-point operations on all devices since the last update.
+          count: number of units (such as tokens) that all devices have processed since the last update.
+          flops: floating-point operations of all devices since the last update.
           left: remaining seconds of the time limit; None without a time limit.
         """
         if not self._enabled:

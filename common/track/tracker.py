@@ -38,9 +38,9 @@ class Tracker:
         Args:
           config: configuration of the run, for wandb.
           wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
-          resume_step: step at which the run resumes. Deletes the lines of later steps and continues the same wandb run.
-            None starts an empty file and a new wandb run.
-          enabled: False makes all methods do nothing; for all processes except process 0.
+          resume_step: step at which the run resumes. The lines of later steps are deleted, and the same wandb run
+            continues. None starts an empty file and a new wandb run.
+          enabled: False on all processes except process 0. All methods then do nothing.
           names: `project`, `name` (default: the folder name of `workdir`) and `group` of the wandb run.
 
         Raises:

@@ -18,8 +18,8 @@ class WandbRun:
     """A run in wandb.
 
     wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
-    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run. The arguments are those of `Tracker`; a
-    name "" stands for the default.
+    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run. `Tracker` describes the arguments. A name
+    "" stands for the default.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WandbRun:
 
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
-    """Returns the wandb id in the workdir. With `anew`, or if the workdir has no id, makes and stores a new id."""
+    """Returns the wandb id that the workdir stores. If `anew`, or if no id is stored, makes and stores a new id."""
     path = workdir / "wandb_id"
     if not anew and path.exists() and (identity := path.read_text().strip()):
         return identity

@@ -29,7 +29,7 @@ from common.variables import AbstractModel, Params
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """Returns the sum of all elements, whose bits are read as unsigned integers, modulo 2^32.
+    """Reads the bits of each element as an unsigned integer; returns the sum over all elements modulo 2^32.
 
     The checksum does not depend on the sharding. A single flipped bit changes the checksum.
     """
@@ -42,7 +42,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""Kind of the snapshots: checkpoints without optimizer state, which are never deleted."""
+"""Name of the kind "snapshot": checkpoints without optimizer state, which are never deleted."""
 
 
 def _reason(error: Exception) -> str:
@@ -66,9 +66,9 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class _KeepBest(PreservationPolicy):
-    """Keeps the two newest best checkpoints, and the best checkpoint of each checkpoint to resume from.
+    """Keeps the two newest best checkpoints, and the newest best checkpoint up to each checkpoint to resume from.
 
-    A killed run resumes from an earlier checkpoint, so it still needs the best checkpoint at that step.
+    A killed run resumes from an earlier step, at which an earlier checkpoint was the best.
     """
 
     def __init__(self, latest: ocp.CheckpointManager):
@@ -84,7 +84,7 @@ class _KeepBest(PreservationPolicy):
 class Checkpoints:
     """The checkpoints of a workdir, in a folder for each kind: "latest", "best", "top", "snapshots" and "frozen".
 
-    All processes must call each method together. A process may read the property `exist` alone.
+    Every method is collective: all processes must call it. Only the property `exist` is local.
 
     If the run is in a bucket, each process has its own copy of the workdir. Process 0 then gathers the arrays and
     writes the checkpoints, and `share` copies the checkpoints to all other processes.
@@ -97,12 +97,12 @@ class Checkpoints:
         keep_best: int | None = None,
         upload: Callable[[], None] = lambda: None,
     ):
-        """Opens the checkpoints.
+        """Opens the checkpoints of `workdir`.
 
         Args:
           keep: number of latest checkpoints to keep.
-          keep_best: number of checkpoints that `save_top` keeps; needed only to train.
-          upload: function that uploads the files of a run in a bucket.
+          keep_best: number of "top" checkpoints to keep (`save_top`); None if the caller saves no checkpoints.
+          upload: function that uploads the workdir to its bucket, called by `share`.
         """
         self._directory = workdir.absolute() / "checkpoints"
         self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
@@ -115,15 +115,15 @@ class Checkpoints:
         self._open("frozen", max_to_keep=1)
 
     def _manager(self, kind: str) -> ocp.CheckpointManager:
-        """Returns the manager of a kind of checkpoints. First opens "top" or "snapshots", which few runs have."""
+        """Returns orbax's manager of a kind of checkpoints. Opens "top" and "snapshots" at the first call."""
         if kind in self._managers:
             return self._managers[kind]
         best = {"max_to_keep": self._keep_best, "best_fn": lambda metrics: metrics["score"]}
         return self._open(kind, **(best if kind == "top" else {}))
 
     def _open(self, kind: str, **options: Any) -> ocp.CheckpointManager:
-        # Threads of several managers, also of other runs (`turns`), wait at the same time: without a prefix, their
-        # barriers would have the same name. The name of the workdir is equal on all hosts, unlike its path.
+        # Threads of several managers wait at the same time, also threads of several runs (`turns`). The prefix gives
+        # each manager its own barriers. It contains the name of the workdir, because the path may differ between hosts.
         prefix = f"{self._directory.parent.name}/{kind}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder
@@ -143,7 +143,7 @@ class Checkpoints:
         return self._managers[kind]
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints to resume from, ascending: the union over all processes."""
+        """Returns the steps of the checkpoints to resume from, ascending. At least one process has found each step."""
         return sorted(set(itertools.chain(*all_gather([*self._managers["latest"].all_steps()]))))
 
     @property
@@ -154,8 +154,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict) -> None:
         """Starts writing a checkpoint to resume from. The caller may donate the arrays after this method returns.
 
-        First waits until all other checkpoints are on disk: a run that resumes from this checkpoint does not save the
-        earlier best checkpoints and snapshots again.
+        First waits until the checkpoints of all other kinds are on disk, because a run that resumes from this
+        checkpoint does not save earlier best checkpoints and snapshots again.
         """
         for kind, manager in self._managers.items():
             if kind != "latest":
@@ -251,10 +251,10 @@ class Checkpoints:
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a best checkpoint by the validation objective.
+        """Returns arrays and `meta` of the checkpoint that is best by the validation objective.
 
         Args:
-          step: step of one of the best checkpoints that `_KeepBest` keeps; None for the best checkpoint of the run.
+          step: step of an earlier best checkpoint that `_KeepBest` has kept; None for the newest best checkpoint.
 
         Raises:
           UserError: the checkpoint is missing or damaged.
@@ -264,7 +264,7 @@ class Checkpoints:
         if chosen not in steps:
             raise UserError(
                 f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
-                " not reached its first evaluation, or the checkpoint was removed"
+                " not reached its first evaluation, or the checkpoint was removed; resume the run, or restore the files"
             )
         return self.restore_from("best", chosen, target)
 
@@ -280,7 +280,8 @@ class Checkpoints:
             path, what = self._directory / kind / str(step), kind.removesuffix("s")
             if differences := _differences(path, target):
                 raise UserError(
-                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences}"
+                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences};"
+                    " restore the run's config.json, or train again in another folder"
                 ) from error
             raise UserError(
                 f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): restore its files, or train again in"
@@ -303,8 +304,8 @@ class Checkpoints:
     def _read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint. Raises on all processes if one process cannot read the checkpoint.
 
-        Calls orbax's handler instead of `manager.restore`, which ends with a barrier: processes that have read the
-        checkpoint would wait there for a process that has failed.
+        Calls orbax's handler instead of `manager.restore`, because the latter ends with a barrier. At this barrier,
+        processes that have read the checkpoint would wait for a process that has failed.
         """
         path = self._directory / kind / str(step)
 
@@ -332,7 +333,7 @@ class Checkpoints:
         self._managers["latest"].reload()
 
     def share(self) -> None:
-        """Copies the checkpoints of process 0 to all other processes, if each has its own copy of the workdir."""
+        """Copies the checkpoints of process 0 to all other processes. Does nothing if they share one workdir."""
         if not self._copies:
             return
         self.wait()
@@ -372,9 +373,9 @@ def check_snapshot(workdir: Path, step: int) -> None:
 
 
 def _differences(path: Path, target: Any) -> str:
-    """Describes two of the arrays that the checkpoint or `target` lacks, or that differ in shape; counts the others.
+    """Describes how the arrays of a checkpoint differ from `target`: missing arrays and different shapes.
 
-    Returns "" if no array differs, or if the checkpoint cannot be read.
+    Names the first two arrays and counts the rest. Returns "" if no array differs, or if the checkpoint is unreadable.
     """
     try:
         tree = _tree(path)

@@ -8,7 +8,7 @@ SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:
-    """Measures the seconds of each section of a run. The seconds of a section exclude the sections inside of it.
+    """Measures the seconds of each section of a run. The seconds of a section exclude nested sections.
 
     Args:
       seconds: section -> seconds before the run was resumed.
@@ -20,9 +20,9 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Context manager that counts its time for section `name` instead of the enclosing section.
+        """Context manager that adds its time to section `name` instead of the enclosing section.
 
-        With None, the time counts for no section.
+        If `name` is None, the time is added to no section.
         """
         before = self._switch(name)
         try:

@@ -24,10 +24,10 @@ def train(
     Args:
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.
-      module: the paper's module with the function `prepare`, which makes the task. An optional function `ended` of this
-        module returns the summary of a finished run without reading data.
-      download: function that downloads the model in the configuration. Called first if the user adds --download. None
-        for a program without this option.
+      module: the paper's module with the function `prepare`, which makes the task. The module may also have a function
+        `ended`, which returns the summary of a finished run without reading data.
+      download: function that downloads the pretrained model of the configuration. Called first if the command line has
+        --download. None: the program does not have this option.
     """
     flags = {"--download": "first download the model of --config.pretrained"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)

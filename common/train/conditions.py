@@ -25,7 +25,8 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: for each start or resume of the run, an id that is equal for runs that took turns together, or "alone".
+      sessions: one id for each start or resume of the run: "alone", or an id that is equal for all runs that took turns
+        with each other.
     """
 
     def __init__(self, sessions: Sequence[str] = (), stopped: bool = False) -> None:
@@ -39,7 +40,7 @@ class Conditions:
 
         Args:
           session: id to append to `sessions`.
-          signals: the entered context manager that detects whether this process is suspended.
+          signals: the entered context manager that records whether this process was suspended.
         """
         self.sessions = [*self.sessions, session]
         self._stopped, self._signals = self.stopped, signals
@@ -60,8 +61,9 @@ class Conditions:
         return min(max(used / capacity, 0.0), 1.0) if capacity > 0 else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """Returns the field `timing` of a run's summary: `sessions`, `others()`, and one of these values of `kind`.
+        """Returns the field `timing` of a run's summary: `sessions`, `others()` and `kind`.
 
+        `kind` is the first of these values that applies:
         - "paused": the run was suspended, or it was resumed and did not take turns in all sessions.
         - "turns": the run took turns with other runs in all sessions.
         - "shared": other processes used more than `SHARED` of the CPU time.

@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def held(tree: Any) -> int:
-    """Returns the number of bytes of a tree of sharded arrays on each device. The arrays may be abstract."""
+    """Returns how many bytes of a tree of sharded arrays each device holds. The arrays may be abstract."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
@@ -30,7 +30,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
     """Compiles the step for a batch, without allocating parameters. The batch may be abstract.
 
     Returns:
-      {use of memory, such as "optimizer": bytes on each device}.
+      {what uses the memory, such as "optimizer": number of bytes on each device}.
     """
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):

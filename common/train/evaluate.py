@@ -1,4 +1,4 @@
-"""The evaluation loop: calls a function of the model on batches and collects its outputs by example number."""
+"""The evaluation loop: calls a function of the model on batches and collects its outputs, indexed by example."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +19,7 @@ class PerExample:
     """Calls a function of the model on every example. Compiles the function once per batch shape.
 
     Args:
-      rows: the function. `batch["ids"]`, (B,), are the example numbers, -1 for padding rows.
+      rows: the function. `batch["ids"]`, (B,), holds the number of each example, and -1 for padding rows.
     """
 
     def __init__(self, rows: Rows, mesh: Mesh):

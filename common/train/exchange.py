@@ -1,7 +1,7 @@
-"""Sums over the batch that devices exchange once: each device first sums over its own rows.
+"""Sums losses and gradients over the batch with one exchange between devices: each device first sums its own rows.
 
-While a device sums, it holds only its shard of a parameter that is split over the mesh axis fsdp, and gathers the whole
-parameter wherever the model reads it. With rematerialization, the backward pass gathers the parameter again.
+A device holds only its shard of a parameter that is split over the mesh axis fsdp. It gathers the whole parameter
+whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +23,17 @@ BATCH = RULES["batch"]
 """Mesh axes over which sums are exchanged."""
 
 _SPLIT = "fsdp"
-"""The axis of BATCH that also splits parameters."""
+"""The mesh axis that splits parameters as well as the batch."""
 
 
 def local_sums(
     function: Callable, mesh: Mesh, batch: Any, *arguments: Any, places: Any = ()
 ) -> Any:
-    """Returns the sums of every shard of the batch, stacked along a new first axis with the sharding of the batch.
+    """Calls `function` on each shard of the batch, and stacks the results of all shards along a new first axis.
 
-    Inside `function` an array of the batch has the rows of one shard. In `common.sharding`, `batch_shard` returns the
-    index of the shard, and `sum_over_batch` and `max_over_batch` reduce over all shards. The compiler partitions the
-    computation over the tensor axis.
+    The new axis has the sharding of the batch. Inside `function`, an array of the batch has only the rows of one shard.
+    There, `common.sharding.batch_shard` returns the index of the shard, and `sum_over_batch` and `max_over_batch`
+    reduce over all shards. The compiler partitions the computation over the tensor axis.
 
     Args:
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
@@ -47,7 +47,7 @@ def local_sums(
 
     split = jax.tree.map(lambda place: _only(place.spec, _SPLIT), tuple(places))
     whole = (P(),) * (len(arguments) - len(split))
-    # Axes of size 1 are manual too: without a tensor axis, the compiler then has nothing to partition.
+    # Axes of size 1 are manual too. If the tensor axis has size 1, the compiler then has nothing to partition.
     axes = {axis for axis in mesh.axis_names if axis in BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
@@ -60,7 +60,7 @@ def local_sums(
 
 
 def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
-    """Adds up the sums of all shards of the batch, made by `local_sums`.
+    """Adds up the results of `local_sums` over all shards of the batch.
 
     Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
     all-reduced over both axes. Each array is exchanged once.
@@ -91,10 +91,10 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
 
 
 def _reduce_scatter(x: jax.Array, dimension: int) -> jax.Array:
-    """Returns this device's shard, split along `dimension`, of the sum of x over fsdp.
+    """Returns this device's shard of the sum of x over fsdp. The sum is split along `dimension`.
 
-    In memory, the elements of a shard must be neighbours. Otherwise the TPU compiler replaces the reduce-scatter by an
-    all-reduce of the whole array, which receives twice the bytes.
+    Each shard must be contiguous in memory. Otherwise the TPU compiler replaces the reduce-scatter by an all-reduce of
+    the whole array, in which a device receives twice the bytes.
     """
     order = (dimension, *(d for d in range(x.ndim) if d != dimension))
     x = with_layout_constraint(x, Layout(order))
@@ -117,16 +117,19 @@ def gathering(
     frozen: Params,
     places: Sequence[Mapping[str, NamedSharding]],
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
-    """Builds a model that gathers its parameters over fsdp wherever it reads them, inside the function of `local_sums`.
+    """Returns stand-ins for the trainable values, and a function that builds the model from the stand-ins.
+
+    The model gathers each parameter over fsdp whenever it reads the parameter. Call `gathering` inside the function
+    that `local_sums` runs.
 
     Args:
       trainable, frozen: {path: shard of this device}.
-      places: {path: sharding} of the trainable and of the frozen values.
+      places: {path: sharding} of the trainable values, and {path: sharding} of the frozen values.
 
     Returns:
-      Stand-ins {path: zeros of the whole shape} for the trainable values, and a function from these stand-ins to the
-      model. The model reads the gathered values instead of the zeros. The gradient of a stand-in is the gradient of the
-      whole value, summed over the rows of the device.
+      (stand-ins, build). A stand-in is an array of zeros with the whole shape of its value; the model reads the
+      gathered value instead. The gradient of a stand-in is the gradient of the whole value, summed over the rows of
+      this device.
     """
     shards, places = trainable | frozen, {**places[0], **places[1]}
     stand_ins, constants = (
@@ -148,10 +151,10 @@ def gathering(
 
 
 def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
-    """Returns a hook `on_get_value` of `nnx.Variable`, which gives the whole parameter instead of the value.
+    """Returns a hook `on_get_value` for a variable whose value is a stand-in (see `gathering`).
 
-    The value is a stand-in from `gathering`: zeros of the parameter's shape. The parameter is gathered in `dtype`; the
-    result has the dtype of the shard.
+    The hook returns the whole parameter instead of the stand-in. It gathers the parameter in `dtype`, and casts the
+    result to the dtype of the shard.
     """
     dimension = split_dimension(place)
 

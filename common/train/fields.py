@@ -9,7 +9,7 @@ from common.train import optimizer as optimizers
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of the training loop. Raises a UserError for an invalid value. Papers check other fields."""
+    """Raises a UserError if a field of the training loop has an invalid value. Each paper checks its own fields."""
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, ("float32", "bfloat16"))

@@ -16,12 +16,12 @@ from common.train.workdir import differences, has_checkpoints
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir` if the run has trained all steps. Reads no data.
+    """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
 
     Returns:
-      The summary on process 0, {} on the other processes. None on all processes if the run lacks steps, checkpoints or
-      (with `eval.test`) test results, has another configuration, or is older than the files of its data or pretrained
-      weights.
+      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, has another
+      number of steps or another configuration, lacks test results (with `eval.test`), or is older than the files of
+      data or pretrained weights, or if the run has no checkpoints.
     """
     path = workdir / SUMMARY
     return read_json_if(
@@ -37,9 +37,9 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
 
 def changed(config: ConfigDict) -> float:
-    """Returns when data files, a user's data module or pretrained weights last changed, in seconds since 1970.
+    """Returns the time of the last change of data files, a user's data module and pretrained weights.
 
-    Returns 0 without files.
+    The time is in seconds since 1970; 0 if the configuration names no existing file.
     """
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
@@ -48,7 +48,7 @@ def changed(config: ConfigDict) -> float:
     places += [config.pretrained] if config.get("pretrained") else []
     folders = [copy_of(os.path.expanduser(place)) for place in places]
     files = [f for folder in folders for f in (folder, *folder.rglob("*")) if f.exists()]
-    # Also read the time of a symbolic link, which may have been changed to point to other, older files.
+    # Also read the time of a symbolic link itself: a changed link may point to older files.
     known = [stat for f in files for stat in (f.stat(), f.lstat())]
     return max((max(stat.st_mtime, stat.st_ctime) for stat in known), default=0.0)
 
@@ -57,8 +57,8 @@ def summary_of_ended(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, so that the run is not tested again.
 
     Returns:
-      The summary on process 0, {} on the other processes. None on all processes if the summary is missing, lacks test
-      results (with `eval.test`), or has another number of steps or other decoding options.
+      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, lacks test
+      results (with `eval.test`), or has another number of steps or different decoding options than the run.
     """
     path = run.workdir / SUMMARY
     stored = read_json_if(

@@ -101,7 +101,13 @@ def _equation(equation: Any, causal: bool) -> float:
 
 
 def _product(matrices: int, queries: int, keys: int, size: int, causal: bool) -> int:
-    """Returns the FLOPs of one of the matrix products of attention, of all heads of all rows."""
+    """Returns the FLOPs of one of the matrix products of attention, such as queries times keys.
+
+    Args:
+      matrices: number of heads of all rows together.
+      queries, keys: sequence lengths.
+      size: size of a head.
+    """
     from common.model.attend import spans
 
     pairs = sum((end - start) * seen for start, end, seen in spans(queries, keys, causal))

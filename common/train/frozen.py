@@ -34,10 +34,10 @@ def load(
     meta: Mapping[str, Any],
     mesh: Mesh,
 ) -> Params:
-    """Returns the frozen values of a run, on the mesh. Warns if the seed gives other values on this platform.
+    """Returns the frozen values of a run, on the mesh. Warns if this platform draws other values from the seed.
 
     A run from before 939e222 (22 November 2026) has no folder of frozen values. This function then initialises the
-    values again from the seed, and the caller replaces the values that the checkpoint contains.
+    values again from the seed. The caller overwrites them with the frozen values in the checkpoint, if any.
 
     Args:
       meta: the JSON part of a checkpoint of the run.
@@ -73,5 +73,5 @@ def load(
 
 
 def host() -> str:
-    """Returns the processor and the NumPy version, because the last bit of a random value may depend on both."""
+    """Describes the platform: processor type and NumPy version. The last bit of a random value may depend on both."""
     return f"{platform.machine()}, NumPy {np.__version__}"

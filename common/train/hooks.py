@@ -1,7 +1,7 @@
-"""Hooks stop the training loop, evaluate, save checkpoints, log and trace, between training steps.
+"""Hooks: actions between training steps, such as stopping, evaluation, checkpoints and logging.
 
-The loop calls all hooks in order. The processes vote on a decision that depends on the clock or a signal of one process
-(`Hook.vote`), so that all processes decide equally.
+The loop calls all hooks in order. If a decision depends on the clock or a signal of one process, the processes vote
+(`Hook.vote`), so that all processes make the same decision.
 """
 
 import math
@@ -94,9 +94,9 @@ class Snapshot(Hook):
 class Evaluate(Hook):
     """Evaluates on the validation split, saves the best checkpoint, and stops early (`eval.patience`).
 
-    After a signal, the process may have only seconds to save a checkpoint. The hook then skips or interrupts the
-    evaluation. The resumed run evaluates before its first step or, if the evaluation depends on the clock, after its
-    first step.
+    After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
+    evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the
+    clock (`eval.seconds`), after its first step.
     """
 
     def __init__(self, signals: Signals):
@@ -127,7 +127,7 @@ class Evaluate(Hook):
         except Interrupted:
             run.state.stop_reason, run.stopping = "", True
             return
-        del values  # `Run.trained` copies stacked values again.
+        del values  # Free this copy of stacked values before `Run.trained` makes another copy.
         objective = run.task.objective
         check(
             objective in (metrics or {}),
@@ -184,7 +184,7 @@ class Save(Hook):
 
 
 class Log(Hook):
-    """Sends the metrics of every step to the progress bar, and of every `train.log_steps` steps to the tracker."""
+    """Sends the metrics of each step to the progress bar, and every `train.log_steps` steps also to the tracker."""
 
     def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
         limit = run.config.train.max_seconds

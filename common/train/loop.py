@@ -63,7 +63,10 @@ def fit(
 
 
 def kept_summary(run: Run) -> dict | None:
-    """Returns the summary that an ended run has written; see `summary_of_ended`. None if the run has not ended."""
+    """Returns the summary that an ended run has written; None if the run has not ended, or needs a new summary.
+
+    See `summary_of_ended`.
+    """
     if not run.state.stop_reason:
         return None
     from common.train.finished import summary_of_ended
@@ -85,7 +88,7 @@ def train(
     Yields at each step that is a multiple of `turn`, with no step in flight and the clock stopped.
 
     Args:
-      begun: `time.perf_counter()` before the setup of the run.
+      begun: value of `time.perf_counter()` before the setup of the run.
       turn: number of steps between yields; 0 to never yield.
 
     Raises:
@@ -165,10 +168,11 @@ def _steps(
 
 
 def _compile_ahead(run: Run, signals: Signals) -> None:
-    """Compiles the training step for all shapes of `Task.batch_samples` in threads, while training continues.
+    """Starts threads that compile the training step for all shapes of `Task.batch_samples`.
 
-    On CPUs, the threads would slow the steps, so training and its clock stop until all shapes are compiled, or until a
-    signal stops the run. The processes vote once a second, so that they stop together.
+    On accelerators, training continues meanwhile. On CPUs, the threads would slow the steps. This function therefore
+    waits until all shapes are compiled, or until a signal arrives. The wait counts as compilation time. The processes
+    vote about once a second whether to stop waiting.
     """
 
     def stopped(ended: bool) -> bool:

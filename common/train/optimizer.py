@@ -113,7 +113,7 @@ def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTr
 def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Returns Adafactor (Shazeer & Stern, 2018) with an external learning rate and no first moment.
 
-    As in the library transformers, the second moment of a matrix is factored into row and column means, updates are
+    As in Hugging Face transformers, the second moment of a matrix is factored into row and column means, updates are
     clipped at a root mean square of 1, and weight decay is decoupled.
     """
     return optax.chain(
@@ -169,8 +169,8 @@ def make(
 
     Args:
       steps: number of training steps, at which cosine and linear schedules end.
-      own: learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate. Adam trains the
-        parameters below this name.
+      own: learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate. Adam, without
+        clipping and weight decay, trains the parameters below this name.
       names: paths of all trainable parameters.
     """
     schedule = SCHEDULES[optimizer.schedule](optimizer, steps)

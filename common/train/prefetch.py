@@ -23,10 +23,10 @@ def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 def device_prefetch(
     batches: Iterable[tuple[Batch, Any]], mesh: Mesh, ahead: int = 2
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
-    """Yields (batch on the devices, data state after the batch). Copies `ahead` batches in advance.
+    """Yields (batch on the devices, data state after the batch). Copies the next `ahead` batches in advance.
 
     Raises:
-      UserError: `batches` is not iterable, or yields another value than a pair of dictionaries.
+      UserError: `batches` is not iterable, or yields a value that is not a pair of dictionaries.
     """
     check(
         isinstance(batches, Iterable),

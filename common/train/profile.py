@@ -41,7 +41,7 @@ class Profile(Hook):
         """Raises a UserError if a run of `steps` ends before the first traced step."""
         check(
             self.first <= steps,
-            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}",
+            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}: choose earlier steps",
         )
 
     def before_step(self, run: Run) -> None:

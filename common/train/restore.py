@@ -25,15 +25,18 @@ def read_config(
     """Returns the configuration of the run in `workdir`.
 
     Args:
-      option: command-line option of the folder, for error messages.
-      paper: folder of the paper whose run it must be; "" for any.
-      task: value that the configuration field `task` must have; "" for any.
+      option: command-line option that names the folder, for error messages.
+      paper: name of the paper's folder, if the run must belong to one paper; "" for any paper.
+      task: value that the configuration field `task` must have; "" for any task.
 
     Raises:
       UserError: the folder holds no run, a run of another paper or task, or a damaged configuration.
     """
     path = workdir / CONFIG
-    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
+    check(
+        path.is_file(),
+        f"{option}={shown(workdir)} holds no run ({CONFIG} is missing): give the workdir of a run",
+    )
     config = from_json(saved_config(path))
     # Runs from before a3ffa8f (22 November 2026) lack the field `paper`. Runs from before 22489c7 (21 November 2026)
     # also lack the field `task`.
@@ -66,8 +69,8 @@ def load_run(
     Args:
       build: function that builds the model, `Task.build`.
       pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`.
-      snapshots: steps of snapshots to average.
-      best: number of best checkpoints to average instead; 0 to average none.
+      snapshots: steps of snapshots to average instead of the best checkpoint.
+      best: number of "top" checkpoints to average instead (`Checkpoints.save_top`); 0 to average none.
 
     Raises:
       UserError: a checkpoint is missing or damaged, or the pretrained weights of the run have changed.
@@ -79,8 +82,8 @@ def load_run(
             kept = checkpoints.top()
             check(
                 best <= len(kept),
-                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}"
-                " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
+                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}; average fewer"
+                " checkpoints (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
             )
             arrays, meta = checkpoints.restore_mean("top", kept[:best], target)
         elif snapshots:

@@ -22,7 +22,8 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run.
 
-    Deletes best checkpoints that the curve lacks: a killed run has saved such checkpoints after its newest checkpoint.
+    Deletes best checkpoints at steps that are not in the validation curve. A killed run saved these checkpoints after
+    its newest checkpoint to resume from.
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.

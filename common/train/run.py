@@ -36,8 +36,7 @@ class Run:
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
-      startup_seconds: seconds from the beginning of the setup, at this start or resume, to the end of the first step; 0
-        before the first step.
+      startup_seconds: seconds from the start or resume of the run to the end of its first step; 0 until then.
     """
 
     config: ConfigDict
@@ -97,8 +96,8 @@ def open_run(
       name: prefix of every line of the progress bar; "" for no prefix.
 
     Raises:
-      UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact, or
-        the processes differ in configuration, data or frozen values, or the task lacks a required member.
+      UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact,
+        the task lacks a required member, or the processes differ in configuration, data or frozen values.
     """
     # Processes must agree before any file is written.
     check_agreement(lambda: _inputs(config, task))

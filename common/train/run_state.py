@@ -18,13 +18,13 @@ class RunState:
 
     Attributes:
       data_state: data state from which to continue (see `Task.batches`); None at the start.
-      tokens: number of tokens, or of the task's `unit`, that training has processed.
+      tokens: sum of the weights of all batches, such as the number of tokens, in the task's `unit`.
       flops: FLOPs of all training steps up to now.
       stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
       evals_since_best: number of evaluations since the best evaluation, for early stopping.
       last_evaluation: step and training seconds of the last evaluation; (-1, 0) before the first evaluation.
       commits: commits of the code that trained the run.
-      conditions: use of the machine by other processes.
+      conditions: use of the machine by the run and by other processes.
     """
 
     curve: Curve

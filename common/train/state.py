@@ -28,8 +28,8 @@ _COUNTERS = (jnp.int32, jnp.uint32)
 
 
 _MANY_ARRAYS = 256
-"""Minimum number of trainable arrays of a model that a single device initialises operation by operation, unless the
-model has more frozen than trainable parameters.
+"""A single device initialises a model with at least this many trainable arrays eagerly (without `jax.jit`), unless at
+least half of the parameters are frozen.
 
 The layers of a deep model repeat a few operations, and each operation compiles once. One program for all layers would
 take several times as long to compile."""
@@ -66,7 +66,7 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
 def abstract_opt_state(
     optimizer: optax.GradientTransformation, trainable: Params, mesh: Mesh
 ) -> Any:
-    """Returns the abstract optimizer state of (abstract) parameters, with its shardings.
+    """Returns the abstract optimizer state, with its shardings, for the abstract parameters `trainable`.
 
     A moment with the shape of its parameter has the sharding of the parameter; everything else is replicated.
     """
@@ -89,8 +89,9 @@ class Step:
       accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
         weights.
       reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
-      scanned: `abstract_model` with stacked arrays (`common.model.layers`), the form of the step's parameters,
-        gradients, optimizer state and frozen values; None for `abstract_model`, with an array for each layer.
+      scanned: abstract model in which repeating layers share stacked arrays (`common.model.layers`). Parameters,
+        gradients, optimizer state and frozen values of the step have this form. None: use `abstract_model`, with a
+        separate array for each layer.
       compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
     """
 
@@ -163,7 +164,7 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the rows of `batch`.
 
-        `build` makes the model of trainable values.
+        `build` maps trainable values to a model.
         """
 
         def of_values(trainable, batch, key):
@@ -215,7 +216,8 @@ class Step:
         """Returns the abstract trainable values, optimizer state and frozen values, with their shardings.
 
         Args:
-          model: `abstract_model` for an array for each layer, as in checkpoints; None for the stacked arrays of a step.
+          model: `abstract_model` to get a separate array for each layer, as in checkpoints; None to get the stacked
+            arrays of the step.
         """
         model, mesh = model or self.scanned, self.mesh
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
@@ -295,7 +297,7 @@ class Step:
     def __call__(
         self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
     ) -> tuple:
-        """Returns (trainable, opt_state, metrics) after step `number`. Donates `trainable` and `opt_state`."""
+        """Returns (trainable, opt_state, metrics) after step `number`, from 0. Donates `trainable` and `opt_state`."""
         run, _ = self.compiled[self.cache_key(batch, number)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
         return run(trainable, opt_state, frozen, batch, *counters)

@@ -26,7 +26,7 @@ class ModelState:
 
     Attributes:
       trainable, frozen: path -> array on the mesh.
-      interruption: function that an evaluation calls between batches, and that raises an exception to interrupt the
+      interruption: function that an evaluation must call between batches. Raises an exception to interrupt the
         evaluation.
     """
 
@@ -84,7 +84,7 @@ class Task(Protocol):
     """"max" if a larger objective is better, "min" if a smaller objective is better."""
 
     select = "valid"
-    """Name of the split that selects the best step, for messages. `evaluate` gets "valid" even if this is "test"."""
+    """Name that messages use for the split that selects the best step. Does not change the argument of `evaluate`."""
 
     unit = "tokens"
     """Unit of the weights of `loss`, such as "tokens" or "examples"."""
@@ -145,7 +145,7 @@ class Task(Protocol):
         """
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
-        """Returns the program that generates text, to compile it without data; None for tasks without decoding."""
+        """Returns the program that generates text, so that it can be compiled without data; None without decoding."""
         return None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
@@ -160,7 +160,7 @@ class Task(Protocol):
     def batch_samples(self) -> Iterator[Batch]:
         """Yields one batch (this process's rows) of each shape of `batches`, to compile the training step ahead.
 
-        The default yields none: the step is then compiled when the first batch of a shape arrives.
+        The default yields no batch. The step is then compiled when the first batch of a shape arrives.
         """
         return iter(())
 

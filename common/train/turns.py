@@ -1,4 +1,4 @@
-"""Trains several runs in turns, so that other load on the machine slows all of them equally."""
+"""Trains several runs in turns, so that load from other processes slows all runs equally."""
 
 import random
 import secrets
@@ -32,9 +32,9 @@ class Job(NamedTuple):
 def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries.
 
-    In every round, each run trains for `turn` steps and then waits for the others. Other load on the machine thus slows
-    all runs equally, so their training seconds can be compared. Turns do not change the results. With `turn` 0, each
-    run is trained to its end before the next run starts.
+    In every round, each run trains for `turn` steps and then waits for all other runs. Load from other processes thus
+    slows all runs equally, so their training seconds can be compared. Turns do not change the trained values. If `turn`
+    is 0, each run is trained to its end before the next run starts.
 
     Raises:
       UserError: training one of the runs fails (see `loop.fit`). All other runs that have trained a step are saved.
@@ -64,7 +64,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 
 
 def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session id of runs that start or resume at `steps`: a new id if they take turns, otherwise "alone".
+    """Returns the session id of runs that start or resume at `steps`: a new id if the runs take turns, else "alone".
 
     Runs that resume at steps more than one turn apart, for example after they were killed, count as "alone".
     """

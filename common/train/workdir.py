@@ -79,7 +79,9 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
         _check(workdir, config)
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write to --workdir={shown(workdir)}: {error.strerror}") from error
+        raise UserError(
+            f"cannot write to --workdir={shown(workdir)}: {error.strerror}; choose a writable folder"
+        ) from error
     return lock
 
 
@@ -103,9 +105,9 @@ def check_shared(workdir: Path) -> None:
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Raises a UserError unless the workdir is missing, has no file but the lock, or holds a run of this configuration.
+    """Raises a UserError unless the workdir is missing, has no file except the lock, or holds a run that may resume.
 
-    The fields in `FREE` may differ. In a run without checkpoints, all fields may differ.
+    The configuration of the run may differ only in the fields `FREE`, or in all fields if the run has no checkpoints.
     """
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG
@@ -144,18 +146,18 @@ def has_checkpoints(workdir: Path) -> bool:
 
 
 def saved_config(path: Path) -> dict:
-    """Returns the content of a configuration file. Raises a UserError if it is damaged."""
+    """Returns the content of a configuration file. Raises a UserError if the file is unreadable or damaged."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise file_error(path, error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
-    check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
+    check(not missing, f"{path} is damaged: it has no {', '.join(missing)}; restore the file")
     return upgrade(values)
 
 
 def upgrade(config: dict) -> dict:
-    """Replaces values that older runs store by today's values, in place, and returns the configuration."""
+    """Converts fields of an older run's configuration to their current form, in place; returns the configuration."""
     # Runs from before 82be4da (23 November 2026) store a boolean.
     model = config.get("model", {})
     if isinstance(model.get("remat"), bool):
@@ -201,9 +203,9 @@ class Lock:
 
 
 def code_version(*packages: str, root: Path = ROOT) -> str:
-    """Returns the commit of the code and the first digits of a SHA-256 of the source files of some packages.
+    """Returns the commit of the code, and the first 12 digits of a SHA-256 of all .py files in `packages`.
 
-    The SHA-256 distinguishes uncommitted changes, and code outside of a git checkout.
+    The SHA-256 identifies uncommitted changes, and code outside of a git checkout.
     """
     files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
     names = [path.relative_to(root).as_posix() for path in files]

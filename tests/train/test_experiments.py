@@ -259,7 +259,7 @@ def test_repeated_sweep_trains_nothing(tmp_path):
         (["=1,2"], "must be FIELD=VALUE,VALUE"),
         (["seed=1,1"], "a value is given twice"),
         (["optimizer.learning_rate=1e-3,0.001"], "a value is given twice"),
-        (["seed=1", "seed=2"], "seed is given twice"),
+        (["seed=1", "seed=2"], "another --sweep already sets seed; list all its values in one"),
     ],
 )
 def test_malformed_sweeps_raise_user_errors(given, complaint):
