@@ -98,7 +98,11 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
             said = "not run: --corpora=wikitext2,"
         assert re.match(said, row["verdict"]), row
     call(*program, "--scale=tiny", "--kept", *fields)
-    assert table() == rows
+    for kept, row in zip(table(), rows, strict=True):
+        # --kept does not name the option that the missing runs need.
+        if row["verdict"].startswith("not run: --corpora"):
+            row |= {"verdict": "not run: no finished run"}
+        assert kept == row
 
 
 # Claims decided by arithmetic.

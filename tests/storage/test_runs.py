@@ -19,6 +19,7 @@ from jax.tree_util import tree_flatten_with_path as flatten
 from common.errors import UserError
 from common.storage.addresses import copy_of
 from common.storage.folders import open_folder
+from common.storage.stores import Changed
 from common.track.tracker import read_metrics
 from common.train.run import Run
 from tests.train import toy
@@ -256,12 +257,20 @@ def test_run_whose_lease_is_taken_stops(bucket, one_store, monkeypatch):
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
     save = Run.save
 
+    def take_over() -> None:
+        store, name = bucket.open()
+        while True:
+            _, version = store.read(f"{name}/lease.json")
+            try:
+                store.write(f"{name}/lease.json", b'{"holder": "process 1 of ann on b"}', version)
+                return
+            except Changed:  # The run has renewed its lease since the read.
+                continue
+
     def save_and_lose(run: Run) -> None:
         save(run)
         if run.step == 5:
-            store, name = bucket.open()
-            _, version = store.read(f"{name}/lease.json")
-            store.write(f"{name}/lease.json", b'{"holder": "process 1 of ann on b"}', version)
+            take_over()
             time.sleep(1)
 
     monkeypatch.setattr(Run, "save", save_and_lose)
