@@ -53,7 +53,13 @@ def random_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_solution(context: int, tokens: int) -> Callable[[], float]:
-    """Returns a function that computes the solution of a whole text and returns the process's peak memory in MiB."""
+    """Returns a function that computes the explicit solution for a random text of `tokens` tokens.
+
+    The function returns the process's peak memory in MiB.
+
+    Args:
+      context: number of previous tokens that predict a token.
+    """
     import jax
 
     from common import sharding

@@ -198,8 +198,8 @@ def _cooccurrences(features_EM, targets_E, outputs):
 def _check_priming(priming: float) -> None:
     if not (math.isfinite(priming) and priming >= 1):
         raise UserError(
-            "the priming number K (default: the mean L1 norm of the features) must be a finite number of at least 1,"
-            f" got {priming:g}"
+            f"the priming number K must be a finite number of at least 1, got {priming:g}: set another number, or scale"
+            " the features if K is their mean L1 norm (the default)"
         )
 
 

@@ -44,7 +44,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     """
     check(
         topology.chip is not None,
-        f"--sweep needs a TPU slice, because the speed of --topology={topology.name} is unknown",
+        f"--sweep cannot use --topology={topology.name}, because the speed of its devices is unknown: choose a TPU"
+        " slice, such as v5e:4x4",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
     check(bool(field), f"--sweep: the configuration has none of the fields {', '.join(BATCH)}")

@@ -336,12 +336,15 @@ def run(
 ) -> dict:
     """Fits the baseline and writes it to `workdir`. Returns the summary.
 
-    The seed in the summary is `config.seed` if the examples are a random sample (`config.data.shots`), otherwise None.
-
-    Reuses results in `workdir` for the same examples and the same `config.data.balance`.
+    If `workdir` already holds a baseline for the same splits and the same `config.data.balance`, returns its summary
+    without fitting.
 
     Args:
-      config: configuration of a run on these examples. The summary stores the fields of `config.data` that DATA lists.
+      config: configuration of the runs with which the baseline is compared. The summary stores the fields of
+        `config.data` that DATA lists. Its seed is `config.seed` if `config.data.shots` selects random examples,
+        otherwise None.
+      splits: {"train", "test" and optionally "valid": examples}; see `fit`.
+      classes: names of the classes, by class index.
 
     Raises:
       UserError: all training examples have the same label.

@@ -271,7 +271,7 @@ def make_model(
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         check(
             part is not None,
-            f"--config.reinitialize={name}: this backbone does not have this embedding table",
+            f"--config.reinitialize: the backbone has no embedding table {name}; remove this name",
         )
         if isinstance(
             part.table, Frozen

@@ -140,8 +140,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     if "train" not in splits:
         check(
             not splits,
-            f"--data={folder} has the split {', '.join(splits)} but no training split: name the file of training"
-            f" examples train{formats[0]}",
+            f"--data={folder} has files for {' and '.join(splits)}, but no file for training: rename the file of"
+            f" training examples to train{formats[0]}",
         )
         return {WHOLE: _read_files(files, encoding)}
     check(

@@ -1,6 +1,7 @@
-"""Compares the gradients of steps that skip the reservoirs with true gradients, at each snapshot of a run.
+"""Compares the gradient estimates of backskipping with exact gradients, at each snapshot of a run.
 
-Shape letters of this module: B batches, R draws of the noise, P parameters.
+Backskipping does not differentiate the reservoirs. Shape letters of this module: B batches, R draws of dropout and of
+the noise that backskipping adds, P parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -68,8 +68,11 @@ def planned(
 
 
 def abstract(config: ConfigDict) -> AbstractModel:
-    """Returns the abstract model of a run, with the configured vocabulary size. Classifiers are assumed to have two
-    classes."""
+    """Returns the abstract model of a configuration.
+
+    The vocabulary size is `data.vocab_size`, or 256 (bytes) without this field. Classifiers are assumed to have two
+    classes.
+    """
     if config.task == "classification":
         return variables.abstract(
             lambda: encoder.classifier(

@@ -97,7 +97,7 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
     check(
         languages == generated,
         f"--config.data.source=embedded:{name} translates {'-'.join(generated)}, not {'-'.join(languages)}; set"
-        " --config.data.source_language and --config.data.target_language",
+        f" --config.data.source_language={generated[0]} and --config.data.target_language={generated[1]}",
     )
     return ParallelText(*EMBEDDED[name](split))
 

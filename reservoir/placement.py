@@ -27,7 +27,7 @@ def alternate(layers: int, reservoirs: int) -> tuple[int, ...]:
 
 
 def bottom(layers: int, reservoirs: int) -> tuple[int, ...]:
-    """Returns the indices of the lowest layers."""
+    """Returns the indices of the lowest `reservoirs` layers."""
     _check_fit(layers, reservoirs, f"{reservoirs} reservoirs")
     return tuple(range(reservoirs))
 

@@ -94,7 +94,7 @@ class Tokenizer:
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
             # Do not show NumPy's message, which suggests loading pickles.
-            reason = "the file is damaged or not a tokenizer"
+            reason = "the file is damaged or not a tokenizer; restore it, or delete it if it is in a cache"
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
 
 

@@ -113,7 +113,10 @@ def run_of(
     not_a_summary = f"{source} is not the summary of a run"
     check(isinstance(summary, Mapping), not_a_summary)
     missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
-    check(not missing, f"{not_a_summary}: it has no {', '.join(missing)}")
+    check(
+        not missing,
+        f"{not_a_summary}: these fields are missing or have a wrong type: {', '.join(missing)}",
+    )
     check(
         all(isinstance(summary["params"].get(n), int | float) for n in ("trainable", "total")),
         f"{not_a_summary}: the field params lacks the numbers trainable and total",

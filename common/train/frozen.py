@@ -47,8 +47,8 @@ def load(
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
-        "the pretrained weights differ from the weights with which the run began, because their files have changed or"
-        " the configuration names another folder: restore the files, or train in another folder",
+        "the pretrained weights differ from the weights with which the run began: restore their files, name the"
+        " directory of the original weights, or start a new run with another --workdir",
     )
     written = checkpoints.frozen_metadata()
     check_agreement(lambda: {"the file of the frozen values": json.dumps(written)})

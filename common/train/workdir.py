@@ -152,7 +152,10 @@ def saved_config(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise file_error(path, error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
-    check(not missing, f"{path} is damaged: it has no {', '.join(missing)}; restore the file")
+    check(
+        not missing,
+        f"{path} is damaged: it lacks the fields {', '.join(missing)}; restore the file",
+    )
     return upgrade(values)
 
 

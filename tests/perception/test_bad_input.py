@@ -205,7 +205,7 @@ BAD = {
         {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
         "several files for the split 'valid': validation, dev; keep one",
     ),
-    "test alone": folder({"test.csv": FEW}, "the split test but no training split"),
+    "test alone": folder({"test.csv": FEW}, "has files for test, but no file for training"),
     "splits and more": folder(
         {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old"
     ),

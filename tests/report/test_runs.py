@@ -49,8 +49,8 @@ def test_load_the_repository_results():
     [
         ('{"curve": ', "is damaged"),
         ("[1, 2]", "is not the summary of a run"),
-        ({"benchmark": 1}, "it has no config, curve, test, params, seed"),
-        (summary([1.0]) | {"seed": "one"}, "it has no seed"),
+        ({"benchmark": 1}, "missing or have a wrong type: config, curve, test, params, seed"),
+        (summary([1.0]) | {"seed": "one"}, "missing or have a wrong type: seed"),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "its timing is {'sessions': None}"),
         (

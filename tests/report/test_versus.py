@@ -60,7 +60,7 @@ def report(tmp_path, monkeypatch, capsys):
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """Returns {metric: verdict} from the table in `path`."""
+    """Returns {metric: verdict} from `runs/report/verdicts.md` below `path`."""
     lines = (path / "runs" / "report" / "verdicts.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: row[6] for row in cells[2:]}

@@ -31,11 +31,8 @@ def test_summary_of_a_run_without_a_test_has_no_test_rows(module, untested, caps
 @pytest.mark.parametrize("module", MODULES)
 def test_summary_of_a_run_in_a_bucket_names_the_address(module, untested, capsys):
     summary, _ = untested
-    for objective in (
-        "error",
-        "bleu",
-        "perplexity",
-    ):  # reservoir.train prints other commands for each
+    # The commands that reservoir.train suggests after training depend on the objective.
+    for objective in ("error", "bleu", "perplexity"):
         import_module(module).print_summary(
             summary | {"objective": objective}, copy_of("gs://lab/toy")
         )
