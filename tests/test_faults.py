@@ -332,6 +332,7 @@ def test_text(fault, smallest, tmp_path, spoil, told):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
     cache = Path(shutil.copytree(shared / "cache", tmp_path / "cache"))
     for path in cache.glob("tokens-*"):

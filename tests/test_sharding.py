@@ -195,7 +195,11 @@ def on_one_device(make_config) -> tuple:
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("8,1,1", "1,4,2")), "2,2,2"]
+    "name",
+    [
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("8,1,1", "1,4,2")),
+        pytest.param("2,2,2", marks=pytest.mark.medium),
+    ],
 )
 def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_one_device) -> None:
     loss, weight, gradients = _gradients(make_config("ffn", dropout=0.3), name)

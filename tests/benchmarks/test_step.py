@@ -72,6 +72,7 @@ def test_products_run_with_their_axes_and_dtypes():
     ours.run_products(Counter({product: 2}))()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("family", "sizes"), [("bert", (1, 16, 32, 2, 50)), ("qwen2", (1, 16, 32, 2, 1, 50))]
 )

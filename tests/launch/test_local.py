@@ -106,6 +106,7 @@ def test_failed_process_is_named_and_ends_the_others(launch, tmp_path):
     assert "disk full" in err, "the last lines of the failed process are shown"
 
 
+@pytest.mark.medium
 def test_program_that_does_not_join_is_refused(launch, tmp_path):
     run = launch("-m", "common.compare", "--log-dir", "logs", "2", "c.py", "--case", "a")
     run.communicate(timeout=60)

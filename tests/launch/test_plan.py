@@ -462,7 +462,9 @@ def test_decoding_plan_reports_received_bytes_per_token() -> None:
 
 
 def test_sweep_on_cpu_raises_error() -> None:
-    with pytest.raises(UserError, match="cannot use --topology=cpu:8, because the speed of its devices"):
+    with pytest.raises(
+        UserError, match="cannot use --topology=cpu:8, because the speed of its devices"
+    ):
         sweep.best(small(), find("cpu:8"))
 
 

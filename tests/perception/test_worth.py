@@ -292,6 +292,7 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
 
 
+@pytest.mark.medium
 def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) -> None:
     """The column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best way."""
     topics = ("für immer", "gegen alles")

@@ -63,5 +63,5 @@ def test_bigru_without_lengths_reads_every_position():
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="each direction has half"):
         BiGru(8, hidden=7, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="not a GRU in two directions"):
+    with pytest.raises(ValueError, match="a bidirectional GRU reads later positions"):
         golden()[0].cache(1, None, Context())

@@ -220,7 +220,9 @@ def train(
 @pytest.mark.parametrize(
     ("task", "options"),
     [
-        (Deep(remat="full", skip_rate=0.5), {"optimizer": "adam"}),
+        pytest.param(
+            Deep(remat="full", skip_rate=0.5), {"optimizer": "adam"}, marks=pytest.mark.medium
+        ),
         pytest.param(
             Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}, marks=pytest.mark.medium
         ),
