@@ -213,9 +213,10 @@ class ExperimentSuite:
         """Prints and writes the table `sweep`. Rows are sorted by case, so their order does not vary."""
         rows = []
         for case, runs in sorted(tried.items()):
+            _, best = _best(runs)
             for point, run in runs:
                 measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
-                mark = "chosen" if run is _best(runs)[1] else ""
+                mark = "chosen" if run is best else ""
                 rows.append((case, *point.values(), run.curve.name, *measured, mark))
         self.write(
             "sweep", ("case", *self.sweep, "metric", "best valid", "steps", "FLOPs", ""), rows

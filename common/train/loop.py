@@ -136,7 +136,7 @@ def _steps(
         for hook in hooks:
             hook.before_step(run)
         state.params, state.opt_state, metrics = step(
-            state.params, state.opt_state, run.frozen, batch, state.step
+            state.params, state.opt_state, run.frozen, batch, state.step, key
         )
         state.step += 1
         run.state.data_state = data_state

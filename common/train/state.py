@@ -295,10 +295,20 @@ class Step:
         return traced.lower(), flops.count(traced.jaxpr)
 
     def __call__(
-        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
+        self,
+        trainable: Params,
+        opt_state: Any,
+        frozen: Params,
+        batch: Any,
+        number: int,
+        key: tuple | None = None,
     ) -> tuple:
-        """Returns (trainable, opt_state, metrics) after step `number`, from 0. Donates `trainable` and `opt_state`."""
-        run, _ = self.compiled[self.cache_key(batch, number)]
+        """Returns (trainable, opt_state, metrics) after step `number`, from 0. Donates `trainable` and `opt_state`.
+
+        Args:
+          key: `cache_key(batch, number)`, so that the training loop computes it once per step; None to compute it.
+        """
+        run, _ = self.compiled[key or self.cache_key(batch, number)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
         return run(trainable, opt_state, frozen, batch, *counters)
 

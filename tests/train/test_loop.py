@@ -89,6 +89,20 @@ def test_run_of_zero_steps_needs_an_initial_evaluation(tmp_path: Path) -> None:
         toy.run(tmp_path / "other", train__steps=0)
 
 
+def test_loss_function_of_a_step_is_chosen_once(tmp_path: Path) -> None:
+    """A choice may be costly, such as a random draw for each step. A step is looked up by its loss function."""
+    chosen = []
+
+    class Choosing(toy.Toy):
+        def loss_at(self, step):
+            chosen.append(step)
+            return self.loss
+
+    toy.run(tmp_path, Choosing())
+    compiled, *later = range(20)
+    assert [step for step in chosen if step != compiled] == later
+
+
 class Buckets(toy.Toy):
     """The toy task with three batches of 8 rows, then batches of 4 rows.
 
