@@ -97,11 +97,12 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         by_settings.setdefault(tuple(_settings(run).items()), []).append(run)
     check(bool(by_settings), "there are no runs to compare")
+    check_metric(itertools.chain.from_iterable(by_settings.values()))
     members = [
         sorted(group, key=lambda run: (run.seed is not None, run.seed))
         for group in by_settings.values()
     ]
-    _check(members)
+    _check_distinct(members)
     layers = [layers_of(group[0].config) for group in members]
     others = _others([dict(key) for key in by_settings], layers)
     made: dict[str, Group] = {}
@@ -172,16 +173,20 @@ def _others(
     return texts
 
 
-def _check(members: Sequence[Sequence[Run]]) -> None:
-    first = members[0][0]
+def check_metric(runs: Iterable[Run]) -> None:
+    """Raises a UserError if two runs are evaluated by different metrics on validation data."""
+    first, *others = runs
+    for run in others:
+        here, there = run.curve, first.curve
+        check(
+            (here.name, here.mode) == (there.name, there.mode),
+            f"{run.name} measures {here.name}, but {first.name} measures {there.name}: compare runs with the same"
+            " metric",
+        )
+
+
+def _check_distinct(members: Sequence[Sequence[Run]]) -> None:
     for group in members:
-        for run in group:
-            here, there = run.curve, first.curve
-            check(
-                (here.name, here.mode) == (there.name, there.mode),
-                f"{run.name} measures {here.name}, but {first.name} measures {there.name}: compare runs with the same"
-                " metric",
-            )
         for one, other in itertools.pairwise(group):
             check(
                 one.folder is None or one.folder != other.folder,

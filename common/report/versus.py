@@ -11,7 +11,7 @@ from common.config import check_choice, flatten
 from common.errors import UserError, check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
-from common.report.groups import Group, groups
+from common.report.groups import Group, check_metric, groups
 from common.report.runs import Run, load_group, runs_alternated
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
@@ -38,6 +38,7 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
     if several or any(name for name, _ in named):
         grouped = [groups(runs) for runs in loaded]
         if all(len(parts) == 1 for parts in grouped):
+            check_metric(one.runs[0] for (one,) in grouped)
             names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]
             names = names if len(set(names)) == len(names) else list(arguments)
             return [

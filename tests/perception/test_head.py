@@ -21,11 +21,11 @@ def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarra
     """Returns examples of overlapping classes. The features have very different scales, and one feature is constant."""
     generator = np.random.default_rng(seed)
     labels_E = generator.integers(classes, size=count)
-    centres_KE = np.random.default_rng(0).normal(size=(classes, 5))
-    features_ME = centres_KE[labels_E] + generator.normal(size=(count, 5))
-    features_ME = features_ME * [1, 100, 0.01, 1, 1] + [0, 5, 0, 1000, 0]
-    features_ME[:, 4] = 3
-    return features_ME.astype(np.float32), labels_E
+    centres_CM = np.random.default_rng(0).normal(size=(classes, 5))
+    features_EM = centres_CM[labels_E] + generator.normal(size=(count, 5))
+    features_EM = features_EM * [1, 100, 0.01, 1, 1] + [0, 5, 0, 1000, 0]
+    features_EM[:, 4] = 3
+    return features_EM.astype(np.float32), labels_E
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -33,19 +33,19 @@ def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None
     """The loss is C times the summed cross-entropy plus half the squared norm of the standardised weights."""
     train, valid = examples(300, classes, 1), examples(100, classes, 2)
     found = solve(train, valid, classes)
-    features_ME, labels_E = train
-    scale_E = np.where(features_ME.std(0) > 0, features_ME.std(0), 1)
-    rows_ME = (features_ME - features_ME.mean(0, np.float64)) / scale_E
-    logits_MN = features_ME @ found.kernel_MC.astype(np.float64) + found.bias_C
-    chances_MN = np.exp(logits_MN - logits_MN.max(1, keepdims=True))
-    chances_MN /= chances_MN.sum(1, keepdims=True)
-    errors_MN = chances_MN - np.eye(classes)[labels_E]
-    weights_EN = found.kernel_MC * scale_E[:, None]
+    features_EM, labels_E = train
+    scale_M = np.where(features_EM.std(0) > 0, features_EM.std(0), 1)
+    rows_EM = (features_EM - features_EM.mean(0, np.float64)) / scale_M
+    logits_EC = features_EM @ found.kernel_MC.astype(np.float64) + found.bias_C
+    chances_EC = np.exp(logits_EC - logits_EC.max(1, keepdims=True))
+    chances_EC /= chances_EC.sum(1, keepdims=True)
+    errors_EC = chances_EC - np.eye(classes)[labels_E]
+    weights_MC = found.kernel_MC * scale_M[:, None]
     # For two classes scikit-learn has one weight vector, the difference of ours.
     share = 2 if classes == 2 else 1
-    gradient_EN = found.inverse_penalty * rows_ME.T @ errors_MN + share * weights_EN
-    np.testing.assert_allclose(gradient_EN, 0, atol=2e-3 * found.inverse_penalty * len(labels_E))
-    np.testing.assert_allclose(errors_MN.sum(0), 0, atol=0.1)
+    gradient_MC = found.inverse_penalty * rows_EM.T @ errors_EC + share * weights_MC
+    np.testing.assert_allclose(gradient_MC, 0, atol=2e-3 * found.inverse_penalty * len(labels_E))
+    np.testing.assert_allclose(errors_EC.sum(0), 0, atol=0.1)
     assert found.f1 == weighted_f1(valid[1], (valid[0] @ found.kernel_MC + found.bias_C).argmax(1))
     assert found.f1 > 50
 
@@ -63,12 +63,12 @@ def test_head_penalty_is_selected_on_validation() -> None:
 
 
 def test_unseen_class_is_never_predicted() -> None:
-    features_ME, labels_E = examples(100, 2, 1)
-    found = solve((features_ME, 2 * labels_E), (features_ME, 2 * labels_E), 3)
+    features_EM, labels_E = examples(100, 2, 1)
+    found = solve((features_EM, 2 * labels_E), (features_EM, 2 * labels_E), 3)
     assert found.bias_C[1] == UNSEEN and not found.kernel_MC[:, 1].any()
-    assert set((features_ME @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
+    assert set((features_EM @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
     with pytest.raises(UserError, match="all training examples have the same label"):
-        solve((features_ME, 0 * labels_E), (features_ME, labels_E), 2)
+        solve((features_EM, 0 * labels_E), (features_EM, labels_E), 2)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
     workdir, summary = solved
     trained = loading.load(workdir, mesh)
     splits, _ = datasets.load(trained.config)
-    found_MN = trained.probabilities([text for (text,) in splits["test"].texts])
-    f1 = weighted_f1(splits["test"].labels_E, found_MN.argmax(1))
+    found_EC = trained.probabilities([text for (text,) in splits["test"].texts])
+    f1 = weighted_f1(splits["test"].labels_E, found_EC.argmax(1))
     assert f1 == pytest.approx(summary["test"]["weighted_f1"])
     adapter_commands.export(
         Namespace(run=workdir, pretrained=None, out=tmp_path / "out", mesh=mesh)

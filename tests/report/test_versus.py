@@ -111,6 +111,13 @@ def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkey
     assert [group.name for group in named_groups(["wide=rate=1_s1"])] == ["wide"]
 
 
+def test_named_groups_have_the_same_metric(tmp_path):
+    for name, measured in {"words": classes(0.8, 1), "lines": translations(5, 1)}.items():
+        keep(tmp_path / name, measured, seed=1)
+    with pytest.raises(UserError, match=r"^words measures accuracy, but lines measures bleu: "):
+        named_groups([f"a={tmp_path}/lines", f"b={tmp_path}/words"])
+
+
 def test_margin_option_makes_groups_equivalent(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)

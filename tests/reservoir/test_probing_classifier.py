@@ -1,4 +1,7 @@
-"""SentEval's classifier equals a slow reference, and solves problems with a known answer."""
+"""SentEval's classifier equals a slow reference, and solves problems with a known answer.
+
+Shape letters of this module: J grid points, U updates, as in `reservoir.probing.classifier`.
+"""
 
 import math
 
@@ -23,17 +26,19 @@ def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) 
         split: generator.standard_normal((layers, rows, width)).astype(np.float32)
         for split, rows in sizes.items()
     }
-    classes = {split: label(x_KND[-1]).astype(np.int32) for split, x_KND in features.items()}
+    classes = {
+        split: label(features_PED[-1]).astype(np.int32) for split, features_PED in features.items()
+    }
     return features, classes
 
 
-def noise(x_ND: np.ndarray) -> np.ndarray:
-    return np.random.default_rng(len(x_ND)).integers(0, 2, len(x_ND))
+def noise(x_ED: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(len(x_ED)).integers(0, 2, len(x_ED))
 
 
 def test_linear_problem_is_learned_from_the_informative_layer_only():
     """The accuracy of the uninformative layer stays at chance."""
-    features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
+    features, classes = problem(lambda x_ED: x_ED[:, 0] + x_ED[:, 1] > 0, layers=2)
     blind, seeing = probe(features, classes, 2)
     assert seeing.test > 0.93
     assert abs(blind.test - 0.5) < 0.1
@@ -42,13 +47,13 @@ def test_linear_problem_is_learned_from_the_informative_layer_only():
 @pytest.mark.medium
 def test_exclusive_or_needs_the_hidden_layer():
     features, classes = problem(
-        lambda x_ND: (x_ND[:, 0] > 0) ^ (x_ND[:, 1] > 0),
+        lambda x_ED: (x_ED[:, 0] > 0) ^ (x_ED[:, 1] > 0),
         width=2,
         sizes=SIZES | {"train": 2000},
         seed=1,
     )
     # Larger inputs make the problem easier, because Adam at 0.001 takes small steps.
-    features = {split: 4 * x_KND for split, x_KND in features.items()}
+    features = {split: 4 * features_PED for split, features_PED in features.items()}
     one = {"penalty": (1e-5,)}
     assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
     assert probe(features, classes, 2, grid=Grid(hidden=(0,), **one))[0].test < 0.7
@@ -74,7 +79,7 @@ def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
 
     monkeypatch.setattr(classifier, "accuracy", watch)
     (found,) = probe(features, classes, 2, grid=Grid(penalty=(1e-5,)))
-    looks = [float(accuracy_KG[0, 0]) for accuracy_KG in seen[:-1]]
+    looks = [float(accuracy_PJ[0, 0]) for accuracy_PJ in seen[:-1]]
     assert found.test == found.valid == max(looks) > looks[-1]
 
 
@@ -106,21 +111,21 @@ def test_training_ends_after_two_hundred_epochs(monkeypatch):
 @pytest.mark.medium
 def test_validation_chooses_the_l2_penalty():
     """A destructive penalty is never selected. Of equally good hidden sizes, the first is selected."""
-    features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
+    features, classes = problem(lambda x_ED: x_ED[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
         (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
         assert found.penalty == 1e-5 and found.test > 0.9
     (useless,) = probe(features, classes, 2, grid=Grid(penalty=(100.0,)))
     assert abs(useless.test - 0.5) < 0.1
-    constant = {split: np.zeros_like(x_KND) for split, x_KND in features.items()}
+    constant = {split: np.zeros_like(features_PED) for split, features_PED in features.items()}
     assert probe(constant, classes, 2, grid=Grid(hidden=(2, 3)))[0].hidden == 2
 
 
 def test_results_depend_on_the_seed_not_on_other_layers():
-    features, classes = problem(lambda x_ND: x_ND[:, 0] * x_ND[:, 1] > 0, layers=2)
+    features, classes = problem(lambda x_ED: x_ED[:, 0] * x_ED[:, 1] > 0, layers=2)
     both = probe(features, classes, 2, seed=3)
     assert both == probe(features, classes, 2, seed=3)
-    last = {split: x_KND[1:] for split, x_KND in features.items()}
+    last = {split: features_PED[1:] for split, features_PED in features.items()}
     (alone,) = probe(last, classes, 2, seed=3)
     assert alone.test == pytest.approx(both[1].test, abs=0.02)
     assert [p.test for p in both] != [p.test for p in probe(features, classes, 2, seed=4)]
@@ -129,8 +134,8 @@ def test_results_depend_on_the_seed_not_on_other_layers():
 def test_each_epoch_shuffles_every_sentence_once():
     one, other = (classifier.order(150, 1, number) for number in (0, 1))
     assert one.shape == (3, 64)
-    for order_SB in (one, other):
-        assert sorted(order_SB.ravel().tolist()) == [-1] * 42 + list(range(150))
+    for order_UB in (one, other):
+        assert sorted(order_UB.ravel().tolist()) == [-1] * 42 + list(range(150))
     assert one[0].tolist() != other[0].tolist()
     assert (one == classifier.order(150, 1, 0)).all()
 
@@ -143,24 +148,24 @@ def test_initial_parameters_match_pytorch():
     assert (top.shape, float(jnp.abs(top).max()) <= 0.1) == ((100, 3), True)
 
 
-def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
+def slow_training(layers, x_ED, y_E, order_UB, rate, penalty, noises):
     """Trains one classifier by Adam (Kingma and Ba, 2015) in float64 and returns its parameters.
 
     Gradients are computed sentence by sentence.
     """
     values = [np.asarray(array, np.float64) for layer in layers for array in layer]
     first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
-    for number, ids in enumerate(order_SB, start=1):
+    for number, ids in enumerate(order_UB, start=1):
         kernel, bias, top, shift = values
         grads = [penalty * v for v in values]
         ids = [(row, n) for row, n in enumerate(ids) if n >= 0]
         for row, n in ids:
-            x = x_ND[n].astype(np.float64)
+            x = x_ED[n].astype(np.float64)
             scale = (np.asarray(noises[number - 1])[row] >= rate) / (1 - rate)
             hidden = 1 / (1 + np.exp(-(x @ kernel + bias) * scale))
             logits = hidden @ top + shift
             d_logits = np.exp(logits) / np.exp(logits).sum()
-            d_logits[y_N[n]] -= 1
+            d_logits[y_E[n]] -= 1
             d_logits /= len(ids)
             d_hidden = top @ d_logits * hidden * (1 - hidden) * scale
             parts = np.outer(x, d_hidden), d_hidden, np.outer(hidden, d_logits), d_logits
@@ -178,24 +183,24 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
     """Two layers, three grid points and a partial last batch equal the reference."""
     layers, rows, width, hidden, count = 2, 150, 5, 7, 3
     generator = np.random.default_rng(0)
-    x_KND = generator.standard_normal((layers, rows, width)).astype(np.float32)
-    y_N = generator.integers(0, count, rows).astype(np.int32)
+    features_PED = generator.standard_normal((layers, rows, width)).astype(np.float32)
+    y_E = generator.integers(0, count, rows).astype(np.int32)
     members = [(0.0, 0.0), (0.0, 0.3), (0.4, 0.01)]
-    rates_G, penalties_G = (jnp.array(part) for part in zip(*members, strict=True))
+    rates_J, penalties_J = (jnp.array(part) for part in zip(*members, strict=True))
     start = classifier.initial_parameters(jax.random.key(1), width, hidden, count)
     values = jax.tree.map(lambda x: jnp.broadcast_to(x, (layers, 3, *x.shape)), start)
     moments = jax.vmap(jax.vmap(classifier._OPTIMIZER.init))(values)
-    order_SB = np.concatenate([classifier.order(rows, 1, number) for number in range(2)])
+    order_UB = np.concatenate([classifier.order(rows, 1, number) for number in range(2)])
     key = jax.random.key(5)
-    arguments = (jnp.asarray(x_KND), jnp.asarray(y_N), order_SB, rates_G, penalties_G, key)
+    arguments = (jnp.asarray(features_PED), jnp.asarray(y_E), order_UB, rates_J, penalties_J, key)
     found, _ = classifier.fit(values, moments, *arguments)
     noises = [
         jax.random.uniform(jax.random.fold_in(key, n), (BATCH, hidden))
-        for n in range(len(order_SB))
+        for n in range(len(order_UB))
     ]
     for k in range(layers):
         for g, (rate, penalty) in enumerate(members):
-            expected = slow_training(start, x_KND[k], y_N, order_SB, rate, penalty, noises)
+            expected = slow_training(start, features_PED[k], y_E, order_UB, rate, penalty, noises)
             leaves = [np.asarray(array[k, g]) for layer in found for array in layer]
             for one, other in zip(leaves, expected, strict=True):
                 np.testing.assert_allclose(one, other, atol=2e-5)
@@ -204,7 +209,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 def test_accuracy_counts_every_sentence_once(monkeypatch):
     """The last batch is partial."""
     monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
-    features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
+    features, classes = problem(lambda x_ED: x_ED[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)
     bias = jnp.zeros((1, 1, 2)).at[..., 0].set(0.3)
     for split in SIZES:
