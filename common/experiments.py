@@ -266,9 +266,13 @@ class ExperimentSuite:
           UserError: a workdir has the summary of another configuration and no checkpoints, or training fails.
         """
         workdirs = {name: self.folder(name) for name in configs}
-        for workdir in workdirs.values():
+        for name, workdir in workdirs.items():
+            # A run of a sweep has no test results. Without checkpoints it must be trained again to be tested.
+            untested = _set(configs[name].copy_and_resolve_references(), {"eval.test": "False"})
             check(
-                has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
+                has_checkpoints(workdir)
+                or not (workdir / SUMMARY).exists()
+                or self._kept(name, untested) is not None,
                 f"training would overwrite the results of another configuration in {workdir}: choose another --out",
             )
         # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.

@@ -243,6 +243,27 @@ def test_sweep_of_kept_runs_trains_nothing(tmp_path):
 
 
 @pytest.mark.medium
+def test_chosen_run_of_a_kept_sweep_is_trained_again_to_be_tested(tmp_path):
+    """Another machine has the summaries of a sweep that ended before the chosen run was tested."""
+    suite = tuned(tmp_path)
+    trained = suite.runs(cases(one=1.0))["one"]
+    chosen = trained[0].folder
+    for folder in tmp_path.glob("runs/*/checkpoints"):
+        shutil.rmtree(folder)
+    for name, fields in {"summary": {"test": {}}, "requested_config": {}}.items():
+        path = chosen / f"{name}.json"
+        stored = json.loads(path.read_text()) | fields
+        if name == "requested_config":
+            stored["eval"]["test"] = False
+        path.write_text(json.dumps(stored))
+    again = tuned(tmp_path)
+    found = again.runs(cases(one=1.0))["one"]
+    assert again.opened == ["one"] and all(run.summary["test"] for run in found)
+    assert [run.curve.best.value for run in found] == [run.curve.best.value for run in trained]
+    assert len(evaluations(chosen, "valid/error")) == len(found[0].curve.points)
+
+
+@pytest.mark.medium
 def test_repeated_sweep_trains_nothing(tmp_path):
     first, again = tuned(tmp_path), tuned(tmp_path)
     trained = first.runs(cases(one=1.0))
