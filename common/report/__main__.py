@@ -40,7 +40,7 @@ def _parser() -> ArgumentParser:
         type=float_or_text,
         default="longest",
         metavar="X",
-        help="end of the AUCC on the x-axis: a number, or the end of the longest (default) or shortest run",
+        help="end of the AUCC: a number in units of --axis, longest (end of the longest run, default) or shortest",
     )
     parser.add_argument(
         "--reference",
@@ -91,7 +91,7 @@ def _show_examples(options: Namespace) -> None:
     )
     check(
         not options.margin,
-        "--margin is for groups: leave it out with --examples, which gives no verdict",
+        "--examples compares two runs without a verdict: leave out --margin",
     )
     pair = []
     for argument in options.examples:

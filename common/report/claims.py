@@ -70,7 +70,8 @@ def read(paper: str) -> list[Claim]:
     """Returns the claims of a paper.
 
     Raises:
-      UserError: the file is damaged, two claims have the same id, or a row is incomplete.
+      UserError: the columns are wrong, two claims have the same id, a row is incomplete, or its direction or kind of
+        evidence is unknown.
     """
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
@@ -88,7 +89,8 @@ def read(paper: str) -> list[Claim]:
         if claim.kind == "runs":
             whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"
         else:
-            whole, needed = claim.source, f"a source: '{claim.kind}: SOURCE'"
+            whole = claim.source
+            needed = "a source after its colon: a test, or options of launch.plan"
         check(bool(whole), f'{where}: the evidence "{claim.kind}" needs {needed}')
         check(claim.id not in claims, f"{where}: the id {claim.id} is used twice")
         claims[claim.id] = claim
@@ -121,7 +123,10 @@ def find(
     groups: Mapping[str, Sequence[Run]],
     missing: Mapping[str, str],
 ) -> list[Finding]:
-    """Compares A and B of every claim whose evidence is "runs" and whose runs exist, with Holm's correction over all.
+    """Returns a finding for each claim.
+
+    Compares A and B if the evidence of a claim is "runs" and the runs exist, with Holm's correction over all of these
+    comparisons.
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.
@@ -157,10 +162,9 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Compares numbers of FLOPs or of parameters.
+    """Compares a metric of RESOURCES: training FLOPs or trained parameters.
 
-    Counts have no noise, except the FLOPs of runs that ended by early stopping or by a time limit, which differ between
-    seeds.
+    Counts have no noise, with one exception: early stopping and time limits make the FLOPs differ between seeds.
     """
 
     def counts(runs: Sequence[Run]) -> list[float]:
@@ -178,7 +182,9 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
-    """Returns the verdict on a claim as text: "holds", "does not hold", "undecided", or why the claim has no verdict.
+    """Returns the verdict on a claim as text, or why the claim has no verdict.
+
+    The text of a verdict begins with "holds", "does not hold", "undecided" or "refuted".
 
     `hours` is the result of `chip_hours`.
     """
@@ -204,7 +210,12 @@ def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
 
 
 def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> Table:
-    """Returns the table of claims. `hours` is the result of `chip_hours`."""
+    """Returns the table of claims, a row for each finding.
+
+    Args:
+      hours: result of `chip_hours`.
+      scale: scale of the runs, such as "laptop".
+    """
     columns = ("claim", "section", "what the paper says", "printed", "metric")
     columns += ("A", "B", "A - B", "95% interval", "seeds", "scale", "verdict")
     rows = []
@@ -220,9 +231,9 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
 
 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
-    """Returns five cells of a claim's row: A and its mean, B and its mean, the difference, its interval, seeds.
+    """Returns five cells of a claim's row: A with its mean ± standard deviation, B likewise, A - B, interval, seeds.
 
-    If a mean is a million or more, the difference and the interval are in percent of B.
+    If a mean is a million or more, the deviations are left out, and A - B and the interval are in percent of B's mean.
     """
     samples = (comparison.a, comparison.b)
     digits = digits_for((*comparison.a.values, *comparison.b.values))
@@ -256,7 +267,8 @@ def page(results: Path) -> str:
     files = sorted(files, key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
     check(
         bool(files),
-        f"{results} has no claims, PAPER/SCALE/claims.md: write them with python -m PAPER.reproduce claims",
+        f"{results} has no file PAPER/SCALE/claims.md: write it with python -m PAPER.reproduce claims --scale=SCALE"
+        f" --out={results}/PAPER/SCALE",
     )
     parts = ["# Claims\n", f"{NOTE}\n"]
     for path in files:

@@ -1,7 +1,7 @@
 """Tables that compare groups of runs: AUCC, and times until runs have nearly converged (Shen et al., Tables 1 to 7).
 
-All rows of a table have the same metric, horizon and definition of the area (`common.metrics.aucc`). Training time
-excludes compilation, evaluation and checkpoints (`common.train.clock`).
+All runs of a table have the same metric and horizon. `common.metrics.aucc` defines the AUCC. Training time excludes
+compilation, evaluation and checkpoints (`common.train.clock`).
 """
 
 import math
@@ -25,13 +25,13 @@ PERCENTS = (95, 99, 100)
 
 @dataclass(frozen=True)
 class AuccRow:
-    """Best values and AUCCs of a group, one entry for each run.
+    """Best values and AUCCs of a group. Each list has an entry for each run.
 
     Attributes:
       best: the best validation value up to the horizon.
       raw: AUCC up to the horizon, in metric units times axis units.
       normalised: `raw` divided by the largest AUCC of all compared runs; NaN if the largest AUCC is 0.
-      measured: area under the measured values. (The AUCC is the area under the best values so far.)
+      measured: area under the measured values up to the horizon. (The AUCC is the area under the best values so far.)
     """
 
     group: Group
@@ -42,7 +42,9 @@ class AuccRow:
 
 
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """Returns the horizon in units of the axis. Returns None on the axis "flops" if the runs have no FLOP counts.
+    """Returns the horizon in units of the axis.
+
+    Returns None if all curves end at 0 on the axis, as on the axis "flops" for runs without a FLOP count.
 
     Raises:
       UserError: the horizon is not a positive number, or is before the first validation of a run.
@@ -60,7 +62,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         first = run.curve.points[0].at(axis)
         check(
             first <= horizon,
-            f"the horizon {horizon:g} is before the first validation of {run.name}, at {first:g}:"
+            f"the horizon {horizon:g} ({axis}) is before the first validation of {run.name}, at {first:g}:"
             " choose a later horizon",
         )
     return float(horizon)
@@ -69,7 +71,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
 def aucc_rows(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> list[AuccRow]:
-    """Returns a row of best values and areas for each group. For the errors see `horizon_of`."""
+    """Returns a row for each group, with the best value and the AUCC of each run. For the errors see `horizon_of`."""
     end = horizon_of(compared, axis, horizon)
     areas = [[aucc(curve, axis, end) for curve in group.curves] for group in compared]
     largest = max(area for some in areas for area in some) or math.nan
@@ -99,7 +101,8 @@ def time_rows(
     Args:
       axis: x-axis of the horizon.
       horizon: end of the curves, see `Horizon`.
-      reference: the best value that is 100 %: "own" takes the best value of the same run, "all" of all runs.
+      percents: percentages of the best value.
+      reference: "own" if 100 % is the best value of the same run, "all" if 100 % is the best value of all runs.
 
     Returns:
       Lists in the order [group][percentage][run]. An entry is None if the run does not reach the percentage.
@@ -158,9 +161,10 @@ def time_table(
     horizon: Horizon = "longest",
     reference: Literal["own", "all"] = "own",
 ) -> Table:
-    """Returns a table of the times to percentages of the best value: a row for each group.
+    """Returns a table of the points at which runs reach percentages of the best value: a row for each group.
 
-    The cells are mean ± standard deviation over the runs that reach the percentage. For the arguments see `time_rows`.
+    Each percentage has two columns: the position of the point on the axis, and the metric there. The cells are mean ±
+    standard deviation over the runs that reach the percentage. For the arguments see `time_rows`.
     """
     groups = time_rows(compared, axis, horizon, PERCENTS, reference)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
@@ -189,7 +193,7 @@ def time_table(
 def seed_table(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> Table:
-    """Returns a table of AUCCs and times with unrounded numbers: a row for each run."""
+    """Returns a table of runs with unrounded numbers: best and test value, AUCC, positions of the percentages."""
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
     rows = [

@@ -33,8 +33,8 @@ def curve_figure(
     """Returns a figure of validation curves of one metric, with the areas below the curves shaded.
 
     A line shows the best value so far. The area below the line is the AUCC, which the legend states as a number. Small
-    dots show the measured values, and a ring marks the best value up to the horizon. For several seeds, the thick line
-    is the mean of the thin lines, one for each seed.
+    dots show the measured values, and a ring marks the best value up to the horizon. For several seeds, a thin line
+    shows each seed, a thick line shows their mean, and the numbers in the legend are means.
 
     Args:
       curves: name -> one curve for each seed.
@@ -48,7 +48,8 @@ def curve_figure(
     flat = [curve for seeds in curves.values() for curve in seeds]
     check(bool(flat), "there are no curves to plot")
     kinds = {(curve.name, curve.mode) for curve in flat}
-    check(len(kinds) == 1, "curves of different metrics cannot share a plot")
+    metrics = ", ".join(f"{name} ({mode})" for name, mode in sorted(kinds))
+    check(len(kinds) == 1, f"curves of different metrics cannot share a plot: {metrics}")
 
     # Do not use pyplot, which would keep the figure in memory and choose a backend.
     from matplotlib.figure import Figure
@@ -78,7 +79,7 @@ def curve_figure(
             if len(seeds) > 1:
                 xs, ys = np.transpose(outline(curve, axis, horizon))
                 axes.plot(xs / scale, ys, linewidth=0.8, alpha=0.45, **style)
-            # With several curves, labels of the best values would overlap. The legend shows these values.
+            # With several curves, labels of the best values would overlap. The legend shows their mean for each name.
             _mark(axes, points, axis, scale, colour, with_value=alone)
     _frame(axes, flat[0], [p.value for curve in flat for p in curve.until(axis, end).points])
     axes.set_xlim(0, end / scale or None)

@@ -1,4 +1,4 @@
-"""Groups runs that differ only in the fields IGNORED, such as the seed; names the groups by their settings."""
+"""Groups runs with equal devices and configurations, except for IGNORED fields such as the seed; names the groups."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,8 +52,8 @@ class Group:
     Attributes:
       name: the name from the command line (`versus.named_groups`). Without such a name, the layers and the settings in
         which the group differs from other groups; if there are none, the name of the first run.
-      line: the name from the command line, or else `name` without the number of layers. Groups with equal `line` share
-        a line in figures over depth.
+      line: the name from the command line, or else the text of `name` without the number of layers and without the name
+        of a run. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
       layers: layers of the model; None if the configuration has no number of layers.
     """

@@ -9,7 +9,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def panels(count: int) -> tuple[Any, np.ndarray]:
-    """Returns a figure with `count` axes side by side.
+    """Returns a figure, and an array of its `count` axes, which are side by side.
 
     Does not use pyplot, which would keep the figure in memory and choose a backend.
     """

@@ -1,4 +1,4 @@
-"""The printed tables of a paper, stored in PAPER/printed/*.csv."""
+"""Reads tables with the numbers that a paper prints, from PAPER/printed/*.csv."""
 
 import csv
 from importlib.resources import files

@@ -61,7 +61,7 @@ class Run:
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """Ids of the run's timing sessions. Runs that took turns with each other have equal ids."""
+        """One id for each start or resume of the run (`common.train.conditions.Conditions.sessions`)."""
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
@@ -107,30 +107,42 @@ def run_of(
       folder: the workdir; None if the workdir is unknown.
 
     Raises:
-      UserError: the summary lacks a field, or its curve is damaged.
+      UserError: the summary lacks a field, or a field is damaged.
     """
     source = source or name
-    not_a_summary = f"{source} is not the summary of a run"
-    check(isinstance(summary, Mapping), not_a_summary)
-    missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
+    check(
+        isinstance(summary, Mapping),
+        f"{source} is not the summary of a run: restore it, or leave it out",
+    )
+    missing = [name for name in _NEEDED if name not in summary]
     check(
         not missing,
-        f"{not_a_summary}: these fields are missing or have a wrong type: {', '.join(missing)}",
+        f"{source} is not the summary of a run, because it lacks {', '.join(missing)}: restore it, or leave it out",
     )
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(summary[name], kind)]
+    damaged = f"the summary {source} is damaged"
     check(
-        all(isinstance(summary["params"].get(n), int | float) for n in ("trainable", "total")),
-        f"{not_a_summary}: the field params lacks the numbers trainable and total",
+        not wrong,
+        f"{damaged}: wrong type of {', '.join(wrong)}; restore the summary, or leave out this run",
+    )
+    params = summary["params"]
+    check(
+        all(isinstance(params.get(name), int | float) for name in ("trainable", "total")),
+        f"{damaged}: params is {params!r:.80}, without the numbers trainable and total",
     )
     timing = summary.get("timing", {})
     check(
         isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
-        f"{not_a_summary}: its timing is {timing!r}, not an object with a list of sessions",
+        f"{damaged}: timing is {timing!r:.80}, not an object with a list of sessions",
     )
     try:
         curve = Curve.from_json(summary["curve"])
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    check(bool(curve.points), f"{source}: the {curve.name} curve has no validation points")
+    check(
+        bool(curve.points),
+        f"{source}: the {curve.name} curve has no validation points; leave out this run",
+    )
     return Run(name, summary, curve, folder)
 
 
@@ -167,7 +179,7 @@ def load_group(argument: str) -> list[Run]:
         these in a bucket ("gs://..."), or "wandb:ENTITY/PROJECT[:GROUP]".
 
     Raises:
-      UserError: `argument` does not name a finished run.
+      UserError: `argument` names no finished run with a test result, or a summary is damaged.
     """
     kind, _, place = argument.partition(":")
     if kind == "wandb":
@@ -178,7 +190,7 @@ def load_group(argument: str) -> list[Run]:
     if not _is_pattern(argument) or Path(argument).exists():
         return load_local(argument)
     matches = sorted(glob.glob(os.path.expanduser(argument)))
-    check(bool(matches), f"no run matches {shown(Path(argument))}")
+    check(bool(matches), f"no run matches {shown(Path(argument))}: correct the pattern")
     return load_local(*matches)
 
 
@@ -244,11 +256,12 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
       filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}. None: all runs.
 
     Raises:
-      UserError: wandb cannot be reached, the project is unknown, or the project has no finished run.
+      UserError: the project is malformed or unknown, wandb cannot be reached, no run of the project has finished, or a
+        summary is damaged.
     """
     parts = project.split("/")
     check(
-        len(parts) == 2 and all(parts), f'a wandb project must be "entity/project", not {project!r}'
+        len(parts) == 2 and all(parts), f"a wandb project must be ENTITY/PROJECT, not {project!r}"
     )
     import wandb
 
@@ -259,7 +272,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         remotes = [(r, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
         raise UserError(
-            f"wandb: {error} (check the name {project} and your access to it)"
+            f"cannot read the wandb project {project}: {error} (check its name and your access)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
         raise UserError(f"cannot read the wandb project {project}: {error}") from error

@@ -19,19 +19,23 @@ def write(
     horizon: float | str = "longest",
     reference: str = "own",
 ) -> None:
-    """Prints tables that compare each group with the first group, and writes tables and figures to `out`.
+    """Prints the tables of groups of runs, and writes tables and figures to `out`.
+
+    Verdicts compare each group with the first group.
 
     Args:
       margins: see `versus.against_first`.
       axis, horizon, reference: see `comparison.time_rows`.
 
     Raises:
-      UserError: the runs cannot be compared, or no comparison has a metric in `margins`.
+      UserError: the runs cannot be compared, or `margins` has a metric by which the runs are not compared.
     """
     comparisons = versus.against_first(compared, margins)
     known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
     for metric in margins:
-        check(metric in known, f"--margin={metric}: no comparison of these runs has this metric")
+        check(
+            metric in known, f"these runs are not compared by {metric}: leave out --margin={metric}"
+        )
     measure = (axis, horizon)
     tables = {
         "runs": comparison.run_table(compared),

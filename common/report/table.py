@@ -68,7 +68,7 @@ def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -
 
 
 def mean_std(values: Sequence[float], digits: int = 1) -> str:
-    """Returns "mean ± standard deviation" of several values, or a single value without deviation."""
+    """Returns "mean ± standard deviation" with `digits` decimals; for a single value, only the value."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
@@ -110,7 +110,8 @@ def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool
     """Pads the cells of each column to equal width. The first line is the header.
 
     Returns:
-      The padded lines, and for each column whether it is right-aligned: all cells are empty or begin with a number.
+      The padded lines, and for each column whether it is right-aligned: all cells below its header are empty or begin
+      with a number.
     """
     padded, right = [], []
     for header, *body in zip(*lines, strict=True):

@@ -11,7 +11,7 @@ The interval is the difference ± t * sqrt(variance), with Satterthwaite's degre
 percentile interval of a two-level bootstrap is too narrow with 5,000 examples and too wide with 500
 (`benchmarks.interval_coverage`).
 
-Shape letters of this module: B resamples, E examples, R runs.
+Shape letters of this module: B resamples, E examples, R runs, S statistics of an example.
 """
 
 import math
@@ -38,7 +38,7 @@ RESAMPLES = 1000
 """Number of bootstrap resamples of the test set."""
 
 _AT_ONCE = 100
-"""Number of resamples in a matrix product. Limits memory."""
+"""Number of resamples in one matrix product, which limits the memory that the weights need as floats."""
 
 MOST_SEEDS = 100
 """Maximum number of seeds per group that `Comparison.more_seeds` considers."""
@@ -58,9 +58,9 @@ class Sample:
     """Values of one metric for one group of runs.
 
     Attributes:
-      values: one value for each run, or a single value if `seedless`.
-      seedless: whether the seed variance is 0 because the runs have no randomness, such as an exactly solved logistic
-        regression.
+      values: one value for each run; for a count such as the number of parameters, the mean over runs only.
+      seedless: whether the seed variance is 0, because the values are counts, or because the runs have no randomness,
+        such as an exactly solved logistic regression.
       resampled_RB: the metric of each of R runs on B resampled test sets. None if the metric is not computed from test
         examples.
     """
@@ -138,7 +138,10 @@ class Comparison:
 
     @property
     def half_width(self) -> float:
-        """Half of the width of the 95 % interval; NaN if a group with randomness has a single seed."""
+        """Half of the width of the 95 % interval.
+
+        NaN if a group with randomness has a single seed, or if the test set has a single example.
+        """
         error, freedom = self._spread()
         return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
 
@@ -155,7 +158,7 @@ class Comparison:
         """Uncorrected p-values of two hypotheses: A - B is 0, and A - B is outside of the margin.
 
         The first p-value is below 0.05 if and only if the interval excludes 0. The second is below 0.05 if and only if
-        the interval lies within the margin. Both are NaN if a group with randomness has a single seed.
+        the interval lies within the margin. Both are NaN if `half_width` is NaN.
         """
         error, freedom = self._spread()
         distance = abs(self.difference)
@@ -257,9 +260,8 @@ def compare(
 
     Omits test metrics if a run has no predictions, because their noise is then unknown. Omits the test loss and
     perplexity of translations if the runs split the references into different numbers of tokens. "mean METRIC over
-    AXIS" is the area under the validation curve up to the end of the shortest curve, divided by this end. Intervals of
-    the best validation value and of these means cover only the noise of seeds. Compares seconds only if the runs took
-    turns on the machine (`runs_alternated`).
+    AXIS" is the AUCC up to the end of the shortest curve, divided by this end. Compares seconds only if the runs took
+    turns on the machine (`runs_alternated`). The intervals of all but the test metrics cover only the noise of seeds.
 
     Args:
       margins: metric -> margin of equivalence.

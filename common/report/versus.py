@@ -25,8 +25,8 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
     device (`groups`). They are also pooled if the runs of one argument differ in configuration or device.
 
     Args:
-      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path, or
-        the whole argument if two groups would have the same name.
+      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path. If
+        two groups would have the same name, each group is named by its whole argument.
 
     Raises:
       UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
@@ -69,14 +69,14 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
         metric, equals, number = text.partition("=")
         form = f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5"
         check(bool(metric and equals), form)
-        check_choice(f"--margin={text}: metric", metric, MODES)
+        check_choice("the metric of --margin", metric, MODES)
         try:
             margin = float(number)
         except ValueError as error:
             raise UserError(form) from error
         valid = math.isfinite(margin) and margin >= 0
         check(valid, f"--margin={text}: a margin must be a number of at least 0")
-        check(metric not in chosen, f"--margin={text}: {metric} has two margins; give one")
+        check(metric not in chosen, f"--margin={text} is a second margin of {metric}: give one")
         chosen[metric] = margin
     return chosen
 

@@ -259,5 +259,5 @@ def test_page_has_tables_and_commands_of_all_papers(tmp_path):
     places = [text.index(f"| {name} |") for name in ("a laptop", "a tiny", "b tiny")]
     assert places == sorted(places)
     assert "python -m b.reproduce claims --scale=tiny --kept --out=results/b/tiny" in text
-    with pytest.raises(UserError, match="has no claims"):
+    with pytest.raises(UserError, match=r"has no file PAPER/SCALE/claims\.md"):
         claims.page(tmp_path / "elsewhere")

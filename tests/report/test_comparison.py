@@ -138,7 +138,9 @@ def test_invalid_arguments_raise_user_errors(two):
     for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
         with pytest.raises(UserError, match=r"horizon=.* must be a positive number, longest or"):
             aucc_rows(two, horizon=wrong)
-    with pytest.raises(UserError, match="is before the first validation of run1, at 2"):
+    with pytest.raises(
+        UserError, match=r"horizon 1.5 \(seconds\) is before the first validation of run1, at 2"
+    ):
         time_rows(two, horizon=1.5)
     with pytest.raises(UserError, match="own or all"):
         time_rows(two, reference="best")

@@ -49,10 +49,10 @@ def test_load_the_repository_results():
     [
         ('{"curve": ', "is damaged"),
         ("[1, 2]", "is not the summary of a run"),
-        ({"benchmark": 1}, "missing or have a wrong type: config, curve, test, params, seed"),
-        (summary([1.0]) | {"seed": "one"}, "missing or have a wrong type: seed"),
+        ({"benchmark": 1}, "because it lacks config, curve, test, params, seed: restore it, or"),
+        (summary([1.0]) | {"seed": "one"}, "is damaged: wrong type of seed; restore"),
         (summary([]), "has no validation points"),
-        (summary([1.0], timing={"sessions": None}), "its timing is {'sessions': None}"),
+        (summary([1.0], timing={"sessions": None}), "timing is {'sessions': None}, not"),
         (
             summary([1.0]) | {"curve": {"name": "b", "mode": "up", "points": []}},
             "is not a validation curve .the mode of the metric 'b' must be",
@@ -196,9 +196,12 @@ def test_wandb_errors_are_one_line(wandb):
         "me/bad": {"x": {"curve": 1}},
     }
     for name in ("p", "me/p/x", "/p", "me/"):
-        with pytest.raises(UserError, match='must be "entity/project", not'):
+        with pytest.raises(UserError, match="must be ENTITY/PROJECT, not"):
             load_wandb(name)
-    with pytest.raises(UserError, match=r"Could not find project typo \(check the name me/typo"):
+    with pytest.raises(
+        UserError,
+        match=r"^cannot read the wandb project me/typo: Could not find project typo \(check",
+    ):
         load_wandb("me/typo")
     with pytest.raises(UserError, match="none of the 0 matching runs of me/none"):
         load_wandb("me/none")
