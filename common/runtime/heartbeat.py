@@ -10,8 +10,8 @@ line and exits its process, even if the main thread waits in a collective operat
 
 Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
 
-Exit codes of a process: 0 for success; 2 for a user error; 128 + N after signal N (training first saves a checkpoint);
-1 for a bug, with a traceback; LOST after the loss of another process.
+Exit codes of a process: 0 for success; 2 for a user error or a full disk; 128 + N after signal N (training first saves
+a checkpoint); 1 for a bug, with a traceback; LOST after another process was lost or missed the rendezvous.
 """
 
 import ctypes
@@ -100,7 +100,7 @@ class Heartbeat(threading.Thread):
             ready = {key.data: key.fileobj for key, _ in selector.select(interval)}
             now = time.monotonic()
             if last_sent and now - last_sent > 3 * interval:
-                # This process was suspended and could not read heartbeats, so restart the timeouts of all processes.
+                # This process was suspended and could not read heartbeats: restart the timeouts of the other processes.
                 last_received = dict.fromkeys(last_received, now)
             if now - last_sent >= interval:
                 self._send(_ALIVE)
@@ -131,14 +131,14 @@ class Heartbeat(threading.Thread):
 
     def _lost(self, number: int) -> NoReturn:
         self._send(b"lost %d\n" % number)
-        reason = "it failed (see its log), was killed, hangs or is unreachable"
+        reason = "it failed (see its log), was killed, is suspended or is unreachable"
         if number == self._process:
             reason = "its heartbeats did not arrive in time"
         end(self._process, f"process {number} ({self._hosts[number]}) is lost: {reason}; {AGAIN}")
 
 
 def hold_abort() -> None:
-    """Delays abort() by six seconds, so that the heartbeat thread can print its line and set the exit code.
+    """Delays abort() in this process by six seconds, so that the heartbeat thread can print its line and exit first.
 
     JAX's runtime calls abort() as soon as process 0 has exited. Without the delay, the runtime would print a C++ stack
     trace, and this process would exit with SIGABRT. The C++ threads that call abort() cannot run a Python signal
@@ -165,10 +165,10 @@ def end(process: int, line: str) -> NoReturn:
 
 
 def hold(error: Exception) -> None:
-    """Gives the heartbeat thread time to name a lost process, if `error` comes from a collective operation.
+    """Waits for the heartbeat thread to name a lost process, if `error` looks like a failed collective operation.
 
     If a process is lost, the heartbeat thread exits this process. Otherwise this function returns after
-    TRAINLESS_LOST_SECONDS + 5 seconds. If `error` does not come from a collective operation, returns at once.
+    TRAINLESS_LOST_SECONDS + 5 seconds. After any other error, returns at once.
     """
     if _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)

@@ -66,6 +66,6 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     if jax.default_backend() == "cpu":
         # Disable the cache: with jaxlib 0.10.2, several CPU processes deadlock in programs loaded from the cache.
         jax.config.update("jax_enable_compilation_cache", False)
-        # CPU processes connect to each other in their first collective operation. It fails if a process is 30 s late.
-        # Run a collective operation now, while all processes are at the same point.
+        # CPU processes connect to each other in their first collective operation. This operation fails if a process is
+        # 30 s late, so run it now, while all processes are at the same point.
         multihost_utils.process_allgather(np.zeros(1))

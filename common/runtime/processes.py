@@ -27,7 +27,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
       settings: function that returns {name: value} of the settings that must be equal on all processes.
 
     Raises:
-      UserError: an environment variable is invalid, or a setting differs between processes.
+      UserError: an environment variable is invalid, the port is in use, or the token or a setting differs between
+        processes.
     """
     if address := os.environ.get(COORDINATOR):
         from common.runtime.join import join
@@ -35,7 +36,10 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
         join(address, settings)
     else:
         # Without a coordinator, every process would train the whole run.
-        check(not several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
+        check(
+            not several(),
+            f"{PROCESSES} is {os.environ.get(PROCESSES)}, so {COORDINATOR} must be host:port of process 0",
+        )
 
 
 def is_main() -> bool:
@@ -119,8 +123,8 @@ def all_or_none(call: Callable[[], Any]) -> Any:
     """Returns `call()` if it succeeds on all processes. All processes must call this function.
 
     Raises:
-      RuntimeError: on every process, if `call()` raised an exception on one process. A run with one process raises the
-        exception unchanged.
+      RuntimeError: on every process, if `call()` raised an exception on at least one process. A run with one process
+        raises the exception unchanged.
     """
     result, fault = None, ""
     try:

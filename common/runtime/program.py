@@ -22,8 +22,8 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 def run(main: Callable[[], None], joins: bool = False) -> None:
     """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
 
-    After a signal has stopped and saved a run, the exit code is 128 plus the number of the signal. After the loss of
-    another process, the exit code is `common.runtime.heartbeat.LOST`.
+    After a signal has stopped a run and the run is saved, the exit code is 128 plus the number of the signal. After the
+    loss of another process, the exit code is `common.runtime.heartbeat.LOST`.
 
     Args:
       joins: whether `main` calls `processes.initialize`. If False, a launcher that starts several processes causes a
@@ -62,7 +62,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
             traceback.print_exc()
             leave(1)
         print(
-            f"error: {os.strerror(errno.ENOSPC).lower()}; files that were already saved are intact",
+            f"error: {os.strerror(errno.ENOSPC).lower()}; saved files are intact: free space, then repeat the command",
             file=sys.stderr,
         )
         sys.stderr.flush()

@@ -40,9 +40,11 @@ def rendezvous(
 ) -> Rendezvous:
     """Waits until all `count` processes have connected to process 0 at `address`.
 
-    Closes the server socket before returning, so that JAX's coordinator can use the port.
+    Process 0 closes its server socket before this function returns, so that JAX's coordinator can use the port.
 
     Args:
+      index: number of this process.
+      seconds: time limit.
       settings: name -> value of the settings that must be equal on all processes.
       token: secret that the launcher gives to all processes. Process 0 refuses connections with a different token.
 

@@ -11,9 +11,9 @@ from common.runtime.processes import Votes
 
 
 class Signals:
-    """A context manager that stores a SIGINT or SIGTERM instead of ending the process.
+    """A context manager that records the first SIGINT and the first SIGTERM instead of ending the process.
 
-    The previous handler handles a second signal of the same kind.
+    The previous handler, which usually ends the process, handles a second signal with the same number.
 
     Attributes:
       received: number of the last signal; None before the first signal.
