@@ -22,7 +22,7 @@ def copy_of(text: str) -> Path:
     if scheme not in SCHEMES:
         raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
     if len(parts) < 2 or {"", ".", ".."} & set(parts):
-        raise UserError(f"{text} must be {scheme}://BUCKET/FOLDER")
+        raise UserError(f"{text}: an address in a bucket must be {scheme}://BUCKET/FOLDER")
     return ROOT.joinpath(scheme, *parts)
 
 

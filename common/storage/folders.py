@@ -15,11 +15,11 @@ from common.storage.addresses import address, copy_of
 def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
     """Returns the path of the folder `text`.
 
-    For a folder in a bucket, downloads changed files and returns the path of the local copy. Can be the `type` of an
+    For a folder in a bucket, updates the local copy (`mirror.download`) and returns its path. Can be the `type` of an
     argparse option.
 
     Args:
-      wanted: function (path of a file relative to the folder) -> whether to download it. None downloads all files.
+      wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
 
     Raises:
       UserError: the address is wrong, the bucket cannot be read, or the Python package for the bucket is missing.

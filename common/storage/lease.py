@@ -4,14 +4,14 @@ A bucket has no file locks. The holder of the lease therefore renews the lease e
 it replaces the object, on condition that no other process has replaced the object.
 
 A process acquires the lease at once in three cases: the folder has no lease, the last holder has released the lease, or
-the last holder ran in the same working directory. In the third case, the file lock of the run proves that the last
-holder has exited. In all remaining cases, the process watches the object. If the object changes, the holder is alive,
-and the process fails. If the object does not change for TRAINLESS_LEASE_SECONDS, the holder counts as dead, and the
-process takes the lease.
+the last holder used the same local copy (`mirror.identity`). In the third case, the file lock of the run proves that
+the last holder has exited. In all remaining cases, the process watches the object. If the object changes, the holder is
+alive, and the process raises a UserError. If the object does not change for TRAINLESS_LEASE_SECONDS, the holder counts
+as dead, and the process takes the lease.
 
 If two processes take the lease at the same time, the store accepts one of the two writes. The clocks of hosts are not
 compared, but must run at about the same speed. A holder that cannot renew the lease in time stops uploading until the
-lease is renewed. A holder whose lease was taken by another process stops.
+lease is renewed. If another process has taken the lease, the former holder stops its run.
 
 Limitation: if a holder is suspended during the upload of a file for longer than the lease, the upload may finish after
 another process has taken the lease.
@@ -59,7 +59,7 @@ class Lease:
           True if this local copy was the last to write the folder, or if the folder had no lease; False otherwise.
 
         Raises:
-          UserError: another process holds the lease.
+          UserError: another process holds and renews the lease.
         """
         seen, since = "", time.monotonic()
         while True:
@@ -86,7 +86,8 @@ class Lease:
                 seen, since = version, time.monotonic()
             if version != seen:
                 raise UserError(
-                    f"another process is training in {self._address}: {holder}; choose another --workdir"
+                    f"another process is training in {self._address} ({holder}): wait until it ends, or choose another"
+                    " --workdir"
                 )
             time.sleep(min(1.0, silence / 10))
 

@@ -1,7 +1,7 @@
 """The local copy of a folder in a bucket: downloads and uploads changed files.
 
-Each upload or download of a file writes a record: the version of the object, and the size and modification time of the
-file. A comparison with the record later shows whether the object or the file has changed.
+Each upload or download of a file writes a local record: the version of the object in the bucket, and the size and
+modification time of the file. A comparison with the record later shows whether the object or the file has changed.
 
 Files are uploaded one by one, in an order that allows resuming after any upload. The marker file of a checkpoint is
 uploaded after the other files of the checkpoint. Checkpoints to resume from are uploaded after the files that they
@@ -32,14 +32,14 @@ _MARKER = "_CHECKPOINT_METADATA"
 """Marker of a complete checkpoint: a file of orbax that is uploaded last and deleted first."""
 
 _ENDS = ("summary.json", "requested_config.json")
-"""Files that are written at the end of a run."""
+"""Files that are written after a run has ended."""
 
 _ATTEMPTS = 5
 """Maximum number of attempts to download a folder that another process changes during the download."""
 
 
 class Mirror:
-    """A folder in a bucket and its local copy. All paths are relative to the folder."""
+    """A folder in a bucket and its local copy. The paths of files are relative to the folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -73,7 +73,10 @@ class Mirror:
         return found
 
     def files(self) -> dict[str, os.stat_result]:
-        """Returns {path: stat result} for all files of the copy, except locks, temporary files and symbolic links."""
+        """Returns {path: stat result} for the files of the local copy that may be uploaded.
+
+        Omits locks, leases, hidden and temporary files, and symbolic links.
+        """
         found = {}
         for parent, children, names in os.walk(self.folder):
             children[:] = [name for name in children if "orbax-checkpoint-tmp" not in name]
@@ -98,7 +101,7 @@ class Mirror:
         return self.record(path)[1:] == [str(stat.st_size), str(stat.st_mtime_ns)]
 
     def upload(self, path: str) -> str:
-        """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file has been deleted."""
+        """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file does not exist."""
         file = self.folder / path
         stat = file.stat()  # read before the upload, so that a change during the upload is detected
         version = self.store.upload(self.object_name(path), file)
@@ -133,7 +136,7 @@ class Mirror:
 
 
 def _is_temporary(name: str) -> bool:
-    """Returns whether a file must not be uploaded, because it is a lock or is still being written."""
+    """Returns whether a file must not be uploaded: a lock, a lease, a hidden file or a file that is being written."""
     return name in (LOCK, LEASE) or name.startswith(".") or name.endswith(".partial")
 
 
@@ -147,7 +150,7 @@ def checkpoint_of(path: str) -> str:
 
 
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
-    """Downloads the changed files of a folder in a bucket. Skips runs whose local copy is locked for training.
+    """Updates the local copy of a folder in a bucket (`update`). Skips runs whose local copy is locked for training.
 
     `folders.open_folder` documents `wanted`.
 
@@ -167,12 +170,12 @@ def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
 
 
 def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
-    """Updates the copy: downloads changed objects, and deletes the files whose objects were deleted.
+    """Updates the local copy: downloads changed objects, and deletes the files whose objects were deleted.
 
     Args:
       wanted: function (path of a file) -> whether the file may be changed.
-      ours: whether this copy was the last to write the folder in the bucket. If True, keeps files that have changed
-        only locally, because they are newer than their objects. If False, discards all local changes.
+      ours: whether the last writer of the folder in the bucket used this local copy. If True, keeps files that have
+        changed only locally, because they are newer than their objects. If False, discards all local changes.
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
@@ -228,7 +231,10 @@ def order(path: str) -> tuple[int, str, bool, str]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Context manager that allows only one process of this working directory to download from a bucket at a time."""
+    """Context manager that locks the local copies of a whole bucket, so that only one process downloads to them.
+
+    Waits while another process holds the lock. The copies are in the current directory, in `.cache/buckets`.
+    """
     scheme, bucket = folder.absolute().relative_to(addresses.ROOT.absolute()).parts[:2]
     lock = addresses.ROOT / "locks" / f"{scheme}-{bucket}"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -247,9 +253,9 @@ def _is_locked(lock: Path) -> bool:
 
 
 def identity() -> str:
-    """Returns a unique name of this working directory: the host name and a random id.
+    """Returns a unique name of the local copies in this `.cache/buckets`: the host name and a random id.
 
-    A lease stores the name as the last writer of a folder in a bucket.
+    A lease stores the name, which tells from which local copy a folder in a bucket was last written.
     """
     path, word = addresses.ROOT / "id", uuid.uuid4().hex
     if not path.exists():

@@ -1,8 +1,8 @@
 """Reads and writes objects of Google Cloud Storage (google-cloud-storage) and S3 (boto3).
 
-The two libraries read credentials and endpoints from the environment: GOOGLE_APPLICATION_CREDENTIALS, AWS_PROFILE,
-STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. The retries of both libraries are turned off. Instead, `Store` retries and
-prints a warning, with the same timeout for both libraries.
+The two libraries read credentials and endpoints from the environment, such as GOOGLE_APPLICATION_CREDENTIALS,
+AWS_PROFILE, STORAGE_EMULATOR_HOST and AWS_ENDPOINT_URL. The retries of both libraries are turned off. Instead, `Store`
+retries and prints a warning, with the same timeout for both libraries.
 """
 
 import random
@@ -46,7 +46,7 @@ class Object(NamedTuple):
 
 
 class Outage:
-    """Reports an outage of a bucket only once, even if several threads with their own `Store` notice the outage."""
+    """Warns once of each outage of a bucket, even if several threads with their own `Store` notice the outage."""
 
     def __init__(self):
         self._lock, self._reported = threading.Lock(), False
@@ -102,8 +102,8 @@ class Store:
         If `version` is "", creates the object.
 
         Raises:
-          Changed: the object has another version. An earlier attempt of the same call may have written the object
-            without getting a response.
+          Changed: the object has another version or, if `version` is "", already exists. An earlier attempt of the same
+            call may have written the object without getting a response.
         """
         return self._repeat(self._write, name, content, version)
 
@@ -188,14 +188,14 @@ class GoogleStore(Store):
         try:
             client = Client(project=None)  # Requests for objects need no project.
         except GoogleAuthError as error:
-            raise UserError(f"{self._address}: {error}") from error
+            raise UserError(f"{self._address} cannot be opened: {error}") from error
         self._client, self._bucket = client, client.bucket(bucket)
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
     def _status(self, error: Exception) -> int | None:
         if isinstance(error, self._malformed):  # These types are subtypes of RequestException.
             raise UserError(
-                f"{self._address}: {error} (check STORAGE_EMULATOR_HOST and HTTPS_PROXY)"
+                f"{self._address} cannot be reached: {error} (check STORAGE_EMULATOR_HOST and HTTPS_PROXY)"
             ) from error
         if isinstance(error, self._silences):
             return 503
@@ -233,7 +233,7 @@ class GoogleStore(Store):
 class S3Store(Store):
     """A bucket of S3, or of a store with the same interface. The version of an object is its ETag.
 
-    S3 refuses an upload of more than 5 GB in one request. The files of a checkpoint are smaller.
+    S3 refuses an upload of more than 5 GB in one request. Orbax splits checkpoints into files of about 2 GiB.
     """
 
     def __init__(self, bucket: str):
@@ -256,9 +256,11 @@ class S3Store(Store):
         try:
             self._client = boto3.client("s3", config=once)
         except exceptions.BotoCoreError as error:
-            raise UserError(f"{self._address}: {error}") from error
+            raise UserError(f"{self._address} cannot be opened: {error}") from error
         except ValueError as error:
-            raise UserError(f"{self._address}: {error} (check AWS_ENDPOINT_URL)") from error
+            raise UserError(
+                f"{self._address} cannot be opened: {error} (check AWS_ENDPOINT_URL)"
+            ) from error
         self._bucket = bucket
 
     def _status(self, error: Exception) -> int | None:

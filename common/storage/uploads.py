@@ -13,7 +13,7 @@ from common.storage.lease import Lease
 from common.storage.mirror import Mirror, alone, order, update
 
 INTERVAL = 10.0
-"""Seconds between two searches for changed files."""
+"""Seconds from the end of an upload to the next search for changed files."""
 
 
 class Uploads:
@@ -21,17 +21,20 @@ class Uploads:
 
     One thread renews the lease, and another thread uploads. If the store is unavailable for too long, or another
     process takes the lease, the failing thread sends SIGTERM to this process. The run then saves a checkpoint in the
-    local copy and stops, and `release` raises the error. The same command later uploads the copy and resumes from the
-    checkpoint, unless another process has written the folder.
+    local copy and stops, and `release` raises the error. The same command later uploads the local copy and resumes from
+    the checkpoint, unless another process has written to the run's folder in the bucket.
 
-    The folder must be locked on this machine (`common.train.workdir.Lock`).
+    The caller must hold the lock of the local copy (`common.train.workdir.Lock`).
     """
 
     def __init__(self, folder: Path):
-        """Takes the lease and downloads changed files from the bucket.
+        """Takes the lease, and updates the local copy from the bucket.
+
+        Args:
+          folder: the local copy.
 
         Raises:
-          UserError: another process is training in the folder, or the store refuses a request or does not respond.
+          UserError: another process is training in this run, or the store refuses a request or does not respond.
         """
         self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)
@@ -77,7 +80,7 @@ class Uploads:
         ) from self._error
 
     def upload(self) -> None:
-        """Makes the folder in the bucket equal to the copy. Starts again if a file is deleted meanwhile."""
+        """Makes the folder in the bucket equal to the local copy. Starts again if a local file is deleted meanwhile."""
         with self._alone:
             while not self._try_upload():
                 pass
@@ -118,7 +121,10 @@ class Uploads:
 
 
 class _Repeated:
-    """A thread that calls a function periodically, until `end` or an error."""
+    """A thread that calls a function again and again, with a pause of `pause` seconds, until `end` or an error.
+
+    After an error, the thread calls `failed` with the error.
+    """
 
     def __init__(self, call: Callable[[], None], pause: float, failed: Callable[[Exception], None]):
         self._call, self._pause, self._failed = call, pause, failed
