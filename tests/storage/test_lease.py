@@ -35,7 +35,7 @@ def test_second_writer_is_refused_by_name(lease, bucket, capsys):
     assert first.acquire()
     second = lease("second")
     timer = beat(first, 0.3)
-    with pytest.raises(UserError, match=f"training in {bucket.address}: process .* of .* on "):
+    with pytest.raises(UserError, match=rf"training in {bucket.address} \(process .* of .* on "):
         second.acquire()
     timer.join()
     first.renew()
