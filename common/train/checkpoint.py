@@ -1,8 +1,8 @@
 """Checkpoints of a run: the latest (to resume), the best (for evaluation or averaging), and permanent snapshots.
 
 A checkpoint has a JSON part, `meta` (`common.train.run_state`), and arrays: "trainable", "frozen" and, in the latest
-checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a folder of their own
-(`save_frozen`). Only checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
+checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a checkpoint that has
+nothing else (`save_frozen`). Checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
 """
 
 import itertools
@@ -42,7 +42,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""Name of the kind "snapshot": checkpoints without optimizer state, which are never deleted."""
+"""Folder, and kind, of the checkpoints that are never deleted."""
 
 
 def _reason(error: Exception) -> str:
@@ -66,7 +66,7 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class _KeepBest(PreservationPolicy):
-    """Keeps the two newest best checkpoints, and the newest best checkpoint up to each checkpoint to resume from.
+    """Keeps two kinds of best checkpoints: the two newest, and the newest up to each checkpoint to resume from.
 
     A killed run resumes from an earlier step, at which an earlier checkpoint was the best.
     """
@@ -191,7 +191,11 @@ class Checkpoints:
                 manager.delete(step)
 
     def save_as(self, kind: str, step: int, state: Any, meta: dict, **options: Any) -> None:
-        """Starts writing a checkpoint of a kind, if the step has no checkpoint of this kind."""
+        """Starts writing a checkpoint of a kind, if the step has no checkpoint of this kind.
+
+        Args:
+          options: further arguments of orbax's `CheckpointManager.save`.
+        """
         manager = self._manager(kind)
         saved = step in manager.all_steps()
         if all_gather(saved)[0] if self._copies else saved:
@@ -247,7 +251,8 @@ class Checkpoints:
             return result
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
         raise UserError(
-            f"no intact checkpoint in {self._directory} ({reasons}); remove the workdir to start again"
+            f"no intact checkpoint in {self._directory} ({reasons}): restore the files, or choose another --workdir to"
+            " start again"
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
@@ -333,7 +338,7 @@ class Checkpoints:
         self._managers["latest"].reload()
 
     def share(self) -> None:
-        """Copies the checkpoints of process 0 to all other processes. Does nothing if they share one workdir."""
+        """Copies the checkpoints of process 0 to all other processes, unless all processes share one workdir."""
         if not self._copies:
             return
         self.wait()

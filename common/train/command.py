@@ -24,10 +24,10 @@ def train(
     Args:
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.
-      module: the paper's module with the function `prepare`, which makes the task. The module may also have a function
-        `ended`, which returns the summary of a finished run without reading data.
-      download: function that downloads the pretrained model of the configuration. Called first if the command line has
-        --download. None: the program does not have this option.
+      module: the paper's module with the function `prepare`, which returns configuration and task. The module may also
+        have a function `ended`, which returns the summary of a finished run without reading data.
+      download: function that downloads the pretrained model of the configuration. Called before `prepare`, if the
+        command line has --download. None: the program does not have this option.
     """
     flags = {"--download": "first download the model of --config.pretrained"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)
@@ -63,7 +63,7 @@ def train(
 
 
 def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
-    """Returns {name: value} of the settings that must be equal on all processes. Omits the cache directory."""
+    """Returns {name: value} of the settings that must be equal on all processes: all but `data.cache_dir`."""
     from common.train.workdir import code_version
 
     code = code_version("common", "configs", program.partition(".")[0])

@@ -30,7 +30,7 @@ class Conditions:
     """
 
     def __init__(self, sessions: Sequence[str] = (), stopped: bool = False) -> None:
-        """Restores the conditions of a run from its values of `sessions` and `stopped`."""
+        """Makes the conditions of a new run, or restores them from the `sessions` and `stopped` of a checkpoint."""
         self.sessions = [*sessions]
         self._stopped, self._signals = stopped, Signals()
         self._begin()
@@ -48,7 +48,7 @@ class Conditions:
 
     @property
     def stopped(self) -> bool:
-        """Whether a process of the run was suspended (SIGSTOP) and continued (SIGCONT)."""
+        """Whether this process was suspended (SIGSTOP) and continued, or `stopped` was True before the run resumed."""
         return self._stopped or self._signals.continued
 
     def _begin(self) -> None:

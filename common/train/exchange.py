@@ -63,7 +63,7 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
     """Adds up the results of `local_sums` over all shards of the batch.
 
     Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
-    all-reduced over both axes. Each array is exchanged once.
+    all-reduced over both axes.
 
     Args:
       places: tree with the sharding of each total.

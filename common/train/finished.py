@@ -20,8 +20,8 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the summary is missing, has another
-      number of steps or another configuration, lacks test results (with `eval.test`), or is older than the files of
-      data or pretrained weights, or if the run has no checkpoints.
+      number of steps or another configuration, lacks test results (with `eval.test`), or is not newer than the files
+      of `changed`, or if the run has no checkpoints.
     """
     path = workdir / SUMMARY
     return read_json_if(

@@ -38,7 +38,7 @@ def count(jaxpr: ClosedJaxpr) -> int:
 
     The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention
     (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward. On TPUs, these
-    products include the padding of the kernel's lengths.
+    products include the positions by which the kernel pads the sequences.
     """
     return round(_count(_live(jaxpr.jaxpr)))
 

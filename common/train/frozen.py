@@ -36,14 +36,15 @@ def load(
 ) -> Params:
     """Returns the frozen values of a run, on the mesh. Warns if this platform draws other values from the seed.
 
-    A run from before 939e222 (22 November 2026) has no folder of frozen values. This function then initialises the
-    values again from the seed. The caller overwrites them with the frozen values in the checkpoint, if any.
+    A run from before 939e222 (22 November 2026) has not written its frozen values. This function then initialises the
+    values again from the seed. If the checkpoint has frozen values, the caller uses these instead.
 
     Args:
       meta: the JSON part of a checkpoint of the run.
 
     Raises:
-      UserError: the pretrained weights have changed since the start of the run, or processes read different values.
+      UserError: the pretrained weights have changed since the start of the run, the written values are damaged, or
+        processes have different values.
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,

@@ -81,7 +81,7 @@ _LIMIT = 1000
 
 
 class Snapshot(Hook):
-    """Saves a snapshot of the trained values, which is never deleted, every `checkpoint.snapshots` steps."""
+    """Saves the trained values every `checkpoint.snapshots` steps. A snapshot is never deleted."""
 
     def due(self, run: Run, vote: int) -> bool:
         return _every(run.config.checkpoint.snapshots, run.step)
@@ -92,7 +92,7 @@ class Snapshot(Hook):
 
 
 class Evaluate(Hook):
-    """Evaluates on the validation split, saves the best checkpoint, and stops early (`eval.patience`).
+    """Evaluates on the validation split, saves a checkpoint if it is the best, and stops early (`eval.patience`).
 
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
     evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the

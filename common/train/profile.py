@@ -38,7 +38,7 @@ class Profile(Hook):
         return cls(int(first), int(last))
 
     def check(self, steps: int) -> None:
-        """Raises a UserError if a run of `steps` ends before the first traced step."""
+        """Raises a UserError if a run with `steps` steps ends before the first traced step."""
         check(
             self.first <= steps,
             f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}: choose earlier steps",

@@ -14,7 +14,7 @@ PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
 
 @dataclass
 class RunState:
-    """The part of a checkpoint that is stored as JSON, beside the arrays.
+    """State of a run beside its arrays and step number. Checkpoints store this state as JSON.
 
     Attributes:
       data_state: data state from which to continue (see `Task.batches`); None at the start.

@@ -199,7 +199,8 @@ class Step:
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
         gradient_norm = optax.global_norm(grads) / weight_or_1
-        # Multiply instead of dividing: XLA fuses a product into reads of gradients, but stores a quotient in memory.
+        # Multiply by the reciprocal: XLA fuses the multiplication into the operations that read the gradients. With a
+        # division, XLA would first write the divided gradients to memory.
         grads = jax.tree.map(lambda g: g * (1 / weight_or_1), grads)
         with jax.named_scope("optimizer"):
             updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
@@ -257,7 +258,7 @@ class Step:
         threads.shutdown(wait=False)
 
     def wait(self, stopped: Callable[[bool], bool]) -> None:
-        """Waits until the threads of `compile_ahead` have compiled all steps.
+        """Waits until the threads of `compile_ahead` have compiled the training step for all shapes.
 
         Args:
           stopped: function that is called at least every second, with True after the last compilation. When it returns

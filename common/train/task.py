@@ -26,8 +26,8 @@ class ModelState:
 
     Attributes:
       trainable, frozen: path -> array on the mesh.
-      interruption: function that an evaluation must call between batches. Raises an exception to interrupt the
-        evaluation.
+      interruption: function that an evaluation must call between batches. After a signal, the function raises an
+        exception that must end the evaluation.
     """
 
     abstract_model: AbstractModel
@@ -119,8 +119,9 @@ class Task(Protocol):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the loss and the weight, such as the number of tokens, each summed over the batch.
 
-        Sums instead of means keep gradient accumulation and padding exact. `key` is for dropout. On several devices
-        `batch` may have the rows of one device only; `common.sharding.sum_over_batch` then gives totals of all rows.
+        Sums instead of means keep gradient accumulation and padding exact. `key` is the random key of this step or
+        microbatch, for dropout; None turns dropout off. On several devices `batch` may have the rows of one device
+        only; `common.sharding.sum_over_batch` then gives totals of all rows.
         """
 
     def loss_at(self, step: int) -> Callable:

@@ -28,8 +28,8 @@ VISIBLE_SECONDS = 60
 # Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, hardware and
-# logging. A name that ends in a dot stands for all fields of the group.
+# Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, caches, hardware
+# and logging. A name that ends in a dot stands for all fields of the group.
 FREE = (
     "train.steps",
     "train.epochs",
@@ -66,7 +66,8 @@ ADDED = {
 def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
     """Creates and locks the workdir, and writes the configuration. Returns the lock, which `stack` releases.
 
-    The workdir must be empty, or hold a run with this configuration (except `FREE` fields) or without checkpoints.
+    The workdir must be missing, be empty, or hold a run with this configuration (except `FREE` fields) or without
+    checkpoints.
 
     Raises:
       UserError: the folder holds another run or other files, or another process is training in it.
