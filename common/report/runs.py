@@ -109,39 +109,32 @@ def run_of(
     Raises:
       UserError: the summary lacks a field, or a field is damaged.
     """
-    source = source or name
-    check(
-        isinstance(summary, Mapping),
-        f"{source} is not the summary of a run: restore it, or leave it out",
-    )
+    source, remedy = source or name, "restore the summary, or leave it out"
+    check(isinstance(summary, Mapping), f"{source} is not the summary of a run: {remedy}")
     missing = [name for name in _NEEDED if name not in summary]
     check(
         not missing,
-        f"{source} is not the summary of a run, because it lacks {', '.join(missing)}: restore it, or leave it out",
+        f"{source} is not the summary of a run, because it lacks {', '.join(missing)}: {remedy}",
     )
-    wrong = [name for name, kind in _NEEDED.items() if not isinstance(summary[name], kind)]
     damaged = f"the summary {source} is damaged"
-    check(
-        not wrong,
-        f"{damaged}: wrong type of {', '.join(wrong)}; restore the summary, or leave out this run",
-    )
-    params = summary["params"]
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(summary[name], kind)]
+    check(not wrong, f"{damaged}: wrong type of {', '.join(wrong)}; {remedy}")
+    params, timing = summary["params"], summary.get("timing", {})
     check(
         all(isinstance(params.get(name), int | float) for name in ("trainable", "total")),
-        f"{damaged}: params is {params!r:.80}, without the numbers trainable and total",
+        f"{damaged}: params is {params!r:.80}, without the numbers trainable and total; {remedy}",
     )
-    timing = summary.get("timing", {})
     check(
         isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
-        f"{damaged}: timing is {timing!r:.80}, not an object with a list of sessions",
+        f"{damaged}: timing is {timing!r:.80}, not an object with a list of sessions; {remedy}",
     )
     try:
         curve = Curve.from_json(summary["curve"])
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{damaged}: {error}; {remedy}") from error
     check(
         bool(curve.points),
-        f"{source}: the {curve.name} curve has no validation points; leave out this run",
+        f"{damaged}: the {curve.name} curve has no validation points; {remedy}",
     )
     return Run(name, summary, curve, folder)
 

@@ -140,7 +140,7 @@ class Comparison:
     def half_width(self) -> float:
         """Half of the width of the 95 % interval.
 
-        NaN if a group with randomness has a single seed, or if the test set has a single example.
+        NaN if a group with randomness has a single seed, or for a test metric if the test set has a single example.
         """
         error, freedom = self._spread()
         return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)

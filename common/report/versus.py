@@ -113,7 +113,7 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
     """Raises a UserError if the configurations of two groups name different data.
 
     Checks nothing if all runs have predictions: then `compare` checks that the test examples are the same.
-    Compares only the last part of a folder's path, because paths differ between machines.
+    Of a source files:PATH, compares only the last part of PATH, because paths differ between machines.
     """
     if all(run.predictions() is not None for run in (*a, *b)):
         return

@@ -92,7 +92,7 @@ class Snapshot(Hook):
 
 
 class Evaluate(Hook):
-    """Evaluates on the validation split, saves a checkpoint if it is the best, and stops early (`eval.patience`).
+    """Evaluates on the validation split, saves a checkpoint at a new best value, and stops early (`eval.patience`).
 
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
     evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the

@@ -49,8 +49,14 @@ def test_load_the_repository_results():
     [
         ('{"curve": ', "is damaged"),
         ("[1, 2]", "is not the summary of a run"),
-        ({"benchmark": 1}, "because it lacks config, curve, test, params, seed: restore it, or"),
-        (summary([1.0]) | {"seed": "one"}, "is damaged: wrong type of seed; restore"),
+        (
+            {"benchmark": 1},
+            "because it lacks config, curve, test, params, seed: restore the summary",
+        ),
+        (
+            summary([1.0]) | {"seed": "one"},
+            "is damaged: wrong type of seed; restore the summary, or",
+        ),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "timing is {'sessions': None}, not"),
         (
