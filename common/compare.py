@@ -26,14 +26,17 @@ class Cases(ExperimentSuite):
 
     Attributes:
       spec: the configuration file of all cases, "FILE" or "FILE:ARGUMENT".
-      overrides: name of a case -> configuration field -> value as text. The field "config" replaces `spec`.
+      overrides: name of a case -> configuration field -> value as text. The field "config" names another
+        configuration file for the case.
     """
 
     spec: str
     overrides: Mapping[str, Mapping[str, str]]
 
     def configuration(self, name: str, seed: int) -> ConfigDict:
-        """Returns the configuration of a run. In the values of a case, "{seed}" becomes the seed.
+        """Returns the configuration of the case `name` with a seed.
+
+        The overrides of the case are applied last. In their values, "{seed}" becomes the seed.
 
         Raises:
           UserError: the file cannot be loaded, a field is unknown, or a value is invalid.

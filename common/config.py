@@ -159,7 +159,7 @@ def from_json(values: dict) -> ConfigDict:
 
 
 def imported(option: str, name: str) -> Any:
-    """Imports the object "module:attribute".
+    """Imports a module and returns one of its attributes.
 
     Args:
       option: name of the command-line option, for the error message.
@@ -176,11 +176,15 @@ def imported(option: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # A user's module may raise any type of exception.
-        raise UserError(f"{option}={name}: {type(error).__name__}: {error}") from error
+        frame, kind = last_frame(error), type(error).__name__
+        # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
+            kind += f" in {frame.filename}, line {frame.lineno}"
+        raise UserError(f"cannot import {option}={name}: {kind}: {error}") from error
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
-    """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice."""
+    """Raises a UserError if `value` is not in `known`. If a choice has a similar name, the message suggests it."""
     check(
         isinstance(value, str) and value in known,
         f"{option}={value!r:.80}: choose one of {', '.join(known)}{_nearest(value, known)}",
@@ -248,12 +252,17 @@ def complete(source: object) -> Iterator[None]:
         # The last word of the message is the missing field, as in "'NoneType' object has no attribute 'kind'".
         field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]
         raise UserError(
-            f"{source} is not a configuration of this program: the field {field} is missing"
+            f"{source} is not a configuration of this program: the field {field} is missing; add the field or choose"
+            " another configuration"
         ) from error
 
 
 def check_paper(file: str, config: ConfigDict, program: str) -> None:
-    """Raises a UserError if the configuration from `file` is for another paper than `program`, "PAPER.PROGRAM"."""
+    """Checks that a configuration is for the paper of `program`, "PAPER.PROGRAM", or names no paper.
+
+    Raises:
+      UserError: the configuration, which was loaded from `file`, is for another paper.
+    """
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
@@ -300,6 +309,9 @@ def parse(
 
     Returns:
       (configuration with its overrides, options that are not overrides).
+
+    Raises:
+      UserError: the command line is wrong, or the configuration cannot be loaded or is for another paper.
     """
     parser = parser_for(program)
     parser.add_argument(

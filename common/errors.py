@@ -32,9 +32,10 @@ def check(condition: bool, message: str) -> None:
 
 
 def last_frame(error: Exception) -> traceback.FrameSummary:
-    """Returns the innermost frame of an exception's traceback outside of installed packages.
+    """Returns the innermost frame of an exception's traceback that is not in site-packages.
 
-    This is, for example, a line of a user's file. If all frames are in packages, returns the innermost frame.
+    This is a line of a user's file, unless the standard library raised the exception. If all frames are in
+    site-packages, returns the innermost frame.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return ([frame for frame in frames if "site-packages" not in frame.filename] or frames)[-1]

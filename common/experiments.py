@@ -137,7 +137,7 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Returns the completed configuration and the task of the paper's `run.prepare`, which loads the data.
+        """Calls the paper's `run.prepare`, which loads the data. Returns the completed configuration and the task.
 
         Raises:
           UserError: the configuration is invalid or names no paper, or its data are invalid.
@@ -226,7 +226,7 @@ class ExperimentSuite:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
         A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
-        checkpoints, the summary must also be newer than the files of data and pretrained weights.
+        checkpoints, the summary must also be newer than data files, a user's data module and pretrained weights.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -282,7 +282,7 @@ class ExperimentSuite:
             print(f"\n{name}", flush=True)
             jobs.append(turns.Job(*self.prepare(config), workdirs[name]))
         for workdir in workdirs.values():
-            # The file marks a finished run: delete it before training, write it again afterwards.
+            # `requested_config.json` marks a finished run: delete it before training, write it again afterwards.
             (workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
             summaries = turns.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
@@ -380,5 +380,8 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
     curve = json.loads((workdir / SUMMARY).read_text())["curve"]
     finite = [m["step"] for m in logged if not math.isnan(m[f"valid/{curve['name']}"])]
     whole = finite == [point["step"] for point in curve["points"]]
-    check(whole, f"{workdir / METRICS} is incomplete; remove {workdir} to train the run again")
+    check(
+        whole,
+        f"{workdir / METRICS} lacks evaluations of the validation curve: remove {workdir} to train the run again",
+    )
     return logged

@@ -89,7 +89,7 @@ def thaw(module: nnx.Module) -> None:
 def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Returns the initial value of a frozen variable, in float32.
 
-    The value is drawn in float64 on the host, so it is the same on every device.
+    Draws in float64 on the host, so that the value does not depend on the accelerator.
 
     Args:
       spec: the initializer.
@@ -100,6 +100,9 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         ("normal", deviation): normal with mean 0 and standard deviation `deviation`.
         ("ones",), ("zeros",).
       seed, name: the seed of the run and the path of the variable; together they are the key of the random generator.
+
+    Raises:
+      ValueError: the initializer is unknown.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

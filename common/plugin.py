@@ -46,14 +46,21 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     )
     check(
         isinstance(part.options, Mapping),
-        f"{option}={name}: options must be a dictionary, got {part.options!r}",
+        f"{option}={name}: the field options must be a dictionary, got {part.options!r}",
     )
-    check(isinstance(part.label, str), f"{option}={name}: label must be a text, got {part.label!r}")
-    check(callable(part.check), f"{option}={name}: check must be a function, got {part.check!r}")
+    check(
+        isinstance(part.label, str),
+        f"{option}={name}: the field label must be a text, got {part.label!r}",
+    )
+    check(
+        callable(part.check),
+        f"{option}={name}: the field check must be a function, got {part.check!r}",
+    )
     for key, declared in part.options.items():
         check(
             isinstance(key, str) and all(map(str.isidentifier, key.split("."))),
-            f"{option}={name}: an option must have a name such as gain, got {key!r}",
+            f"{option}={name}: the name of an option must be an identifier such as gain, or identifiers joined by dots,"
+            f" got {key!r}",
         )
         check(
             isinstance(declared, Option),

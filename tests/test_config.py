@@ -261,7 +261,7 @@ def test_configuration_without_a_mesh_raises_user_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE.format(line="with config.unlocked(): del config.mesh"))
     output = call("reservoir.train", f"--config={path}", f"--workdir={tmp_path / 'run'}", code=2)
-    assert output.endswith("not a configuration of this program: the field mesh is missing\n")
+    assert "not a configuration of this program: the field mesh is missing; add the field" in output
 
 
 @pytest.mark.parametrize(
