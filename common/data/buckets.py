@@ -53,7 +53,8 @@ class BucketedBatches(EndlessBatches):
             seed: seed of the shuffling.
 
         Raises:
-            UserError: the buckets do not ascend, no example fits into a bucket, or `multiple` does not divide `rows`.
+            UserError: the buckets are not positive and ascending, no example fits into a bucket, or `multiple` does not
+                divide `rows`.
             ValueError: `source` and `target` have different numbers of sentences, or the number of processes does not
                 divide `multiple`.
         """

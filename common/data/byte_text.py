@@ -20,10 +20,10 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
         data: a configuration with these fields:
             `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
                 which are joined by line feeds.
-            `file`: name of a file in DIR that is split by position into train, valid and test. "" reads `splits`.
+            `file`: name of a file in DIR that is split by position into train, valid and test.
             `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
             `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
-            `splits`: split -> file name in DIR.
+            `splits`: split -> file name in DIR. Used if `file` is "".
             In file names, the endings .gz and .zip may be left out. "a|b" is the first of the files a and b that
             exists.
 
@@ -78,6 +78,6 @@ def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.nd
 def _whole(source: Path | str, text: bytes | memoryview, split: str) -> np.ndarray:
     check(
         len(text) > 0,
-        f"{source} is too short: no bytes in its {split} split; use a longer text",
+        f"the {split} split of {source} has no bytes: use a longer text",
     )
     return np.frombuffer(text, np.uint8)

@@ -67,7 +67,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Opens a file, decompressed if its name ends with .gz or .zip. Errors while reading become UserErrors.
 
     Raises:
-        UserError: the file cannot be read or is damaged, or a .zip does not contain exactly one file.
+        UserError: the file cannot be read, is damaged or encrypted, or a .zip does not contain exactly one file.
     """
     try:
         if path.suffix.lower() == ".zip":
@@ -79,11 +79,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         else:
             with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
                 yield file
-    # zipfile raises a RuntimeError for an encrypted archive.
-    except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is damaged or truncated: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except RuntimeError as error:  # zipfile raises a RuntimeError for an encrypted archive.
+        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def read_bytes(path: Path) -> bytes:

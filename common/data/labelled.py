@@ -64,8 +64,8 @@ def load_labelled(
 
     Args:
         data: a configuration with these fields:
-            `source`: "files:DIR", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
-                "embedded:python_pairs".
+            `source`: "files:DIR", "files:FILE", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
+                "embedded:python_pairs"; see `open_records`.
             `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
             `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
                 that exists.
@@ -73,7 +73,8 @@ def load_labelled(
             `label`: name of the label field (default "label").
         classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
             any number of classes.
-        unlabelled: True skips examples with the label -1. False raises an error for them.
+        unlabelled: True skips examples with the label -1. False reads -1 like any other label, which is an error if the
+            source has class names.
         cut: splits that are cut from the training split if they are missing.
         splits: splits to read.
         several: whether the label is a list of any number of classes.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from common.config import imported
-from common.errors import UserError, check
+from common.errors import UserError, check, last_frame
 
 
 def own_examples(
@@ -31,8 +31,10 @@ def own_examples(
     try:
         examples = list(function(split))
     except Exception as error:  # A user's function may raise any type of exception.
+        frame = last_frame(error)
         raise UserError(
-            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}: {error}"
+            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__} in {frame.filename}, line"
+            f" {frame.lineno}: {error}"
         ) from error
     check(
         bool(examples) or optional,

@@ -32,7 +32,7 @@ def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) 
     if optional and file.is_file():
         return {"train": _records(file)}, read_names(file.parent / NAMES)
     folder = source_folder(place)
-    paths = {split: _find(folder, name, split in optional) for split, name in splits.items()}
+    paths = {split: _find(folder, split, name, split in optional) for split, name in splits.items()}
     return {split: _records(path) for split, path in paths.items() if path}, read_names(
         folder / NAMES
     )
@@ -52,11 +52,13 @@ def read_names(path: Path) -> list[str] | None:
     return [str(name) for name in names]
 
 
-def _find(folder: Path, names: str, optional: bool) -> Path | None:
+def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
     tried = [f"{name}{ending}" for name in names.split("|") if name for ending in _ENDINGS]
     path = next((folder / file for file in tried if (folder / file).is_file()), None)
     if path is None and not optional:
-        raise UserError(f"no {' or '.join(tried)} in {folder}; its files: {names_in(folder)}")
+        raise UserError(
+            f"no {' or '.join(tried)} in {folder} (--config.data.splits.{split}); its files: {names_in(folder)}"
+        )
     return path
 
 

@@ -40,8 +40,11 @@ def open_hugging_face(
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read hf:{name}: {reason}") from error
     chosen = _choose(splits, data, optional)
-    for split in chosen.values():
-        check(split in data, f"hf:{name} has no split {split}; its splits: {', '.join(data)}")
+    for split, wanted in chosen.items():
+        check(
+            wanted in data,
+            f"hf:{name} has no split {wanted}; its splits: {', '.join(data)} (--config.data.splits.{split})",
+        )
     records = {split: _located(f"hf:{name}", x, data[x]) for split, x in chosen.items()}
     return records, _class_names(data[chosen["train"]].features, label)
 

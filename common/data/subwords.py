@@ -42,9 +42,7 @@ def load(path: Path) -> LosslessTokenizer:
         return _from_json(content) if path.suffix == ".json" else _from_model(content)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (
-        Exception
-    ) as error:  # tokenizers and sentencepiece raise plain Exceptions or RuntimeErrors.
+    except Exception as error:  # `tokenizers` raises plain Exceptions.
         raise UserError(
             f"cannot read a tokenizer from {path}: the file is damaged or not a tokenizer"
         ) from error
@@ -110,7 +108,10 @@ def _from_json(content: bytes) -> LosslessTokenizer:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Returns {character: byte} for byte-level BPE (GPT-2). Code points from 256 on stand for the other 68 bytes."""
+    """Returns {character: byte} for byte-level BPE (GPT-2).
+
+    188 bytes with a printable Latin-1 character have this character. The other 68 bytes have code points from 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [n for n in range(256) if n not in printable]
     return {chr(n): n for n in printable} | {chr(256 + i): n for i, n in enumerate(others)}

@@ -43,7 +43,7 @@ class Crops(EndlessBatches):
 def crop(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
     """Returns a batch of the windows of length L that start at `starts_B`.
 
-    The batch has `tokens`, `targets` (the next tokens) and `weights` (0 after the end of the sequence), each (B, L).
+    The batch has `tokens`, `targets` (the next tokens) and `weights` (0 for targets beyond the sequence), each (B, L).
     """
     at_BL = starts_B[:, None] + np.arange(length + 1)
     inside_BL = at_BL < len(tokens)
