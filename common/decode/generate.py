@@ -96,7 +96,8 @@ class Generator:
           UserError: there are no prompts, or a prompt is empty.
         """
         check(len(prompts) > 0, "there are no prompts: give at least one prompt")
-        check(all(map(len, prompts)), "the prompt is empty: it needs at least one token")
+        for number, prompt in enumerate(prompts, start=1):
+            check(len(prompt) > 0, f"prompt {number} is empty: give it at least one token")
         return self._texts(state, prompts, length, seed, chunk)
 
     def _texts(self, state, prompts, length, seed, chunk) -> Iterator[list[np.ndarray]]:

@@ -70,12 +70,12 @@ class Classes(Predictions):
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns accuracy and weighted F1 in percent, and the loss in nats. A class without hits has F1 0."""
-        hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-2], 3, axis=1)
+        hits_BC, guessed_BC, labelled_BC = np.split(sums_BS[:, :-2], 3, axis=1)
         nats_B, count_B = sums_BS[:, -2], sums_BS[:, -1]
-        f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)
+        f1_BC = 2 * hits_BC / np.maximum(guessed_BC + labelled_BC, 1)
         return {
-            "accuracy": 100 * hits_BN.sum(1) / count_B,
-            "weighted_f1": 100 * (f1_BN * labelled_BN).sum(1) / count_B,
+            "accuracy": 100 * hits_BC.sum(1) / count_B,
+            "weighted_f1": 100 * (f1_BC * labelled_BC).sum(1) / count_B,
             "loss": nats_B / count_B,
         }
 

@@ -77,15 +77,15 @@ class LabelSets(Predictions):
 
         The F1 of a class without labels and predictions is 0.
         """
-        hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-3], 3, axis=1)
+        hits_BC, guessed_BC, labelled_BC = np.split(sums_BS[:, :-3], 3, axis=1)
         exact_B, nats_B, count_B = sums_BS[:, -3:].T
-        f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)
-        labels_B = np.maximum(labelled_BN.sum(1), 1)
+        f1_BC = 2 * hits_BC / np.maximum(guessed_BC + labelled_BC, 1)
+        labels_B = np.maximum(labelled_BC.sum(1), 1)
         return {
             "accuracy": 100 * exact_B / count_B,
-            "micro_f1": 200 * hits_BN.sum(1) / np.maximum((guessed_BN + labelled_BN).sum(1), 1),
-            "macro_f1": 100 * f1_BN.mean(1),
-            "weighted_f1": 100 * (f1_BN * labelled_BN).sum(1) / labels_B,
+            "micro_f1": 200 * hits_BC.sum(1) / np.maximum((guessed_BC + labelled_BC).sum(1), 1),
+            "macro_f1": 100 * f1_BC.mean(1),
+            "weighted_f1": 100 * (f1_BC * labelled_BC).sum(1) / labels_B,
             "loss": nats_B / count_B,
         }
 

@@ -37,7 +37,7 @@ class Predictions(ABC):
 
     Attributes:
       examples: fingerprint of the test examples and their labels or references.
-      nats_E: loss of each example in nats.
+      nats_E: loss of each example in nats, a field of every subclass.
     """
 
     kind: ClassVar[str]
