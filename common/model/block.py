@@ -34,7 +34,7 @@ class Context:
 
 
 class Sublayer(nnx.Module):
-    """Base class of attention, feed-forward and other layers of a block.
+    """Base class of the sublayers of a block, such as attention and feed-forward.
 
     Subclasses implement `__call__`, `cache`, `step` and `prefill`.
     """

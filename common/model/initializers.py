@@ -18,5 +18,5 @@ def uniform(bound: float) -> Initializer:
 
 
 def xavier_uniform(gain: float = 1.0) -> Initializer:
-    """Draws a matrix (fan_in, fan_out) from U(-a, a) with a = gain sqrt(6 / (fan_in + fan_out))."""
+    """Returns an initializer of matrices (fan_in, fan_out): U(-a, a) with a = gain sqrt(6 / (fan_in + fan_out))."""
     return lambda key, shape: uniform(gain * math.sqrt(6 / sum(shape)))(key, shape)

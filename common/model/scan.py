@@ -144,8 +144,7 @@ def _frozen_loop(
     frozen block once, into arrays that all iterations share, with one slot per frozen block.
 
     With this function, one scan runs the whole stack, so a trained block compiles once instead of once per run
-    (`ScannedStack.runs`). A step with 32 layers compiles in about 8 instead of 10 to 12 CPU seconds
-    (results/benchmarks/README.md).
+    (`ScannedStack.runs`). A step with 32 layers compiles in about 8 CPU seconds (results/benchmarks/README.md).
 
     Args:
       call: function (x, context, value) -> output of a block.
@@ -266,7 +265,7 @@ def _kind(block: Block) -> tuple:
 
 
 def _stacked(block: Block, layers: int) -> Block:
-    """Returns a copy of the block whose variables are abstract and have a new first axis of `layers` blocks."""
+    """Returns a copy of `block` with abstract variables. Each variable has a new first axis of size `layers`."""
     block = nnx.clone(block)
     for path, part, variable in variables_below(block, nnx.Variable):
         value = jax.ShapeDtypeStruct((layers, *variable.shape), variable.dtype)

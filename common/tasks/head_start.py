@@ -26,11 +26,13 @@ _EXAMPLES = 50_000
 
 
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
-    """Calls the function that `config.head_start` names as "module:attribute". Returns its result, the output layer.
+    """Returns new values of the output layer, {path: sharded array} with the paths of OUTPUT.
+
+    Calls the function that `config.head_start` names as "module:attribute" with features of the training text.
 
     Raises:
-      UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is tied
-        to the embedding.
+      UserError: the function cannot be imported or returns arrays of the wrong shapes, or the output layer is tied to
+        the embedding.
     """
     name = task.config.head_start
     make = imported("--config.head_start", name)

@@ -1,7 +1,7 @@
 """Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows.
 
-Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text (in
-`words_by_window`, its bytes).
+Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text, or for its
+bytes (`bytes_n`, and all arrays in `words_by_window`).
 """
 
 from collections.abc import Callable, Iterator
@@ -89,13 +89,13 @@ class WindowLosses:
         begins_n = np.concatenate([[0], np.cumsum(self._tokenizer.lengths_V[tokens_n])])
         ends_M = begins_n[np.append(starts_M[1:], len(tokens_n))]
         counted = self._config.data.words
-        text_b = np.frombuffer(text, np.uint8)
+        bytes_n = np.frombuffer(text, np.uint8)
         return Losses(
             fingerprint([text.hex()]),
             losses["nats"].astype(np.float64),
             (ends_M - begins_n[starts_M]).astype(np.float32),
             hits_E=np.zeros(0),
-            words_E=words_by_window(text_b, begins_n[starts_M]) if counted else np.zeros(0),
+            words_E=words_by_window(bytes_n, begins_n[starts_M]) if counted else np.zeros(0),
             unit="byte",
         )
 
@@ -165,7 +165,7 @@ class LanguageModelling(Task):
         text.
 
         Raises:
-          UserError: the named function does not exist or returns arrays of the wrong shapes, or the output layer is
+          UserError: the named function cannot be imported or returns arrays of the wrong shapes, or the output layer is
             tied to the embedding.
         """
         if not self.config.get("head_start"):

@@ -53,7 +53,7 @@ def check_complete(
     for name, wanted in known.items():
         check(
             name in found and found[name].shape == wanted,
-            f"{option} removes the parameter {name}, or changes its shape {wanted}: keep and freeze the parameter",
+            f"{option} removes the parameter {name}, or changes its shape {wanted}: keep the parameter and its shape",
         )
     for name, variable in found.items():
         axes = variable.get_metadata("axes", None)

@@ -123,7 +123,7 @@ class Progress:
             self._since, self._count, self._flops = now, 0, 0.0
 
     def write(self, line: str) -> None:
-        """Prints a line above the bar, or to the log file."""
+        """Prints a line: above the bar if there is a bar, else to the stream."""
         line = self._name + line
         if self._bar is not None:
             self._bar.write(line, file=self._stream)
@@ -138,7 +138,7 @@ class Progress:
             self._bar.close()
 
     def _show(self, now: float) -> None:
-        """Refreshes the bar, or prints a line to the log file."""
+        """Refreshes the bar; without a bar, prints a line to the stream."""
         from tqdm import tqdm
 
         self._shown_step = self._step

@@ -141,7 +141,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a NumPy or JAX scalar to a Python number."""
+    """Converts a NumPy or JAX scalar to a Python number; returns any other value unchanged."""
     return value.item() if hasattr(value, "item") else value
 
 

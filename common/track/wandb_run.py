@@ -17,9 +17,9 @@ WANDB_TIMEOUT = 20
 class WandbRun:
     """A run in wandb.
 
-    wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
-    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run. `Tracker` describes the arguments. A name
-    "" stands for the default.
+    wandb never prompts. An error in wandb prints one line on stderr and never stops the run. If mode "online" fails,
+    the run is logged offline; every other error disables wandb. wandb's files are in `workdir/wandb`; `wandb sync`
+    uploads an offline run. `Tracker` describes the arguments. A name "" stands for the default.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def _wandb_id(workdir: Path, anew: bool) -> str:
 
 
 def log_in() -> None:
-    """Logs in to wandb with a stored API key. Raises an exception instead of prompting for a missing key.
+    """Logs in to wandb with a stored API key. Never prompts for a key.
 
     Raises:
       ConnectionError: no API key is stored.
