@@ -180,7 +180,7 @@ def imported(option: str, name: str) -> Any:
         # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
         if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
             kind += f" in {frame.filename}, line {frame.lineno}"
-        raise UserError(f"cannot import {option}={name}: {kind}: {error}") from error
+        raise UserError(f"{option}={name} cannot be imported ({kind}): {error}") from error
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:

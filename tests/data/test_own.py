@@ -96,7 +96,11 @@ def test_source_without_a_function_raises_an_error():
 @pytest.mark.parametrize(
     ("function", "split", "line"),
     [
-        ("missing", "train", "source=import:.*:missing: .* has no attribute 'missing'"),
+        (
+            "missing",
+            "train",
+            "source=import:.*:missing cannot be imported .* has no attribute 'missing'",
+        ),
         ("broken", "train", "fails for split 'train': OSError in .*test_own.py, line .*: no disk"),
         ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
         ("texts", "test", "has no example in split 'test'"),

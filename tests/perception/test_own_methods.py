@@ -326,7 +326,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:solved", "only the method head can have solves_head=True"),
         ("others:number", "is a int; it must be a perception.methods.Method"),
         ("others:absent", "has no attribute 'absent'"),
-        ("broken:way", "ZeroDivisionError: division by zero"),
+        ("broken:way", r"ZeroDivisionError in .*broken.py, line \d+\): division by zero"),
     ],
 )
 def test_incomplete_own_methods_are_rejected(make, own_package, mesh, tmp_path, name, message):
