@@ -210,7 +210,7 @@ class ExperimentSuite:
         return found
 
     def _write_sweep(self, tried: Mapping[str, Sequence[tuple[Point, Run]]]) -> None:
-        """Prints and writes the table `sweep`. Rows are sorted by case, so their order does not vary."""
+        """Prints and writes the table `sweep`, sorted by case, whichever cases were tuned first."""
         rows = []
         for case, runs in sorted(tried.items()):
             _, best = _best(runs)

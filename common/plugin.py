@@ -33,8 +33,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
       known: name -> part of this project.
 
     Raises:
-      UserError: no such part exists, importing the module fails, the attribute is missing or is not a `kind`, or the
-        part's label, check or an option has the wrong type.
+      UserError: no such part exists, importing the module fails, the attribute is missing or is not a `kind`, or its
+        label, options or check are invalid.
     """
     if ":" not in str(name):
         check_choice(option, name, known)

@@ -64,7 +64,9 @@ def check_is_text(name: str | Path, start: bytes) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, decompressed if its name ends with .gz or .zip. Errors while reading become UserErrors.
+    """Context manager that opens a file, decompressed if its name ends with .gz or .zip.
+
+    Errors while the caller reads the file also become UserErrors.
 
     Raises:
         UserError: the file cannot be read, is damaged or encrypted, or a .zip does not contain exactly one file.
@@ -104,10 +106,10 @@ def decoded_lines(
     Args:
         name: name of the file for error messages.
         encoding: encoding of the file. "" means UTF-16 if the file starts with UTF-16's byte order mark, else UTF-8.
-        hint: text to append to the error messages about the encoding and about zero bytes, such as ADVICE.
+        hint: text to append to the error messages about the encoding and about NUL bytes, such as ADVICE.
 
     Raises:
-        UserError: the file is not in the encoding, contains zero bytes, is compressed, or is an Excel file.
+        UserError: the file is not in the encoding, contains NUL bytes, is compressed, or is an Excel file.
     """
     chunk = file.read1(_CHUNK)
     check_is_text(name, chunk)
@@ -125,7 +127,7 @@ def decoded_lines(
             error, undecoded = caught, len(state[0])
             decoder.setstate(state)
             text = decoder.decode(chunk[: max(getattr(error, "start", 0) - undecoded, 0)])
-        check("\0" not in text, f"{name} contains zero bytes{hint}")
+        check("\0" not in text, f"{name} contains NUL bytes{hint}")
         if not (number or pieces):
             text = text.removeprefix("\ufeff")
         *complete, rest = text.split("\n")

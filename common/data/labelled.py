@@ -73,8 +73,7 @@ def load_labelled(
             `label`: name of the label field (default "label").
         classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
             any number of classes.
-        unlabelled: True skips examples with the label -1. False reads -1 like any other label, which is an error if the
-            source has class names.
+        unlabelled: True skips examples with the label -1. False reads -1 like any other label.
         cut: splits that are cut from the training split if they are missing.
         splits: splits to read.
         several: whether the label is a list of any number of classes.

@@ -22,7 +22,7 @@ def of_bytes() -> LosslessTokenizer:
 
 
 def in_run(workdir: Path) -> LosslessTokenizer:
-    """Returns the tokenizer of a run. Raises a UserError if the tokenizer's file is damaged."""
+    """Returns the tokenizer of the run in `workdir`. Raises a UserError if the tokenizer's file is damaged."""
     paths = (workdir / name for name in FILES)
     path = next(filter(Path.is_file, paths), None)
     if path is None:

@@ -28,9 +28,9 @@ def text_folder(source: str) -> Path | None:
     return None
 
 
-def cut(lines: Sequence[str], end: str) -> list[str]:
-    """Splits lines into documents; `end` is one of DOCUMENTS."""
-    match end:
+def cut(lines: Sequence[str], document: str) -> list[str]:
+    """Splits lines into documents. `document` is the kind of a document, one of DOCUMENTS."""
+    match document:
         case "line":
             return list(lines)
         case "file":

@@ -92,7 +92,7 @@ class Curve:
         return [replace(point, value=x) for point, x in zip(self.points, values, strict=True)]
 
     def until(self, axis: Axis, end: float) -> "Curve":
-        """Returns the curve up to x = `end`, in units of the axis."""
+        """Returns the curve without the points after `end`, in units of the axis."""
         return Curve(self.name, self.mode, [p for p in self.points if p.at(axis) <= end])
 
     @property

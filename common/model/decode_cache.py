@@ -86,9 +86,9 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """Returns the cache with positions 0 to `count` - 1 of `recent` copied into `past`.
+        """Returns the cache with the first `count` positions of `recent` copied into `past`.
 
-        A single array does not change.
+        A cache with a single array does not change.
         """
         if self.past is None:
             return self

@@ -88,7 +88,7 @@ BAD = {
     "broken parquet": data(b"PAR1 broken", "a.parquet is damaged", name="a.parquet"),
     # Encodings
     "not UTF-8": data(b"text,label\nf\xfcr,a\n", "line 2 is not UTF-8: name the encoding"),
-    "UTF-16 without mark": data(as_csv(MANY).encode("utf-16-le"), "contains zero bytes"),
+    "UTF-16 without mark": data(as_csv(MANY).encode("utf-16-le"), "contains NUL bytes"),
     "truncated UTF-16": data(as_csv(MANY).encode("utf-16")[:-1], "is not UTF-16"),
     "wrong encoding": data("text,label\nfür,a\n", "line 2 is not ASCII", "--encoding=ascii"),
     "unknown encoding": data(as_csv(MANY), "no such encoding", "--encoding=klingon"),
