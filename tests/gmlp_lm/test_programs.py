@@ -175,7 +175,7 @@ def test_texts_do_not_depend_on_the_other_prompts(trained, mesh):
     assert write(trained, *prompts, length=30, mesh=mesh)[0] == alone
 
 
-@pytest.mark.parametrize(("fault", "prompts"), [("the prompt is empty", [b""]), ("no prompts", [])])
+@pytest.mark.parametrize(("fault", "prompts"), [("prompt 1 is empty", [b""]), ("no prompts", [])])
 def test_generator_rejects_missing_prompts(trained, mesh, fault, prompts):
     with pytest.raises(UserError, match=fault):
         write(trained, *prompts, mesh=mesh)
