@@ -38,12 +38,12 @@ documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Writes perplexities of eq. (3) without training, for each reading of eq. (3) (`_readings`).
+    """Writes the perplexities of eq. (3) without training, for each of its readings (`_readings`).
 
     Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
     perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The
-    table also has the paper's values and, for contexts of one token (K = 1), the lowest training perplexity that any
-    weights can reach.
+    table also has the paper's values. For contexts of one token (K = 1), it has the lowest training perplexity that any
+    weights can reach, on all training tokens and on the measured tokens.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -122,7 +122,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(suite: ExperimentSuite) -> None:
-    """Writes test accuracy and cross-entropy of one softmax layer on digits, for `STARTS` and `OPTIMIZERS`."""
+    """Writes test metrics and numbers of epochs of one softmax layer on digits, for `STARTS` and `OPTIMIZERS`."""
     cases = {
         (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS

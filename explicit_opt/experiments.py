@@ -49,8 +49,8 @@ PRINTED = {
         4: (24.6, 31.6, 40.3, 55.4, 20.7, 31.2),
     },
 }
-"""Table 1: input -> K -> six perplexities: training and development perplexity of the cold start after training, of the
-explicit solution without training, and of the warm start after training."""
+"""Table 1: input ("sum" or "cat") -> K -> six perplexities: training and development perplexity of the cold start after
+training, of the explicit solution without training, and of the warm start after training."""
 
 PRINTED_DIGITS = {
     (1, "explicit, no training"): 82.86,
@@ -62,8 +62,8 @@ PRINTED_DIGITS = {
 """Section 4: (layers, start) -> test accuracy in %. The start is `config.start` or "explicit, no training"."""
 
 Points = list[tuple[float, float, float]]
-"""A curve of (epoch, metric, metric), such as training and development perplexity. The point before training has epoch
-0.5, as in Figure 1, because a log axis has no 0."""
+"""A curve of (epoch, metric, metric), such as (epoch, training perplexity, development perplexity). The point before
+training has epoch 0.5, as in Figure 1, because a log axis has no 0."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,10 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 def language_runs(
     suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
-    """Trains missing runs. Returns {(input, K, `config.start`): (curve, test perplexity at the best step) per seed}."""
+    """Trains missing runs. Returns {(input, K, `config.start`): runs, one per seed}.
+
+    A run is (curve, test perplexity at the best step).
+    """
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
     runs = suite.runs(dict(cases.values()))
@@ -250,7 +253,10 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws mean co-occurrence over token count for K = 1 (left) and training perplexity of Cat over epochs (right)."""
+    """Draws mean co-occurrence over token count for K = 1 (left) and training perplexity of Cat over epochs (right).
+
+    Also writes the points as CSV files.
+    """
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
@@ -277,7 +283,10 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Draws the development perplexity of Cat, and the training and development perplexities of Sum, over epochs."""
+    """Draws the development perplexity of Cat, and the training and development perplexities of Sum, over epochs.
+
+    Also writes the points as CSV files.
+    """
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)
     _write_curves(suite, "fig3_sum", sums)
@@ -292,9 +301,10 @@ def fig3(suite: ExperimentSuite) -> None:
 
 
 def fig2(suite: ExperimentSuite) -> None:
-    """Draws the accuracy of digit classifiers over epochs, by `config.start` and layers, and test accuracy over K.
+    """Draws the accuracy of digit classifiers over epochs, and the explicit solution's test accuracy over K.
 
-    Also writes the numbers as tables.
+    The left panel has a curve of seed 1 for each `config.start` and number of layers. Also writes the numbers, and the
+    results of the baselines, as tables.
     """
     # Two layers cannot start from zeros: all outputs of the hidden layer would stay equal (see digits.validate).
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
@@ -371,11 +381,11 @@ def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) 
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
-    """Measures test accuracy for every integer K from 1 to the number of pixels (section 3.2).
+    """Measures the explicit solution's test accuracy for every integer K from 1 to the number of pixels (section 3.2).
 
     Returns:
-      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), and the average norm
-      of the features.
+      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), and the mean L1 norm
+      of the training features.
     """
     features, labels = jnp.asarray(task.features("test")), task.splits["test"][1]
     train = task.features("train")

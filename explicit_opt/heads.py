@@ -21,7 +21,8 @@ Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
 
 LOGITS = 50_000_000
-"""Maximum number of logits that `scale="fit"` computes. The logits of at least 100 examples are always computed."""
+"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, the fit still uses
+100 examples."""
 
 
 def head_start(
@@ -42,7 +43,7 @@ def head_start(
       method: "explicit": explicit optimization (eq. 3), which needs non-negative features. A feature with negative
         values is shifted so that its lowest value is 0, and the bias compensates. "lda": linear discriminant analysis.
         "ridge": least squares with the target 1 for the label and -1 for all other outputs.
-      outputs: N. None takes the largest label + 1.
+      outputs: N. None takes the largest label + 1, or the number of columns of soft labels.
       scale: factor of all logits. "fit" takes the factor from 0.001 to 10 with the least cross-entropy on a random
         sample of at most 10,000 examples (fewer with more than 5,000 outputs: see `LOGITS`). The factor does not change
         the order of the logits.
@@ -72,8 +73,8 @@ class HeadStart:
     """Computes `head_start` batch by batch, for data that do not fit into memory.
 
     Call `add` for each batch, then `finish`. `merge` adds the examples of another `HeadStart`, for example from another
-    process. A `HeadStart` stores M x N float64 numbers, M x M more with "lda" and "ridge", and the random sample
-    (`SAMPLE`).
+    process. A `HeadStart` stores M x N float64 numbers, M x M more with "lda" and "ridge", and at most `SAMPLE`
+    examples with `scale="fit"`.
     """
 
     SAMPLE = 10_000
@@ -227,8 +228,8 @@ class HeadStart:
         """Returns the kernel, (M, N), and the bias, (N,), both float32. `add` may be called again afterwards.
 
         Raises:
-          ValueError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
-            smoothing 0) or constant within each class ("lda").
+          ValueError: no example has a positive weight, the features are linearly dependent ("lda" and "ridge" with
+            smoothing 0), or all features are constant within each class ("lda").
         """
         check(
             self._mass_N.sum() > 0,
@@ -245,7 +246,7 @@ class HeadStart:
         """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first."""
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
-        # The co-occurrences of a shifted constant feature are 0. Rounding may make them negative.
+        # After the shift, the co-occurrences of a constant negative feature are 0. Rounding may make them negative.
         counts_NM = np.maximum(counts_NM, 0.0)
         priming = max(counts_NM.sum() / self._mass_N.sum(), 1.0)
         counts_NM = np.maximum(counts_NM + self.smoothing, FLOOR)
@@ -268,8 +269,8 @@ class HeadStart:
         covariance_MM = scatter_MM - (mean_NM * self._mass_N[:, None]).T @ mean_NM
         check(
             np.trace(covariance_MM) > 1e-12 * np.trace(scatter_MM),
-            "lda needs features that vary within a class, but all features are constant within every class: use the"
-            " method explicit or ridge",
+            "method='lda' needs features that vary within a class, but all features are constant within every class:"
+            " use method='explicit' or method='ridge'",
         )
         prior = self.smoothing * np.trace(covariance_MM) / (total * width)
         covariance_MM = (covariance_MM + prior * np.eye(width)) / (total + self.smoothing)
@@ -407,7 +408,7 @@ def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
             raise TypeError("some are complex")
         return array.astype(dtype or array.dtype, copy=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} must be an array of real numbers: {error}") from error
+        raise UserError(f"{name} must be an array of real numbers ({error})") from error
 
 
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
@@ -435,4 +436,4 @@ def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:
     try:
         return linalg.solve(left_MM, right_MN, assume_a="pos")
     except linalg.LinAlgError as error:
-        raise UserError("the features are linearly dependent: set smoothing above 0") from error
+        raise UserError("the features are linearly dependent: use a larger smoothing") from error

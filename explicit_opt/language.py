@@ -45,7 +45,8 @@ _UNUSED = 2
 TOKENIZER = "tokenizer.npz"
 
 STRETCH = 64
-"""Number of consecutive tokens that form one test example. Losses of neighbouring tokens are not independent."""
+"""Number of consecutive tokens that form one test example; the last example may have fewer. A test example has several
+tokens because the losses of neighbouring tokens are not independent."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -116,7 +117,7 @@ class Windows:
 
 
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
-    """Returns the non-empty lines of each document.
+    """Returns the lines of each document that are not blank.
 
     Texts are tokenized line by line, so `data.documents` changes contexts, but not the tokens of a line.
     """
@@ -166,8 +167,8 @@ class NextToken(Task):
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: read_documents(data, split) for split in ("train", "valid", "test")}
-        # Shuffle the training documents, so that the first `data.tokens` tokens come from all files. The order does not
-        # depend on the run's seed or on `data.tokens`.
+        # Shuffle the training documents, so that the first `data.tokens` tokens are drawn from all files. The order
+        # does not depend on the run's seed or on `data.tokens`.
         order = np.random.default_rng(0).permutation(len(texts["train"]))
         texts["train"] = [texts["train"][number] for number in order]
         step = round(1 / data.held_out_share)
@@ -305,7 +306,7 @@ class NextToken(Task):
         def gather(ids_B: np.ndarray) -> Batch:
             return windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
 
-        # Evaluation stores no activations, so evaluation batches may be larger than training batches.
+        # Evaluation stores no activations for gradients, so its batches may be larger than training batches.
         count, rows = -(-len(windows) // stride), max(self.config.train.batch, 4096)
         batches = in_order(gather, count, rows, multiple=self.multiple)
         return self._nats_of_rows(values, batches, count)["nats"]

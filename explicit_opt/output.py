@@ -28,7 +28,7 @@ class Sums:
     value is 0, and the bias compensates: h U + b = (h - low) U with b = -low U.
 
     Attributes:
-      found_MN: co-occurrences of the features before the shift.
+      found_MN: co-occurrences of features and targets before the shift.
       counts_N: sum of the example weights of each target.
       low_M: lowest value of each feature, or 0 if the lowest value is positive.
       norm: sum of all features of all examples, weighted by the example weights.

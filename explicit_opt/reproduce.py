@@ -66,7 +66,8 @@ def _own(options: Namespace) -> dict[str, Any]:
     )
     check(
         not printed or not options.sweep,
-        "--protocol=printed cannot be used with --sweep: this protocol holds out no validation data",
+        "--protocol=printed cannot be used with --sweep: the sweep would choose settings by the metrics that this"
+        " protocol reports",
     )
     check(
         target != "formula" or not (options.turns or options.sweep),
@@ -77,7 +78,7 @@ def _own(options: Namespace) -> dict[str, Any]:
         option = f"--data={corpus}={shown(path)}"
         check(
             corpus in CORPORA[target],
-            f"{option}: the target {target} does not read the corpus {corpus}",
+            f"{option}: the target {target} does not read the corpus {corpus}; remove the option",
         )
         check(path.is_dir(), f"{option} is not a directory")
     return {"protocol": options.protocol, "data": data}

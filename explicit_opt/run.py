@@ -55,7 +55,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     """Returns the configuration for the training loop, and the task.
 
     With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. The exception is a language
-    model with `data.tokens` above 0: `data.tokens` is the length of an epoch.
+    model with `data.tokens` above 0, because an epoch has this number of tokens.
 
     Raises:
       UserError: the configuration or the data are invalid.

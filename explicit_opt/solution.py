@@ -39,13 +39,13 @@ def explicit_solution(
       features: (E, M), non-negative. If `targets` is None, `features` is F, (M, N).
       targets: (E,) integers from 0 to N - 1.
       priming: K. None takes the mean L1 norm of the feature vectors (section 2.1). Required if `targets` is None.
-      outputs: N. None takes the largest target + 1.
+      outputs: N. None takes the largest target + 1. Not used if `targets` is None.
       exponent: exponent of f. None takes (K - 1) / K.
       sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
 
     Raises:
-      UserError: a feature is negative or not finite, there are no examples, K < 1, a target is not an integer or out of
-        range, or `targets` and `priming` are both None.
+      UserError: a feature or co-occurrence is negative or not finite, there are no examples, K < 1, a target is not an
+        integer or out of range, or `targets` and `priming` are both None.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     if features.ndim != 2 or 0 in features.shape:
@@ -74,7 +74,8 @@ def explicit_solution(
     total = float(counts.sum())
     _check_values(lowest, total, "feature")
     if priming is None:
-        # Each feature of an example is added to one entry of F, so F sums to the examples' L1 norms.
+        # All entries of F add up to the sum of the examples' L1 norms. Divided by the number of examples, this is the
+        # mean norm.
         priming = total / len(features)
     return from_cooccurrences(counts, priming, exponent=exponent, sign=sign)
 
@@ -138,8 +139,8 @@ def cooccurrences(
 ) -> jax.Array:
     """Returns F = H^T Y (eq. 2), (M, N) float32, without building the one-hot targets Y.
 
-    Targets outside 0 to N - 1 are ignored. Partial sums over blocks of examples are accumulated in float64. Features
-    may be sharded over the examples.
+    Targets outside 0 to N - 1 are ignored. Sums over blocks of examples are added in float64. Features may be sharded
+    over the examples.
     """
     return _one_pass(features_EM, targets_E, outputs)[0]
 

@@ -1,4 +1,4 @@
-"""Trains softmax layers (cold or warm start): python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
+"""Trains softmax layers on text or digits: python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
 
 from pathlib import Path
 

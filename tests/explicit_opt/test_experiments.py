@@ -42,7 +42,7 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         # Eq. (3) without training is better than a trained cold start. Training from eq. (3) does not make it worse.
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
-        # The scalar minimises the training loss, so it cannot raise the training perplexity.
+        # The fitted factor minimises the training loss, so it cannot raise the training perplexity.
         assert float(measured["T-sp"]) <= float(measured["T-p"])
     # For K = 1, sum and concatenation share one run.
     assert rows[0]["T-p"] == rows[4]["T-p"]
@@ -83,7 +83,7 @@ def test_fig2_writes_table_scan_and_figure(tmp_path):
         explicit, scaled = (rows[layers, start] for start in untrained)
         assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
         assert "±" in rows[layers, "warm"]["test accuracy %"]
-    # The scalar of a single layer is positive, so it does not change the ranking of the outputs.
+    # The factor of a single layer is positive, so it does not change the ranking of the outputs.
     assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
     with (tmp_path / "fig2_scan.csv").open() as file:

@@ -1,4 +1,4 @@
-"""Closed-form heads: equal to the heads of scikit-learn, and independent of batches and of the merging of heads.
+"""Closed-form heads: they equal heads of scikit-learn, and do not depend on how examples are split into batches.
 
 Shape letters of this module: E examples, M features, N outputs.
 """
@@ -76,7 +76,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
     expected_EN = features_EM @ kernel_MN + bias_N
     np.testing.assert_allclose(log_softmax(logits_EN), log_softmax(expected_EN), atol=0.02)
-    # Add the examples in batches with other offsets to two heads, and merge the heads: the result is the same.
+    # Two heads get batches with different means. Merged, they have the same kernel.
     heads = HeadStart(method, seed=1), HeadStart(method, seed=2)
     for number, part in enumerate(np.array_split(np.argsort(features_EM[:, 0]), 4)):
         heads[number % 2].add(moved_EM[part], labels_E[part])

@@ -28,7 +28,7 @@ CLASSES, LENGTH, EXAMPLES = 5, 6, 240
 
 
 class Classifier(nnx.Module):
-    """Two encoder blocks of the core, the mean over positions, and a linear output layer."""
+    """Two transformer encoder blocks, the mean over positions, and a linear output layer."""
 
     def __init__(self, bias: bool, *, rngs: nnx.Rngs):
         model = load("configs/wmt_transformer.py:tiny").model
@@ -49,7 +49,9 @@ class Classifier(nnx.Module):
 
 
 class Topics:
-    """A text of class c draws each token from 6 c to 6 c + 5 with probability 0.7, and else from all 30 tokens."""
+    """A task: classifies texts. A text of class c draws each token from 6 c to 6 c + 5 with probability 0.7, and
+    otherwise from all 30 tokens.
+    """
 
     def __init__(self, bias: bool = True):
         self.bias = bias
@@ -95,12 +97,12 @@ def test_warm_start_sets_output_layer_to_solution_over_its_features(devices):
     values = values_of(task, devices)
     started = warm_start(task, values, "output", task.batches(40))
 
-    h_MD = np.asarray(values.abstract_model.build(values.trainable, {}).features(task.tokens))
-    low_D = np.minimum(h_MD.min(0), 0)
-    assert low_D.min() < 0
-    expected = explicit_solution(h_MD - low_D, task.targets)
+    h_EM = np.asarray(values.abstract_model.build(values.trainable, {}).features(task.tokens))
+    low_M = np.minimum(h_EM.min(0), 0)
+    assert low_M.min() < 0
+    expected = explicit_solution(h_EM - low_M, task.targets)
     np.testing.assert_allclose(started["output/kernel"], expected, atol=2e-5)
-    np.testing.assert_allclose(started["output/bias"], -low_D @ np.asarray(expected), rtol=1e-4)
+    np.testing.assert_allclose(started["output/bias"], -low_M @ np.asarray(expected), rtol=1e-4)
     changed = {n for n in started if not np.array_equal(started[n], values.trainable[n])}
     assert changed == {"output/kernel", "output/bias"}
 

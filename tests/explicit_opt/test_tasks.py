@@ -240,13 +240,13 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 
 
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
-    """For a model that fits only the first half of the text, 400 sampled tokens give nearly the perplexity of all."""
+    """For a model that fits only the first half of a text, 400 sampled tokens have nearly the perplexity of all."""
     two_halves(words, tmp_path)
     # With documents=file, the text is a single document, which training does not shuffle.
     words.data.documents, words.eval.train_tokens = "file", 0
     task = NextToken(words, mesh)
-    tokens_M = task.splits["train"].tokens_L
-    known = np.unique(tokens_M[: len(tokens_M) // 3])
+    tokens_L = task.splits["train"].tokens_L
+    known = np.unique(tokens_L[: len(tokens_L) // 3])
     tables = np.zeros((2, task.vocabulary, task.vocabulary), np.float32)
     tables[:, :, known] = 2.0
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
@@ -255,7 +255,7 @@ def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     task.config.eval.train_tokens = 400
     assert task.evaluate(values, "valid")["train_perplexity"] == pytest.approx(whole, rel=0.3)
     # The first 400 tokens are all in the half that the model fits.
-    assert set(tokens_M[:400]) <= set(known) and whole > 1.5 * len(known)
+    assert set(tokens_L[:400]) <= set(known) and whole > 1.5 * len(known)
 
 
 def test_text_order_is_independent_of_token_limit(words, mesh, tmp_path):
@@ -302,14 +302,14 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
-    """Each layer has its own scalar. At this scalar, the derivative of the training loss is 0 (tested for layer 0)."""
+    """Each layer has its own fitted factor. At the factor of layer 0, the derivative of this layer's loss is 0."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()
     digits.start = "scaled"
     scaled = task.solution()
-    h_MD, targets = task.features("train"), task.splits["train"][1]
-    logits = h_MD @ np.asarray(scaled[0], np.float64)
+    h_EM, targets = task.features("train"), task.splits["train"][1]
+    logits = h_EM @ np.asarray(scaled[0], np.float64)
     chances = np.exp(logits - logits.max(1, keepdims=True))
     chances /= chances.sum(1, keepdims=True)
     rows = np.arange(len(targets))
@@ -347,7 +347,7 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """Writes images of 2 x 2 pixels in IDX files with MNIST's names, and makes them the source of `digits`."""
+    """Returns a folder with images of 2 x 2 pixels in IDX files with MNIST's names. `digits` reads this folder."""
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
@@ -386,7 +386,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
 def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):
-    """The paper prints 82.86 % for one layer at K = 105.99. Our K, the average norm of MNIST's files, is 105.10."""
+    """The paper prints 82.86 % for one layer at K = 105.99. Our K, the mean norm of the training images, is 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers
