@@ -107,7 +107,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def side(self, text: str) -> Side:
         """Returns the experiment "CORPUS: KIND", such as "wikitext2: gmlp". A claim compares two such experiments."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        check_choice("experiment of a claim", text, known)
+        check_choice("experiment", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, path = experiment(1).data.source.partition(":")
@@ -157,8 +157,8 @@ COLUMNS = (
     "parameters",
     "printed perplexity",
 )
-"""Columns of Table 3. "best" and "final" are points of the validation curve. "valid" and "test" evaluate the best
-checkpoint on the whole split."""
+"""Columns of Table 3. "best" and "final" are values of the validation curve. "byte perplexity" is the perplexity of
+"best". "valid" and "test" evaluate the best checkpoint on the whole split."""
 
 
 def _measured(suite: ExperimentSuite, runs: list[Run]) -> tuple:
@@ -224,7 +224,7 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
 
     The horizon is the end of the shortest curve. A row has two numbers per model: the best value up to the horizon, and
-    the mean over the curve of best values so far (AUCC / horizon). If parameter counts differ by less than 1 %, the row
+    AUCC / horizon, the mean of the best value so far. If parameter counts differ by less than 1 %, the row
     "data" is called "parameters and data". The row of equal seconds exists only for models that were trained in turns
     (--turns).
     """
@@ -240,8 +240,8 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
-        areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
-        cells = [mean_std(v, 3) for some in (values, areas) for v in some.values()]
+        means = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
+        cells = [mean_std(v, 3) for some in (values, means) for v in some.values()]
         unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
         rows.append((data, name, f"{horizon:.4g} {unit}", *cells))
     return rows
@@ -280,7 +280,7 @@ In the paper: epochs 1, 10, 100, 500 and 1000 of 1000.
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes Table 4: text samples during training. All samples continue the same prompt with the same random key."""
+    """Writes Table 4: text samples of seed 1 during training. All continue the same prompt with the same random key."""
     corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}
     for kind, runs in suite.cases(corpus).items():

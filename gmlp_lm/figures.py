@@ -9,7 +9,7 @@ from common.report.panels import COLOURS, panels
 def validation(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
 ) -> None:
-    """Draws one panel per corpus. A ring marks the best value of a curve.
+    """Draws one panel per corpus. A ring marks the best value of each curve.
 
     Args:
       curves: corpus -> model -> list of curves, one per seed; a curve is a list of (step, bits per byte).

@@ -1,4 +1,4 @@
-"""Two initializations: as in GPT-2, and PyTorch's default initialization, which the authors' program uses."""
+"""Two initializations: that of GPT-2, and PyTorch's default, which the authors' program uses."""
 
 from flax import nnx
 
@@ -29,7 +29,10 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initialises like PyTorch: U(-1/sqrt(M), 1/sqrt(M)) for a layer of M inputs, N(0, 1) for the embedding table."""
+    """Initialises like PyTorch: kernels and biases of a linear layer with M inputs from U(-1/sqrt(M), 1/sqrt(M)).
+
+    Draws the embedding table from N(0, 1). Other parameters keep their values.
+    """
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
             draw = initializers.uniform(part.kernel.shape[0] ** -0.5)

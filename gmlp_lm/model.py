@@ -29,7 +29,7 @@ def window_of(model: ConfigDict, layer: int) -> int:
 
 
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
-    """Returns the matrix over positions in one layer's gate."""
+    """Returns the map over positions in one layer's gate."""
     options = {"rngs": rngs, "heads": model.gate_heads, "epsilon": model.epsilon}
     if window := window_of(model, layer):
         from gmlp_lm.maps import BlockLocal

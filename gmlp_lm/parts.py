@@ -29,15 +29,22 @@ __all__ = ["GatedMLP", "SpatialGating"]
 
 
 def _spatial(
-    features: int, length: int, heads: int, epsilon: float, causal: bool, rngs: nnx.Rngs
+    name: str,
+    features: int,
+    length: int,
+    heads: int,
+    epsilon: float,
+    causal: bool,
+    rngs: nnx.Rngs,
 ) -> Spatial:
+    """Returns the map of a unit or block, after checks. `name` is the caller's name for `features`."""
     check_int("length", length)
     check_int("heads", heads)
     check_number("epsilon", epsilon)
     check_rngs(rngs, "params")
     check(
         features % (2 * heads) == 0,
-        f"the number of features must be a multiple of 2 * heads = {2 * heads}, got {features}",
+        f"{name} must be a multiple of 2 * heads = {2 * heads}, got {features}",
     )
     return Spatial(length, rngs=rngs, heads=heads, epsilon=epsilon, causal=causal)
 
@@ -100,7 +107,7 @@ class SpatialGating(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_int("features", features)
-        self.spatial = _spatial(features, length, heads, epsilon, causal, rngs)
+        self.spatial = _spatial("features", features, length, heads, epsilon, causal, rngs)
         self.features = features
         self.norm = LayerNorm(features // 2, rngs=rngs)
 
@@ -156,7 +163,7 @@ class GatedMLP(nnx.Module):
         check_choice("activation", activation, ACTIVATIONS)
         check_rate("dropout", dropout)
         check_rngs(rngs, *["dropout"] * bool(dropout))
-        spatial = _spatial(hidden, length, heads, epsilon, causal, rngs)
+        spatial = _spatial("hidden", hidden, length, heads, epsilon, causal, rngs)
         self.width = width
         self.norm = LayerNorm(width, rngs=rngs)
         self.gated = GatedMlp(width, hidden, spatial, rngs=rngs, activation=activation)

@@ -68,7 +68,8 @@ def _own(options: Namespace) -> dict[str, Any]:
     for corpus in data_paths:
         check(
             corpus in corpora,
-            f"--data={corpus}: {corpus} is not in --corpora={','.join(corpora)}: add it to --corpora",
+            f"--data={corpus}=PATH has no effect, because {corpus} is not in --corpora={','.join(corpora)}: add"
+            f" {corpus} to --corpora",
         )
     return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 

@@ -57,7 +57,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 
 
 def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, ModelState]:
-    """Returns the configuration, the tokenizer and the best checkpoint of a run.
+    """Returns the configuration and the tokenizer of a run, and the model state of its best checkpoint.
 
     Raises:
       UserError: the folder contains no run of this paper, or the run has no checkpoint.

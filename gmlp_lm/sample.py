@@ -102,7 +102,7 @@ def read(path: Path) -> list[bytes]:
             try:
                 prompt = json.loads(line)
             except ValueError as error:
-                raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+                raise UserError(f"{path}, line {number} is not JSON ({error})") from error
             prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
             check(
                 isinstance(prompt, str),
@@ -111,10 +111,10 @@ def read(path: Path) -> list[bytes]:
             try:
                 line = prompt.encode()
             except UnicodeEncodeError as error:
-                raise UserError(f"{path}, line {number} is not Unicode text: {error}") from error
+                raise UserError(f"{path}, line {number} is not Unicode text ({error})") from error
         check(bool(line), f"{path}, line {number} is an empty prompt: remove the line")
         prompts.append(line)
-    check(bool(prompts), f"{path} has no prompts: write one on each line")
+    check(bool(prompts), f"{path} has no prompts: write a prompt on each line")
     return prompts
 
 

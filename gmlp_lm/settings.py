@@ -1,4 +1,4 @@
-"""Writes Tables 1 and 2: parameter counts and hyperparameters of our three recipes and of the paper. Trains nothing."""
+"""Writes Tables 1 and 2: parameter counts and hyperparameters of the three recipes and of the paper. Trains nothing."""
 
 from ml_collections import ConfigDict
 
@@ -13,7 +13,8 @@ PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
 """Parameter counts in the paper's Table 1, in millions. Its row GPT_origin, from another paper, is left out."""
 
 UNUSED = {"gpt": 4_202_496}
-"""Parameters of the authors' "GPT_base" that its forward pass never uses. Our counts leave them out."""
+"""Kind of model -> number of parameters in the authors' model that its forward pass never uses. Our counts leave them
+out."""
 
 PRINTED_SETTINGS = {
     "batch size": 64,

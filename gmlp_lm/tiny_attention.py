@@ -22,6 +22,7 @@ class TinyAttention(Sublayer):
     """One attention head, whose output has the width of the gate.
 
     Args:
+      width: width of the input.
       inner: width of the head.
       outputs: width of the gate.
       window: window length W in positions. A position attends to the previous window, and to its own window up to

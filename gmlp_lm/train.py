@@ -1,4 +1,4 @@
-"""Trains a byte-level language model: python -m gmlp_lm.train --config=configs/enwik8_gmlp.py:tiny"""
+"""Trains a language model on bytes or subwords: python -m gmlp_lm.train --config=configs/enwik8_gmlp.py:tiny"""
 
 from pathlib import Path
 

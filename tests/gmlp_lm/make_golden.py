@@ -1,4 +1,4 @@
-"""Writes golden.npz: logits of public PyTorch models with random weights, for test_parity.py.
+"""Writes golden.npz: tokens, random weights and logits of public PyTorch models, for test_parity.py.
 
     pip install -r benchmarks/requirements.txt && python tests/gmlp_lm/make_golden.py
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figure: their content, and the reuse of their common runs."""
+"""The paper's tables and figure: their content, and the reuse of the runs that they share."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """Returns a suite whose three runs are trained. The tables and the figure share these runs."""
+    """Returns a suite with one trained run of each kind of model, and Table 3. Shared by the module's tests."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()

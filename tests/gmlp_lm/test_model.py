@@ -85,7 +85,7 @@ class Made:
         self.whole, self.step, self.prefill = map(jax.jit, (model, model.step, model.prefill))
 
 
-# Every recipe and every kind of model once.
+# These cases have each recipe and each kind of model once.
 QUICK = (("paper", "gpt"), ("code", "gmlp"), ("fixed", "gmlp_attn"))
 
 

@@ -1,4 +1,7 @@
-"""Logits equal the logits of public PyTorch models with the same weights, which make_golden.py wrote."""
+"""Our models and public PyTorch models with the same weights compute equal logits.
+
+make_golden.py wrote the weights and logits of the PyTorch models to golden.npz.
+"""
 
 import re
 from pathlib import Path
@@ -44,7 +47,7 @@ NAMES = {
 
 
 def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Converts the PyTorch parameter named `there` with the given value. Returns {name: value} of our parameters.
+    """Converts a PyTorch parameter, named `there`, to {name: value} of our parameters.
 
     A fused matrix of queries, keys and values gives three parameters.
     """
