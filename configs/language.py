@@ -70,7 +70,7 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # Evaluation scores the second half of each window except the first; the first half is only context.
+    # The first window scores its first half. Each later window scores its second half, with the first half as context.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
     # "MODULE:FUNCTION", such as "explicit_opt:head_start": a function that computes the initial output layer from
@@ -221,7 +221,7 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(recipes) > 1 or len(sizes) > 1:
         raise ValueError(
-            f"invalid argument {argument!r}: use at most one of {', '.join(RECIPES)} and at most one of"
+            f"the argument {argument!r} must be at most one of {', '.join(RECIPES)} and at most one of"
             f" {', '.join(SIZES)}, such as code,tiny"
         )
     make = {"paper": paper, "code": code, "fixed": fixed}[recipes[0] if recipes else "paper"]

@@ -6,8 +6,8 @@ Reproduces: Figure 2, right. Reservoirs stay frozen; `--config.reservoirs=tune` 
 control starts from a model without reservoirs: `--config.reservoirs=freeze_now --config.freeze_now=4`.
 Hardware: one accelerator; we have not run this size. `--config=configs/mnli.py:laptop` is for two CPU cores.
 Data: `tfds:glue/mnli`, or files {train,validation_matched}.jsonl (or .csv, or .gz) with the fields premise,
-hypothesis and label, with --config.data.source=files:DIR. Other split names:
---config.data.splits.valid=NAME and splits.test=NAME.
+hypothesis and label, with --config.data.source=files:DIR. Other split names: --config.data.splits.valid=NAME and
+--config.data.splits.test=NAME.
 `--config=configs/mnli.py:tiny` classifies pairs of paragraphs of the Python manual (embedded:python_pairs, no
 download): a minute on two CPU cores.
 """

@@ -121,13 +121,16 @@ def get_config(argument: str = "") -> ConfigDict:
     """Returns the configuration for an argument such as "paper", "tiny" or "paper,laptop".
 
     The argument "" is the recipe "fixed" at the paper's scale.
+
+    Raises:
+      ValueError: the argument has an unknown word, two recipes or two sizes.
     """
     words = [word for word in argument.split(",") if word]
     unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
     sizes = [word for word in words if word in SIZES]
     if unknown or len(sizes) > 1 or len(words) - len(sizes) > 1:
         raise ValueError(
-            f"invalid argument {argument!r}: use at most one of {', '.join(RECIPES)} and at most one of"
+            f"the argument {argument!r} must be at most one of {', '.join(RECIPES)} and at most one of"
             f" {', '.join(SIZES)}, such as paper,tiny"
         )
     config = _paper(_base()) if "paper" in words else _base()
