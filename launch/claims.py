@@ -1,7 +1,7 @@
 """Estimates the chip-hours of claims that need runs at the paper's scale: python -m launch.claims PAPER
 
-A plan is a list of options of `launch.plan` in PAPER/claims.csv. This program compiles each plan and writes the
-chip-hours to PAPER/claims_plans.csv, which `reproduce claims` reads. Skips plans that PAPER/claims_plans.csv contains.
+A plan is a list of options of `launch.plan` in PAPER/claims.csv. This program compiles the step of each plan that
+PAPER/claims_plans.csv lacks, and adds the plan's chip-hours to this file, which `reproduce claims` reads.
 """
 
 import csv
@@ -24,7 +24,7 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     """Estimates the plans of a paper that are missing in the file `path`, and writes `path` after each estimate.
 
-    Removes plans that no claim of the paper needs.
+    Removes plans from `path` that no claim of the paper needs.
 
     Args:
       ask: function from the options of a plan to its estimate.
@@ -54,11 +54,12 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             estimate = ask(plan)
             check(
                 estimate.bound is not None,
-                "the speed of these devices is unknown: choose a TPU with --topology",
+                f"the speed of these devices is unknown: choose a TPU with --topology in {paper}/{claims.CLAIMS}",
             )
             check(
                 estimate.chip_hours is not None,
-                "the number of steps is unknown without data: add --config.train.steps=N",
+                "the number of steps is unknown without data: add --config.train.steps=N to the plan in"
+                f" {paper}/{claims.CLAIMS}",
             )
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)

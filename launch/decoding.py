@@ -27,7 +27,8 @@ RUNS = {
 }
 """Name of a run -> (configuration, fields to override).
 
-Fewer layers compile faster. In decoding by rows, the number of layers changes only the bytes of weights.
+The overrides reduce the number of layers, so that compilation is faster. In decoding by rows, this changes only the
+bytes of weights.
 """
 
 MESHES = ("fsdp", "data")

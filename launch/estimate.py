@@ -46,7 +46,7 @@ class Bound:
         value may exceed the actual time. None if the CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI).
       network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
-        its bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
+        the host's bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
     """
 
     compute: float
@@ -253,18 +253,18 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
     capacity = topology.chip.memory
     by = " (by the CPU compiler's count)" if topology.stands_in else ""
     return TooLarge(
-        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which has"
-        f" {capacity / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing: use more chips or a larger"
+        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, but a chip has"
+        f" {capacity / 2**30:.2f} GiB ({missing / 2**30:.2f} GiB are missing): use more chips or a larger"
         " --config.train.accumulate",
         missing,
     )
 
 
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
-    """Returns rows (name, shape, partition, count) of all parameters.
+    """Returns rows (name, shape, partition, count) of all parameter arrays.
 
-    Parameters share a row if they have equal shape and partition and their names differ only in numbers. `count` is the
-    number of parameters in the row.
+    Arrays share a row if they have equal shape and partition and their names differ only in numbers. `count` is the
+    number of arrays in the row.
     """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):

@@ -374,8 +374,8 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
 def _group(rest: str, devices: int) -> int:
     """Returns the number of devices in a replica group, or the number of slices of a collective between slices.
 
-    HLO has three notations for replica groups. A collective between slices lists slices and their devices,
-    {1,2}x{0:7}, or the ids of all devices.
+    HLO has three notations for replica groups. A collective between slices lists its slices and their devices,
+    as in {1,2}x{0:7}, or the ids of all its devices.
     """
     if between := _MEGASCALE.search(rest):
         first = re.match(r"\{+([^}]*)\}", between["groups"])[1]

@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterator[tuple]]) -> None:
-    """Replaces the rows of this commit in a table of several commits.
+    """Replaces or adds the rows of this commit in a table of several commits.
 
     Args:
       path: path of the table without suffix.

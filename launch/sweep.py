@@ -34,13 +34,13 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 def best(config: ConfigDict, topology: Topology) -> Estimate:
     """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
 
-    If the configured batch size is too large for memory, multiplies `train.accumulate` by the factors in PARTS until
-    the batch size fits or fails for another reason. Otherwise tries the multiples of the batch size in TIMES until one
-    is too large.
+    For each mesh: if the configured batch size is too large for memory, multiplies `train.accumulate` by the factors in
+    PARTS until the batch size fits or fails for another reason. Otherwise tries the multiples of the batch size in
+    TIMES until one is too large.
 
     Raises:
       UserError: no mesh and batch size can run, the speed of the devices is unknown, or the configuration has none of
-        the fields BATCH.
+        the fields in `BATCH`.
     """
     check(
         topology.chip is not None,
@@ -74,7 +74,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     if fastest is None:
         closest = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
         raise UserError(
-            f"no mesh and batch size can run; the attempt closest to fitting: {closest}"
+            f"no mesh and batch size can run; in the attempt closest to fitting, {closest}"
         )
     chosen, configured = flatten(fastest.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in fastest.mesh.shape.items()]

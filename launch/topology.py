@@ -99,8 +99,8 @@ class Topology:
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"--config.mesh.tensor={tensor} spans several processes; it must divide the number of chips of a host,"
-            f" {self.host}",
+            f"--config.mesh.tensor={tensor} spans several hosts: it must divide {self.host}, the number of chips"
+            " of a host",
         )
         return mesh
 
@@ -116,8 +116,8 @@ def find(name: str) -> Topology:
     CPU devices replace the chips of one slice if the TPU compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, has several slices but the TPU compiler is missing, or `prepare` was
-        called for a smaller topology.
+      UserError: the topology does not exist, has several slices but the TPU compiler is missing, or needs more CPU
+        devices than `prepare` has configured.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -178,7 +178,7 @@ def has_compiler() -> bool:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError if there are several slices. Call this function before using the CPU compiler.
+    """Raises a UserError if there are several slices. Called before the CPU compiler replaces the TPU compiler.
 
     Only the TPU compiler separates traffic between slices from traffic within a slice.
     """

@@ -16,7 +16,8 @@ MEGASCALE = tuple(
 )
 NAMES = (*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES", CACHE, TOKEN, *MEGASCALE)
 
-# Stand-in for the trainer: prints environment and arguments; with --wait it then waits for SIGTERM.
+# Stand-in for the trainer: prints the environment variables NAMES and its arguments. With --wait, it then waits for
+# SIGTERM.
 TRAINER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 
@@ -74,7 +75,7 @@ class Checkout:
         self.executable(self.bin / name, text)
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
-        """Runs a command with the stand-in trainer as $PYTHON, without TRAINLESS_*, CUDA_* and JAX_* of the test."""
+        """Runs a command with the stand-in trainer as $PYTHON, without the test's own TRAINLESS_*, CUDA_* and JAX_*."""
         own = ("TRAINLESS_", "CUDA_", "JAX_")
         mine = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}
@@ -107,7 +108,7 @@ def flags_of(platform: str) -> str:
 
 
 def given(log: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns the environment (without the random token) and the arguments that the stand-in trainer logged."""
+    """Returns the environment (without the random token) and the arguments of the stand-in trainer's first start."""
     environment, arguments = json.loads(log.read_text().splitlines()[0])
     environment.pop(TOKEN, None)
     return environment, arguments

@@ -38,7 +38,7 @@ SLICES = ("babylm_sum", "mnist_explicit")
 
 
 def cases() -> list:
-    """Returns a case for each experiment on a TPU slice and on CPU devices, and for those of SLICES on two slices."""
+    """Returns cases of PLANS on CPU devices and on a TPU slice, and of the experiments in SLICES on two TPU slices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS
@@ -48,7 +48,7 @@ def cases() -> list:
 
 @pytest.fixture
 def quick_optimizations() -> Iterator[None]:
-    """Enables the compiler optimizations of `launch.plan --quick`, which other tests disable."""
+    """Enables the compiler optimizations of `launch.plan --quick`, which tests/conftest.py disables."""
     optimizations, effort = "jax_disable_most_optimizations", "jax_exec_time_optimization_effort"
     before = jax.config.read(optimizations), jax.config.jax_exec_time_optimization_effort
     jax.config.update(optimizations, False)

@@ -219,7 +219,7 @@ def test_job_runs_the_code_of_its_commit(cluster):
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]
 
-    # The same command again reuses the copy, if it is unchanged.
+    # The same command again reuses the copy of the code, unless files of the copy have changed.
     assert submitted(cluster, "--commit", first, "c.py") == job
     assert len(cluster.calls("sbatch")) == 2
     for commit in ("HEAD", first):

@@ -44,7 +44,7 @@ if behaviour != "end":
 
 @pytest.fixture
 def launch(tmp_path: Path):
-    """Returns a function that starts the launcher in an empty directory. Terminates unfinished runs after the test."""
+    """Returns a function that starts the launcher beside the stand-in. Terminates unfinished runs after the test."""
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 
@@ -141,7 +141,7 @@ def test_signal_is_forwarded_and_launcher_waits(launch, tmp_path, number):
 
 
 def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
-    # A terminal signals its foreground process group, unlike send_signal.
+    # A terminal signals its whole foreground process group; send_signal would reach only the launcher.
     ours, theirs = pty.openpty()
 
     def take_terminal() -> None:

@@ -97,7 +97,7 @@ def test_bound_uses_the_share_of_one_chip() -> None:
 
 
 def test_bound_includes_products_in_loops(without_compiler: None) -> None:
-    """The compiler counts only one of four accumulation steps."""
+    """The compiler counts only one of four microbatches."""
     config = small()
     config.train.batch, config.train.accumulate = 4096, 4
     found = estimate.estimate(config, find("v5e:2x4"))
@@ -307,7 +307,7 @@ def test_tensor_axis_must_lie_within_a_host(monkeypatch, compiler: bool) -> None
     monkeypatch.setattr(topology, "has_compiler", lambda: compiler)
     config = small(data=1, tensor=8)
     assert estimate.estimate(config, find("v5e:2x4")).mesh.shape["tensor"] == 8
-    with pytest.raises(UserError, match=r"mesh.tensor=8 spans several processes"):
+    with pytest.raises(UserError, match=r"mesh.tensor=8 spans several hosts: it must divide 4"):
         estimate.estimate(config, find("v5p:2x2x2"))
 
 
@@ -316,7 +316,7 @@ def test_too_large_step_reports_missing_bytes() -> None:
     config = small()
     config.train.batch = 2**26
     with pytest.raises(
-        estimate.TooLarge, match=r"on each chip of v5e:2x4, which has 15\.75"
+        estimate.TooLarge, match=r"on each chip of v5e:2x4, but a chip has 15\.75 GiB"
     ) as error:
         estimate.estimate(config, find("v5e:2x4"))
     needed = 2**26 / 8 * (784 + 2) * 4

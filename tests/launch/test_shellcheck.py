@@ -1,4 +1,4 @@
-"""Shellcheck on the launchers and on the generated Slurm batch file."""
+"""Shellcheck on the launchers, on .ci/run and on the generated Slurm batch file."""
 
 import shutil
 import subprocess

@@ -12,7 +12,8 @@ import pytest
 from tests.launch.standins import CACHE, LAUNCH, Checkout, flags_of, given, token
 
 # The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
-# missing file stands for a missing resource. Slice S has the files vm-S and the hosts slices/S. A call that contains
+# missing file stands for a missing resource. Slice S has the file vm-S and the hosts slices/S/0
+# and slices/S/1. A call that contains
 # $FAIL fails.
 GCLOUD = r"""
 unset LIBTPU_INIT_ARGS # ssh does not pass variables of this machine
@@ -107,7 +108,7 @@ HOSTS_OF_SLICES = ("slices/0/0", "slices/0/1", "slices/1/0", "slices/1/1")
 
 
 def finished(cloud: Checkout, hosts: tuple[str, ...] = HOSTS) -> list[Path]:
-    """Waits until the trainers of the hosts have exited; returns their logs."""
+    """Waits until the trainers of the hosts have exited; returns the paths of their logs."""
     deadline = time.monotonic() + 30
     while not all((cloud.folder / host / "train-less/exit").exists() for host in hosts):
         assert time.monotonic() < deadline
@@ -426,7 +427,7 @@ def test_status_follow_stop_and_delete(cloud):
 
 
 def several(*options: str) -> list[str]:
-    """Returns the options that run two slices."""
+    """Returns the arguments of tpu.sh that start a run on two slices."""
     return [
         "run",
         *TYPE,

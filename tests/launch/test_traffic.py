@@ -1,4 +1,4 @@
-"""Reads the memory traffic of loops from the text of compiled programs."""
+"""Memory traffic of loops and Pallas kernels, read from the text of compiled programs."""
 
 from collections.abc import Callable
 
@@ -68,7 +68,7 @@ def test_loop_factor_counts_every_iteration(line: str, inside: int) -> None:
 
 
 def test_loop_factor_matches_unrolled_loop() -> None:
-    """Compares with the compiler's count for the unrolled loop."""
+    """The traffic of a loop is the compiler's count for the unrolled loop, within 10 %."""
 
     def function(count: int, unroll: bool) -> Callable:
         def once(x, weights):
