@@ -1,4 +1,4 @@
-"""Writes one table of measurements of compiled programs at two commits: python -m benchmarks.before_after
+"""Writes a table of measurements before and after a change of the code: python -m benchmarks.before_after
 
 The program measures nothing. It reads the tables in results/launch and results/benchmarks; the last column of each row
 names the command that measures.
@@ -23,7 +23,7 @@ class Change(NamedTuple):
     Attributes:
       measure: name and unit of the measured quantity.
       before, after: values; `before` is None if only one program was measured.
-      code: the older and the newer commit, or two modes of one commit.
+      code: the older and the newer commit, the only commit, or two modes of one commit.
       most: upper bound of `after`; None without a target.
       command: command that measures.
     """
@@ -78,7 +78,10 @@ def exchanges(results: Path) -> Iterator[Change]:
 
 
 def decoding(results: Path) -> Iterator[Change]:
-    """Yields the MiB that a device receives for each generated token, by run and mesh."""
+    """Yields the MiB that a device receives for each generated token, by run and mesh.
+
+    `before` is decoding partitioned by the compiler, `after` is decoding by rows. The target is 5 MiB.
+    """
     received: dict[str, list[float]] = {}
     for row in _read(results / "launch/decoding.csv"):
         name = f"decoding, {row['run']}, {row['mesh']}, received for a token (MiB)"
@@ -133,7 +136,7 @@ def placement(results: Path) -> Iterator[Change]:
 
 
 def steps(results: Path) -> Iterator[Change]:
-    """Yields two time ratios for each recipe on CPUs: our step / PyTorch's step, and our step / its matrix products."""
+    """Yields two time ratios for each recipe and dtype on CPUs: our step / PyTorch's, and our step / its products."""
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
             name = f"{row['recipe']} in {row['dtype']} on two CPU cores, {column}"

@@ -100,7 +100,7 @@ def make_dense(tokens: int) -> Callable[[], float]:
 
 
 def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
-    """Returns a function that runs `steps` steps of Adagrad. `side` is "ours" or one of FORMS, which use PyTorch."""
+    """Returns a function that runs `steps` steps of Adagrad. `side` is "ours", or one of PyTorch's FORMS."""
     text = random_text((steps + 1) * batch + 1)
     if side == "ours":
         from benchmarks.ours import next_token_step

@@ -3,8 +3,8 @@
     python -m benchmarks.interval_coverage --experiments=1000
 
 Also counts false verdicts for equal systems. Each experiment tests two systems with n seeds on the same E examples.
-Examples differ in difficulty and seeds in quality. Every answer is drawn as right or wrong, so the true difference is
-known. For comparison, the percentile interval of a plain two-level bootstrap is measured as well.
+Examples differ in difficulty and seeds in quality. Right and wrong answers are drawn from a known distribution, so the
+true difference is known. For comparison, the percentile interval of a plain two-level bootstrap is measured as well.
 """
 
 import argparse

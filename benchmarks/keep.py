@@ -41,14 +41,17 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()
-    # A trained run is finished when its requested configuration is written. A run without
-    # metrics (TF-IDF) is always finished.
+    # A trained run is finished when its requested configuration is written. A run without metrics (TF-IDF) is always
+    # finished.
     runs = sorted(
         path.parent
         for path in options.runs.glob(f"*/{SUMMARY}")
         if (path.parent / REQUESTED_CONFIG).exists() or not (path.parent / METRICS).exists()
     )
-    check(bool(runs), f"{options.runs} has no finished run of a `reproduce` program")
+    check(
+        bool(runs),
+        f"{options.runs} has no finished run of a `reproduce` program: name the folder runs in its --out",
+    )
     for run in runs:
         keep(run, options.folder)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())

@@ -105,7 +105,7 @@ class Measured(NamedTuple):
 
 
 def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
-    """Returns the measurements of a panel's cases, in order. Leaves out cases without tested runs."""
+    """Returns the measurements of a panel's cases, in order. Leaves out cases without test results for the metric."""
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):
         summary = json.loads(path.read_text())
@@ -127,7 +127,7 @@ def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
 
 
 def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
-    """Writes the figure, with a column for each panel. A dot is a seed, a bar the mean over seeds."""
+    """Writes the figure, with a column for each panel. A dot is a seed (a star in the first case), a bar their mean."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(panels), 7.5), layout="constrained")

@@ -44,7 +44,7 @@ DEEP_TARGET = 0.75
 def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
     """Returns a function that runs a training step of one of our models.
 
-    Writes the temporary memory of the compiled step, in bytes, to the file `fields["note"]`.
+    Also writes the temporary memory of the compiled step, in bytes, to the file `fields["note"]`.
     """
     from benchmarks.ours import iwslt, translation_step
 

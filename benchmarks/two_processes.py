@@ -110,7 +110,9 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
                 speeds.append(float(line.split()[1]))
                 break
         else:
-            sys.exit(f"a worker process exited with code {worker.wait()}")
+            sys.exit(
+                f"a worker process exited with code {worker.wait()} before it had trained {steps} steps"
+            )
     return speeds[0]
 
 

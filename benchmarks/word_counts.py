@@ -1,11 +1,11 @@
-"""Measures TF-IDF on many reviews: CPU seconds, memory and F1 of a whole program: python -m benchmarks.word_counts
+"""Measures CPU seconds, memory and F1 of a whole program with TF-IDF on many reviews.
 
     python -m benchmarks.word_counts --data=data/imdb
 
 Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget that is too small
-for networks. The program reads the file, makes splits without near-duplicates, chooses C, fits, tests and writes the
-report. A generated review joins sentences of random reviews with the same number of stars, so word pairs are about as
-varied as in real text.
+for networks. The program reads the file, makes splits without near-duplicates, chooses the inverse penalty C, fits,
+tests and writes the report. A generated review joins sentences of random reviews with the same number of stars, so word
+pairs are about as varied as in real text.
 """
 
 import json
@@ -24,7 +24,7 @@ from common.errors import check
 from common.runtime import program
 
 WORDS = 130
-"""Mean number of words in a generated review, about as many as in Yelp reviews."""
+"""A generated review has about this number of words on average, as Yelp reviews have."""
 
 GIBIBYTE = 2**30
 

@@ -16,6 +16,7 @@ BERT's pooler, and its head reads the mean. Our TF-IDF features are hashed; the 
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from common.runtime import program
 WAYS = ("lora", "full_pretrained", "head")
 SCRIPT = Path(__file__).parent / "peers/text_classifier.py"
 RATES = {"lora": 1e-3, "full_pretrained": 1e-4}
-"""{way: learning rate}, as in SCRIPT."""
+"""{training method: learning rate}, as in SCRIPT. Methods without a learning rate train only in the first round."""
 
 
 def lines_of_code(script: str) -> int:
@@ -112,24 +113,24 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     Raises:
       UserError: the program fails.
     """
-    from common.errors import check
-
     # Use a new folder for compiled programs, so that the first round always compiles.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
     with log.open("a") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    name = " ".join(command[1:3])
-    check(process.returncode == 0, f"{name} failed with exit code {process.returncode}: see {log}")
+    check(
+        process.returncode == 0,
+        f"the command failed with exit code {process.returncode}, see {log}: {shlex.join(command)}",
+    )
     return used.ru_utime + used.ru_stime
 
 
 def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
-    """Returns {way: runs of the script}, one run per seed.
+    """Returns {training method: runs of the script}, one run per seed.
 
     Args:
-      ours: {way: our runs}. The script's test examples have the same labels and class names.
+      ours: {training method: our runs}. The script has the same test examples, with the same labels and class names.
     """
     from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point

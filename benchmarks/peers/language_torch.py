@@ -1,7 +1,7 @@
 """Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
 All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
-vocabulary of 256 bytes. The numbers of parameters differ.
+vocabulary of 256 bytes. Their numbers of parameters differ from ours.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
 def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that generates `count` bytes after a prompt of `start` bytes.
 
-    Hugging Face's GPT-2 uses a KV cache. The public gMLP packages recompute the whole prefix for each byte.
+    Hugging Face's GPT-2 uses a KV cache. All other models compute the whole text again for each byte.
     """
     torch.set_num_threads(cores())
     prompt = torch.randint(0, BYTES, (1, max(start, 1)))

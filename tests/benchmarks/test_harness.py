@@ -1,4 +1,4 @@
-"""Measurements of processes."""
+"""benchmarks.harness: peak memory of a process."""
 
 import sys
 from types import SimpleNamespace
