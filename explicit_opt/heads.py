@@ -116,7 +116,11 @@ class HeadStart:
         self._sample: _Sample | None = None
 
     def add(self, features: Any, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Adds a batch of examples. `head_start` documents the arguments and errors."""
+        """Adds a batch of examples. `head_start` documents the arguments and most errors.
+
+        Raises:
+          ValueError: also if the number of features differs from earlier batches.
+        """
         features_EM = _checked_features(features)
         examples, width = features_EM.shape
         self._check_width(width)

@@ -137,7 +137,7 @@ def average_norm(features_EM: jax.typing.ArrayLike) -> float:
 def cooccurrences(
     features_EM: jax.typing.ArrayLike, targets_E: jax.typing.ArrayLike, outputs: int
 ) -> jax.Array:
-    """Returns F = H^T Y (eq. 2), (M, N) float32, without building the one-hot targets Y.
+    """Returns F = H^T Y (eq. 2), (M, N) float32. With more than 256 outputs, the one-hot targets Y are never built.
 
     Targets outside 0 to N - 1 are ignored. Sums over blocks of examples are added in float64. Features may be sharded
     over the examples.
