@@ -87,7 +87,7 @@ def _readings(context: int) -> list[tuple[str, float, int]]:
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram, the lowest that weights with K = 1 can reach."""
+    """Returns the training perplexity of the maximum-likelihood bigram. No model with K = 1 has a lower one."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
