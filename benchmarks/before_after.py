@@ -136,7 +136,7 @@ def placement(results: Path) -> Iterator[Change]:
 
 
 def steps(results: Path) -> Iterator[Change]:
-    """Yields two time ratios for each recipe and dtype on CPUs: our step / PyTorch's, and our step / its products."""
+    """Yields two time ratios for each recipe and dtype on CPUs: our step / PyTorch's step, our step / our products."""
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
             name = f"{row['recipe']} in {row['dtype']} on two CPU cores, {column}"

@@ -33,7 +33,7 @@ print("lines:", sum(len(Path(file).read_text().splitlines()) for file in own))
 
 
 def imported_lines(paper: str, config: str) -> int:
-    """Returns the number of lines of this project's modules that a paper's training program imports."""
+    """Returns the number of lines in the modules of this project that a paper's training program imports."""
     with tempfile.TemporaryDirectory() as folder:
         options = [f"--config=configs/{config}.py:tiny", f"--workdir={folder}/run"]
         options += ["--config.wandb.mode=disabled", "--config.eval.steps=1"]

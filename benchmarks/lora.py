@@ -24,9 +24,9 @@ TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
 
 
 def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callable[[], float]:
-    """Returns a function that runs a training step and returns the loss.
+    """Returns a function that runs a training step of a text classifier and returns the loss.
 
-    The function writes the peak memory of its process, in bytes, to the file `note`.
+    The function also writes the peak memory of its process, in bytes, to the file `note`.
     """
     from benchmarks.harness import peak_bytes
 

@@ -68,7 +68,7 @@ def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
 
 
 def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
-    """Returns a function that runs a training step and returns the loss."""
+    """Returns a function that runs a training step of a translation model on random tokens and returns the loss."""
     return _stepper(_translation(config), [random_batch(batch, length)])
 
 

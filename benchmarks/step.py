@@ -72,7 +72,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_peer(recipe: str, dtype: str) -> Callable[[], object]:
-    """Returns PyTorch's step or decoder."""
+    """Returns a function that runs PyTorch's step or decoder."""
     from benchmarks.peers import load
 
     match recipe.split("_"):

@@ -110,6 +110,8 @@ def peer_command(options, seed: int) -> list[str]:
 def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     """Runs a program and returns the CPU seconds of all its threads and terminated child processes.
 
+    Appends the output of the program to the file `log`.
+
     Raises:
       UserError: the program fails.
     """

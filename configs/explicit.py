@@ -33,7 +33,7 @@ def babylm(aggregate: str) -> ConfigDict:
     )
     config.model = ConfigDict({"aggregate": aggregate, "context": 1, "cold": "torch"})
     config.optimizer.update({"name": "adagrad", "learning_rate": 0.01, "epsilon": 1e-10})
-    # Training perplexity is measured on this number of training tokens, evenly spaced over the text.
+    # Training perplexity is measured on at most this number of training tokens, evenly spaced over the text. 0: all.
     config.eval.train_tokens = 100_000
     return config.lock()
 

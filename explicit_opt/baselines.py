@@ -53,9 +53,8 @@ def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: 
 
     model = LogisticRegression(C=penalty, max_iter=_MOST_ITERATIONS)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # The UserError below replaces the warning.
+        # Ignore the warning, because the UserError below replaces it.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(features_EM.astype(np.float64), labels_E)
     if model.n_iter_.max() >= _MOST_ITERATIONS:
         raise UserError(

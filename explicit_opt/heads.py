@@ -106,7 +106,7 @@ class HeadStart:
         check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
         self._random = np.random.default_rng(seed)
-        # This point is subtracted from all features before they are summed, because sums of large products would lose
+        # `_origin_M` is subtracted from all features before they are summed, because sums of large products would lose
         # small differences.
         self._origin_M = np.zeros(0)
         self._sums_NM = np.zeros((0, 0))

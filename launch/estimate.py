@@ -141,7 +141,7 @@ class Estimate:
 
 
 def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, Mesh]:
-    """Returns the validated configuration, its task without data, and its mesh of the topology's devices.
+    """Returns the validated configuration, its task without data, and its mesh on the topology's devices.
 
     Raises:
       UserError: the configuration is invalid, or its mesh does not match the devices.

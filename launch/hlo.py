@@ -168,7 +168,7 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> int 
         )
         return -(-(end.number - first.number) // step.number) if simple else None
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None  # The loop does not count in constant steps.
+        return None  # The loop does not count up to a constant in constant steps.
 
 
 class Row(NamedTuple):
@@ -241,7 +241,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
 
 
 class Product(NamedTuple):
-    """The operands of a matrix product.
+    """A matrix product: types and shapes of its operands and result, and its axes.
 
     Attributes:
       left, right, result: (type, shape), such as ("bf16", (2048, 512)).

@@ -65,7 +65,7 @@ def make_model(name: str) -> nn.Module:
                 ff_mult=HIDDEN // WIDTH,
                 causal=True,
             )
-            # g_mlp_pytorch has no dropout.
+            # g_mlp_pytorch has no dropout. Add dropout after the embeddings and after each block.
             for module in model.modules():
                 if isinstance(module, nn.Embedding | gMLPBlock):
                     module.register_forward_hook(lambda m, _, y: F.dropout(y, DROPOUT, m.training))

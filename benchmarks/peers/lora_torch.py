@@ -64,7 +64,7 @@ def make_step(
     length: int,
     classes: int,
 ) -> Callable[[], float]:
-    """Returns a function that runs a training step and returns the loss."""
+    """Returns a function that runs a training step of a `Classifier` on random tokens and returns the loss."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
     model = Classifier(family, sizes, finetune, classes).train()

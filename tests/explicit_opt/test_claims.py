@@ -205,7 +205,7 @@ def test_solution_is_independent_of_seed(tmp_path, tasks):
 
 
 def test_one_layer_reaches_the_same_optimum_from_every_start():
-    """Gradient descent reaches the same loss from random values, zeros and the formula."""
+    """BFGS reaches the same loss from random values, zeros and the formula."""
     generator = np.random.default_rng(0)
     features = generator.gamma(1.0, size=(400, 4)).astype(np.float32)
     targets = generator.integers(0, 3, 400)

@@ -43,7 +43,7 @@ def counted(text, sizes) -> jax.Array:
 def dense_noise(targets_V: np.ndarray) -> np.ndarray:
     """Builds E of section 3.1.1 row by row: q_v e_v + (1 - q_v) p.
 
-    Token v occurs f_v times; q_v = f_v / (f_v + 1) and p = (1 - f / L) / (V - 1).
+    q_v = f_v / (f_v + 1) and p = (1 - f / L) / (V - 1), where f_v is the number of times that token v is a target.
     """
     share = targets_V / targets_V.sum()
     p = (1 - share) / (V - 1)
@@ -52,7 +52,7 @@ def dense_noise(targets_V: np.ndarray) -> np.ndarray:
 
 
 def dense_inputs(text, concatenate: bool) -> np.ndarray:
-    """Builds the dense matrix of inputs H, (L, D)."""
+    """Builds the dense matrix of inputs H: (L, V) for a sum, (L, W V) for a concatenation."""
     contexts, _, targets_V = text
     parts = dense_noise(targets_V)[contexts]
     return np.concatenate(list(parts), axis=1) if concatenate else parts.sum(0)

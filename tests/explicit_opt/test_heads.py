@@ -26,7 +26,7 @@ from tests.perception.helpers import write_small_bert
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pixels that are not constant, (E, M), and the digits, (E,)."""
+    """Returns the pixels with a standard deviation above 0.5, (E, M), and the digits, (E,)."""
     pixels_EM, labels_E = load_digits(return_X_y=True)
     return pixels_EM[:, pixels_EM.std(0) > 0.5], labels_E
 
@@ -76,7 +76,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
     expected_EN = features_EM @ kernel_MN + bias_N
     np.testing.assert_allclose(log_softmax(logits_EN), log_softmax(expected_EN), atol=0.02)
-    # Two heads get batches with different means. Merged, they have the same kernel.
+    # Two heads get batches with different means. After a merge, the kernel equals the kernel of a single head.
     heads = HeadStart(method, seed=1), HeadStart(method, seed=2)
     for number, part in enumerate(np.array_split(np.argsort(features_EM[:, 0]), 4)):
         heads[number % 2].add(moved_EM[part], labels_E[part])

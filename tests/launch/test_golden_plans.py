@@ -22,7 +22,8 @@ GOLDEN = ROOT / "tests" / "golden_plans"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 JAX = "0.10.2"
 
-# (configuration, argument, mark). An experiment that compiles for minutes has the laptop size or the mark "slow".
+# (configuration, argument, mark). An experiment that compiles for minutes has the laptop size, the mark
+# "slow", or both.
 PLANS = [
     ("babylm_sum", "", ""),
     ("mnist_explicit", "", ""),

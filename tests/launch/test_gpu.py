@@ -7,7 +7,7 @@ import pytest
 
 from tests.launch.standins import Checkout, flags_of, given, token
 
-# Stand-in for srun: runs the tasks of two nodes one after the other in Slurm's order. Returns the highest exit code.
+# Stand-in for srun: runs the tasks of two nodes one after the other, by SLURM_PROCID. Returns the highest exit code.
 # $CODES replaces the exit codes of the tasks.
 SRUN = r"""
 while [[ $1 == --* ]]; do
@@ -55,7 +55,7 @@ def gpu(cluster: Checkout, *arguments: str, **environment: str):
 
 
 def submitted(cluster: Checkout, *arguments: str) -> Path:
-    """Submits with these arguments; returns the batch file."""
+    """Submits with these arguments; returns the path of the batch file."""
     result = gpu(cluster, "slurm", "--log-dir", "my job", *arguments)
     assert result.returncode == 0, result.stderr
     return cluster.root / "my job" / "job.sh"

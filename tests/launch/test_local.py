@@ -16,7 +16,8 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
 
-# Prints environment and arguments. Then process K behaves as the argument `--K=BEHAVIOUR` says.
+# Stand-in for the trainer: prints TRAINLESS_* variables and arguments. Then process K behaves as its argument
+# `--K=BEHAVIOUR` says.
 STAND_IN = """
 import json, os, signal, sys, time
 
@@ -44,7 +45,7 @@ if behaviour != "end":
 
 @pytest.fixture
 def launch(tmp_path: Path):
-    """Returns a function that starts the launcher beside the stand-in. Terminates unfinished runs after the test."""
+    """Returns a function that starts the launcher in the stand-in's folder. Ends unfinished runs after the test."""
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 

@@ -12,9 +12,8 @@ import pytest
 from tests.launch.standins import CACHE, LAUNCH, Checkout, flags_of, given, token
 
 # The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
-# missing file stands for a missing resource. Slice S has the file vm-S and the hosts slices/S/0
-# and slices/S/1. A call that contains
-# $FAIL fails.
+# missing file stands for a missing resource. Slice S has the file vm-S and the hosts slices/S/0 and slices/S/1. A call
+# that contains $FAIL fails.
 GCLOUD = r"""
 unset LIBTPU_INIT_ARGS # ssh does not pass variables of this machine
 if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
