@@ -380,7 +380,8 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
     sums_E = _dense(shares_EN.sum(1)).ravel()
     check(
         bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
-        "the probabilities in labels must be at least 0 and add up to 1 for each example",
+        "the probabilities in labels must be at least 0 and add up to 1 for each example"
+        + (f", got sums from {sums_E.min():g} to {sums_E.max():g}" if examples else ""),
     )
     return sparse.csr_array(shares_EN.multiply(1 / sums_E[:, None]))
 

@@ -184,7 +184,7 @@ class NextToken(Task):
             limit = data.tokens if split == "train" else 0
             self.splits[split] = Windows(corpus.tokens, np.diff(ends), config.model.context, limit)
         for split, windows in self.splits.items():
-            check(len(windows) > 0, f"--config.data.splits.{split}: the text has no tokens")
+            check(len(windows) > 0, f"the text of --config.data.splits.{split} has no tokens")
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
         self.noise = Noise.of(self.targets_V)

@@ -154,5 +154,6 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind != "gpt" or not model.windows,
-        "--config.model.windows is for the kinds gmlp and tiny_attention: leave it empty for --config.model.kind=gpt",
+        f"--config.model.windows={tuple(model.windows)} is for the kinds gmlp and tiny_attention: leave it empty for"
+        " --config.model.kind=gpt",
     )
