@@ -99,8 +99,8 @@ class Topology:
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"--config.mesh.tensor={tensor} spans several hosts: it must divide {self.host}, the number of chips"
-            " of a host",
+            f"--config.mesh.tensor={tensor} spans several processes: it must divide {self.host}, the number of"
+            " chips of a host, which is one process",
         )
         return mesh
 
