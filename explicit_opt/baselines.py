@@ -37,9 +37,12 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
 
 
 def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
-    """Returns `baselines(task)`, cached in the JSON file `path`. Computes them again if the images have changed."""
-    images = {split: sha256(pixels).hexdigest() for split, (pixels, _) in task.splits.items()}
-    return cached_json(path, images, lambda: baselines(task))
+    """Returns `baselines(task)`, cached in the JSON file `path`. Computes them again if the data have changed."""
+    data = {
+        split: [sha256(array).hexdigest() for array in arrays]
+        for split, arrays in task.splits.items()
+    }
+    return cached_json(path, data, lambda: baselines(task))
 
 
 def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: float):

@@ -14,7 +14,6 @@ from common.train.conditions import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
 DROPOUT = 0.1  # dropout rate after the embeddings and after every residual sublayer
-MODELS = ("g-mlp-gpt", "g-mlp-pytorch", "gpt")
 
 
 class Block(nn.Module):

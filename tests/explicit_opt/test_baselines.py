@@ -1,5 +1,7 @@
 """Baselines of Figure 2: agreement with scikit-learn, optimality of the fit, and fits that do not converge."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -50,3 +52,13 @@ def test_logistic_regression_that_does_not_converge_is_an_error(task, monkeypatc
     monkeypatch.setattr(baselines, "_MOST_ITERATIONS", 2)
     with pytest.raises(UserError, match="has not converged"):
         baselines.baselines(task)
+
+
+def test_kept_baselines_are_those_of_the_same_images_and_labels(tmp_path, monkeypatch):
+    computed = []
+    monkeypatch.setattr(baselines, "baselines", lambda task: computed.append(task) or {})
+    pixels, labels = np.zeros((4, 9), np.uint8), np.arange(4, dtype=np.int32)
+    tasks = [SimpleNamespace(splits={"test": (pixels, labels + n)}) for n in (0, 0, 1)]
+    for task in tasks:
+        baselines.kept_baselines(task, tmp_path / "kept.json")
+    assert computed == [tasks[0], tasks[2]]
