@@ -98,7 +98,7 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of the first class name, such as BertForMaskedLM, or None if the class is unknown."""
+    """Returns the family of the first class in `architectures`, such as BertForMaskedLM; None for an unknown class."""
     name = str((architectures or [""])[0])
     known = (
         key
@@ -133,7 +133,8 @@ def to_json(shape: Backbone) -> dict[str, Any]:
 def differences(one: Backbone, other: Backbone) -> list[str]:
     """Lists the differences of two backbones, such as "width 64 (not 32)", except in the fields FREE.
 
-    For tuples of equal length, only the first different entry is listed.
+    For tuples of equal length, only the first different entry is listed. If the numbers of layers differ, only this
+    difference is listed.
     """
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]

@@ -200,7 +200,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     """
     counts = Counter(labels)
     option, several = f"--label={column}", len(counts)
-    check(bool(counts), f"{option}: no text has a class")
+    check(bool(counts), f"{option}: no text has a class; name another column")
     check(
         several > 1,
         f"{option} has a single class, {next(iter(counts), '')!r}: classification needs at least two classes",
@@ -215,7 +215,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     single = sum(count == 1 for count in counts.values())
     check(
         several <= 2 or 2 * single <= len(labels),
-        f"{option}: {single:,} of {len(labels):,} labels occur only once, like ids or texts: name a column of"
+        f"{option} has {single:,} labels of {len(labels):,} that occur only once, like ids or texts: name a column of"
         " classes",
     )
     check(

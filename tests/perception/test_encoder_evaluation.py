@@ -103,7 +103,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     # The interval comes from 60 changed examples of 400. The different quality of the runs does not widen it.
     half = (changed["to"] - changed["95 % from"]) / 2
     assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
-    with pytest.raises(UserError, match="--runs: a run is given twice"):
+    with pytest.raises(UserError, match="--runs names a run more than once"):
         bits.measure([Path("1"), Path("1")], None)
 
 

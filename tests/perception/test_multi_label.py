@@ -372,7 +372,7 @@ def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
 
 def test_thresholds_need_validation(make, data) -> None:
     config = make("paper,tiny", **{"data.source": f"files:{data}", "data.multi_label": True})
-    with pytest.raises(UserError, match=r"it needs --config\.eval\.select=valid"):
+    with pytest.raises(UserError, match=r"set --config\.eval\.select=valid instead of test"):
         run.validate(config)
     config = make(**{"data.source": "embedded:python", "data.multi_label": True})
     with pytest.raises(UserError, match="the label must be a list of classes"):
