@@ -88,10 +88,15 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
     rope = values.get("rope_parameters") or {}  # transformers 5 stores rotary fields here
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
-    family = values.get("model_type") or _family_of(values.get("architectures"))
+    architectures = values.get("architectures")
+    family = values.get("model_type") or _family_of(architectures)
     check(
-        bool(family or values.get("architectures")),
+        bool(family or architectures),
         f"{path} has neither model_type nor architectures: it does not describe a Hugging Face model",
+    )
+    check(
+        bool(family),
+        f"{path}: architectures={architectures!r} is not supported: choose one of the families {', '.join(FAMILIES)}",
     )
     check_choice(f"{path}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(fields)

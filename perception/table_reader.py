@@ -84,8 +84,10 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
         found = _read_place(open_path(os.path.expanduser(source)), encoding)
     for table in found.values():
         if not table.records:
-            reason = f"; {table.damaged[0]}" if table.damaged else ""
-            raise UserError(f"--data={source} has no row that can be read{reason}")
+            reason = f" ({table.damaged[0]})" if table.damaged else ""
+            raise UserError(
+                f"--data={source} has no row that can be read{reason}: correct the file"
+            )
     return found
 
 

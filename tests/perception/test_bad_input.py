@@ -118,15 +118,17 @@ BAD = {
     "text surrogate": strict(
         {"text": "\ud800", "label": "spam"}, "text contains half of a surrogate pair"
     ),
-    "label null": strict({"text": "x", "label": None}, "the label is missing"),
-    "label NaN": strict({"text": "x", "label": float("nan")}, "the label is missing"),
-    "label absent": strict({"text": "x"}, "the label is missing"),
+    "label null": strict({"text": "x", "label": None}, "the label in column label is missing"),
+    "label NaN": strict(
+        {"text": "x", "label": float("nan")}, "the label in column label is missing"
+    ),
+    "label absent": strict({"text": "x"}, "the label in column label is missing"),
     "label list": strict(
         {"text": "x", "label": ["a", "b"]},
-        "the label is a list, but each text must have one label",
+        "the label in column label is of the type list, but each text must have one label",
     ),
     "label surrogate": strict(
-        {"text": "x", "label": "\ud800"}, "the label contains half of a surrogate pair"
+        {"text": "x", "label": "\ud800"}, "the label '\\ud800' contains half of a surrogate pair"
     ),
     # Columns
     "missing text column": data(as_csv(MANY), "did you mean text?", "--text=txt"),

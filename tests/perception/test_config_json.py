@@ -171,7 +171,7 @@ FIELDS = {
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},
-        "choose one",
+        r"architectures=\['Phi3Model'\] is not supported: choose one of the families bert, ",
     ),
     "activation": ("bert", {"hidden_act": "gelu_python"}, "hidden_act='gelu_python': choose one"),
     "positions": (

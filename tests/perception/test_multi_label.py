@@ -184,7 +184,7 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     cells[2][1] = "fruit"
     path = write_csv(tmp_path / "b.csv", ["text", "label"], cells)
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
-    assert "the label 'fruit' is not a list of classes" in note
+    assert "the label 'fruit' in column label is not a list of classes" in note
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):
         prepare(read_tables(str(bare)), separator=";")
