@@ -35,7 +35,12 @@ class Adapter:
 
 
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
-    """Returns the adapter of the layers named "encoder/..." in `values`. B is multiplied by the LoRA scale."""
+    """Returns the adapter in a run's parameters `values`. Multiplies each B by the LoRA scale.
+
+    Args:
+      values: name -> parameter. The names of the adapter's matrices are "encoder/LAYER/lora_a" and ".../lora_b".
+      base: fingerprint of the weights that the adapter was trained on.
+    """
     names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
     return Adapter(
         base,
@@ -56,15 +61,15 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     layer.
 
     Raises:
-      UserError: the adapters were trained on different weights, or have matrices of different shapes for a layer.
+      UserError: the adapters were trained on different weights, or expect different kernel shapes (M, N) in a layer.
     """
     known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
     first, base = known[0] if known else (1, "")
     for number, other in known[1:]:
         check(
             other == base,
-            f"adapters {first} and {number} cannot be added: they were trained on different base weights (fingerprints"
-            f" {base[:12]} and {other[:12]}); add only adapters of the same weights",
+            f"the adapters number {first} and {number} cannot be added: they were trained on different base weights"
+            f" (fingerprints {base[:12]} and {other[:12]}); add only adapters of the same base weights",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -72,8 +77,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"the adapters cannot be added: layer {name} has the shapes"
-            f" {' and '.join(map(str, dict.fromkeys(shapes)))}; add only adapters of the same base model",
+            f"the adapters cannot be added: their layers {name} have kernels of the shapes"
+            f" {' and '.join(map(str, dict.fromkeys(shapes)))}; add only adapters of the same base weights",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
@@ -93,7 +98,7 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
         kernel = values.get(f"{name}/{KERNEL}")
         check(
             kernel is not None,
-            f"the adapter has the layer {name}, but the base weights do not: use the weights that the adapter was"
+            f"the adapter changes the layer {name}, which the base weights lack: use the weights that the adapter was"
             " trained on",
         )
         shape = (a_MR.shape[0], b_RN.shape[1])

@@ -66,7 +66,7 @@ def merge(options: Namespace) -> None:
     source = options.pretrained or opened.source
     check(
         source is not None,
-        f"{options.adapter} does not record its base weights: add --pretrained=DIR",
+        f"the base weights of --adapter={options.adapter} were not found: add --pretrained=DIR",
     )
     base, what = open_model(source, "--pretrained"), f"--adapter={options.adapter}"
     _require_same(base, opened.adapter.base, what, opened.quantize)
@@ -76,10 +76,12 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError unless `base` has this fingerprint. The fingerprint "" means unknown and always passes.
+    """Raises a UserError unless `base` is the model with this fingerprint. "" is an unknown fingerprint, which passes.
 
-    A quantized copy of the weights with this fingerprint also passes if its format is `quantize`, the --config.quantize
-    of the run that trained the adapter.
+    A quantized copy of this model also passes if its format is `quantize`, the --config.quantize of the run.
+
+    Args:
+      what: option that names the run or the adapter, for the error message.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
@@ -97,8 +99,8 @@ def unmerge(options: Namespace) -> None:
     adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
     check(
         merged.fingerprint != adapter.base,
-        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them; name"
-        " the directory of the merged weights",
+        f"--merged={options.merged} contains the base weights of --adapter={options.adapter} without a merged adapter:"
+        " name the directory of the merged weights",
     )
     _export(
         options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)
@@ -111,7 +113,7 @@ def add(options: Namespace) -> None:
     weights = []
     for term in options.adapters:
         path, colon, weight = term.rpartition(":")
-        check(bool(colon and path), f"--adapters {term}: write ADAPTER:WEIGHT, such as runs/a:0.5")
+        check(bool(colon and path), f"--adapters {term} must be ADAPTER:WEIGHT, such as runs/a:0.5")
         weights.append((Path(path), float_arg(f"the weight in --adapters {term}")(weight)))
     found = [
         (open_adapter(path, options.mesh, "--adapters", options.pretrained), weight)
@@ -120,7 +122,7 @@ def add(options: Namespace) -> None:
     families = dict.fromkeys(opened.family for opened, _ in found)
     check(
         len(families) == 1,
-        f"adapters of the families {', '.join(families)} cannot be added: give adapters of one family",
+        f"--adapters names adapters of several model families ({', '.join(families)}): name adapters of one family",
     )
     total = adapter_arithmetic.combine([(opened.adapter, weight) for opened, weight in found])
     source = options.pretrained or next((x.source for x, _ in found if x.source), None)
@@ -192,9 +194,9 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Prints a table with the size and relative quantization error of every kernel.
+    """Prints a table with the bytes and the relative quantization error of every kernel.
 
-    With --out, also writes the table. With --save, writes the quantized weights.
+    With --out, also writes the table as CSV and Markdown. With --save, also writes the quantized weights.
     """
     if options.out:
         check_folder("--out", options.out)
@@ -263,9 +265,9 @@ def _base_of_adapter(
     drawn = reinitialized(config, base.shape.family)
     check(
         not drawn,
-        f"{path} was trained with --config.reinitialize={config.reinitialize}, so its adapter does not fit the"
-        f" pretrained {' and '.join(drawn)}: use perception.adapters export, which writes the merged encoder with its"
-        " own tables",
+        f"{option}={path} was trained with --config.reinitialize={config.reinitialize}: its adapter needs the run's"
+        f" own {' and '.join(drawn)}, which an adapter does not contain; use perception.adapters export, which writes"
+        " the whole encoder",
     )
     return base
 
@@ -287,7 +289,11 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. If the file MARK is missing, takes the family from the base's config.json."""
+    """Opens an adapter in PEFT's format. Without the file MARK, reads the family from config.json of the base model.
+
+    Raises:
+      UserError: a file is damaged or not supported, or both the file MARK and the base weights are missing.
+    """
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")

@@ -225,7 +225,7 @@ def fit(
     labels = {name: split.labels_E for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
-        "all training examples have the same label: check --config.data.label",
+        f"all {len(labels['train']):,} training examples have the same label: check --config.data.label",
     )
     several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
@@ -294,9 +294,10 @@ def fit(
 def regression(
     rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool, weights_E: np.ndarray
 ) -> Any:
-    """Fits one-against-rest logistic regression.
+    """Fits one-against-rest logistic regression. Returns the scikit-learn estimator.
 
     Args:
+      labels_E: class indices, or 0 and 1.
       solve: True fits until convergence. False runs five epochs of averaged SGD.
       penalty: the inverse penalty, scikit-learn's C.
       weights_E: weights of the examples in the loss.
@@ -334,15 +335,15 @@ def run(
     classes: Sequence[str],
     workdir: Path,
 ) -> dict:
-    """Fits the baseline and writes it to `workdir`. Returns the summary.
+    """Fits the baseline, and writes its summary, predictions and model to `workdir`. Returns the summary.
 
     If `workdir` already holds a baseline for the same splits and the same `config.data.balance`, returns its summary
     without fitting.
 
     Args:
       config: configuration of the runs with which the baseline is compared. The summary stores the fields of
-        `config.data` that DATA lists. Its seed is `config.seed` if `config.data.shots` selects random examples,
-        otherwise None.
+        `config.data` that DATA lists. The seed in the summary is `config.seed` if `config.data.shots` selects random
+        examples, otherwise None.
       splits: {"train", "test" and optionally "valid": examples}; see `fit`.
       classes: names of the classes, by class index.
 

@@ -67,7 +67,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     The difference from float32 is taken within each run. Holm's method corrects the verdicts for the number of formats.
 
     Raises:
-      UserError: a run is given twice or has not trained all weights, or two runs have different test examples.
+      UserError: a run is given twice, `EncoderEvaluation` rejects a run, or two runs have different test examples.
     """
     import numpy as np
 
@@ -75,9 +75,11 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     from common.report.verdict import LEAST_SEEDS, MARGINS, correct
     from perception.conclusions import compare_within_runs
 
+    folders = [run.resolve() for run in runs]
+    twice = dict.fromkeys(str(run) for run in runs if folders.count(run.resolve()) > 1)
     check(
-        len({run.resolve() for run in runs}) == len(runs),
-        "--runs: a run is given twice; give each run once",
+        not twice,
+        f"--runs names a run more than once ({', '.join(twice)}): name each run once",
     )
     found: dict[str, list[Classes]] = {}
     sizes: dict[str, list[tuple[float, ...]]] = {}
@@ -111,9 +113,9 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
 def quantize(
     run: Path, mesh: "Mesh", examples: int | None
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
-    """Yields (format, size, predictions) for each format. The predictions use the encoder in this format.
+    """Yields (format, size, test predictions) for each format. The predictions use the encoder in this format.
 
-    The size is (bits of a kernel's weight, MB of the file, error of the kernels in percent).
+    A size is (bits of a kernel's weight, MB of all tensors, relative error of the kernels in percent).
     """
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation

@@ -119,6 +119,9 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
     """Returns the text columns of the table, and the name of the label column that is added.
 
     --config.data.fields and --config.data.label have the same meaning as in training.
+
+    Raises:
+      UserError: two options name the same column, or a run on pairs has more or fewer than two text columns.
     """
     from common.errors import check
     from perception.labelling import fields_of, split_fields
@@ -126,7 +129,7 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
     for option, field in (("text", "fields"), ("label", "label")):
         check(
             not (getattr(options, option) and settings.data[field]),
-            f"--{option} and --config.data.{field} name the same columns: remove one of the two options",
+            f"--{option} and --config.data.{field} both name the {option} column: remove one of the two options",
         )
     texts, label = fields_of(run)
     if options.text:
@@ -135,7 +138,8 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
         texts = split_fields(settings.data.fields)
     check(
         not run.data.get("pair", False) or len(texts) == 2,
-        f"{options.option}={options.run} classifies pairs of texts: name two columns, --text=FIRST --text=SECOND",
+        f"{options.option}={options.run} classifies pairs of texts and needs two text columns, got {len(texts)}: name"
+        " them with --text=FIRST --text=SECOND",
     )
     return texts, options.label or settings.data.label or label
 
@@ -197,7 +201,8 @@ def main() -> None:
     )
     labeller = Labeller(classifier, answers)
     blocks = table.blocks(BLOCK if options.input else options.batch, texts, answers.columns)
-    # Show a progress bar only with --input, and with disable=None only on a terminal.
+    # Without --input, the number of texts is unknown: show no progress bar. With disable=None, tqdm shows the bar only
+    # on a terminal.
     with tqdm(total=count, unit=" texts", disable=None if options.input else True) as bar:
         labelled = labeller(blocks, bar.update)
         if options.output:

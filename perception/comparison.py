@@ -163,10 +163,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
         ways = {re.split(r"_seed\d", name)[0] for name in names}
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
-        # A deterministic method has one run, whose name has no seed.
+        # Without --shots, a deterministic method has one run, whose name has no seed.
         found |= {way: load_local(self.folder(way)) for way in found if way in names}
         found = {way: runs for way, runs in found.items() if runs}
-        check(bool(found), f"{shown(self.out)} has no finished runs: remove --kept to train runs")
+        check(
+            bool(found),
+            f"--out={shown(self.out)} has no finished runs: remove --kept to train runs",
+        )
         return found
 
     def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
@@ -193,7 +196,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         step, start = trained / PROBE_STEPS, time.monotonic() - begun - trained - evaluation
         tests = len(splits["test"])
         # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
-        # matters with few validation examples (--shots), because the start then takes most of an evaluation.
+        # matters with few validation examples (--shots): most of the time of an evaluation is then overhead, which does
+        # not grow with the number of examples.
         batch = self.configuration(way, 1).data.batch
         test = min(evaluation * tests / len(splits[_selecting(splits)]), step * tests / batch)
         return Cost(start, step, evaluation, test)
@@ -266,9 +270,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
                     continue
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
-                # Estimate this cost by the cost of the previous method. For full training from pretrained weights, the
-                # estimate is a lower bound: if the method fits into the budget with this estimate, its cost is
-                # measured. Full training from random weights costs the same as from pretrained weights.
+                # A method without a measurement gets the cost of the previous method. For full training from pretrained
+                # weights, this estimate is too low: if the method fits into the budget with this estimate, its cost is
+                # measured. Full training from random weights costs as much as from pretrained weights.
                 costs.setdefault(way, list(costs.values())[-1])
                 plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
                 if way == "full_pretrained" and way in plan.ways:
@@ -365,7 +369,7 @@ def publish(
     select: str,
     about: About,
 ) -> None:
-    """Writes the tables, answer.txt and report.html from finished runs, and prints answer.txt.
+    """Writes the tables, answer.txt and report.html from finished runs. Prints the tables and answer.txt.
 
     Args:
       select: split that selected the best steps: "valid" or "test".

@@ -88,17 +88,22 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
     rope = values.get("rope_parameters") or {}  # transformers 5 stores rotary fields here
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
-    family = values.get("model_type") or _family_of(values.get("architectures"))
+    architectures = values.get("architectures")
+    family = values.get("model_type") or _family_of(architectures)
     check(
-        bool(family or values.get("architectures")),
+        bool(family or architectures),
         f"{path} has neither model_type nor architectures: it does not describe a Hugging Face model",
+    )
+    check(
+        bool(family),
+        f"{path}: architectures={architectures!r} is not supported: choose one of the families {', '.join(FAMILIES)}",
     )
     check_choice(f"{path}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(fields)
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of the first class name, such as BertForMaskedLM, or None if the class is unknown."""
+    """Returns the family of the first class in `architectures`, such as BertForMaskedLM; None for an unknown class."""
     name = str((architectures or [""])[0])
     known = (
         key
@@ -133,7 +138,8 @@ def to_json(shape: Backbone) -> dict[str, Any]:
 def differences(one: Backbone, other: Backbone) -> list[str]:
     """Lists the differences of two backbones, such as "width 64 (not 32)", except in the fields FREE.
 
-    For tuples of equal length, only the first different entry is listed.
+    For tuples of equal length, only the first different entry is listed. If the numbers of layers differ, only this
+    difference is listed.
     """
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]

@@ -37,7 +37,7 @@ class DataSet:
 
 
 ADDED = ("balance", "multi_label", "pair", "shots")
-"""Fields of `config.data` that older configurations lack. `common.train.workdir.ADDED` has their values."""
+"""Fields of `config.data` that older configurations lack. `common.train.workdir.ADDED` has the values to use."""
 
 OWN = DataSet(fields="text|sentence")
 """Default field names of the user's data."""
@@ -99,7 +99,8 @@ def validate(config: ConfigDict) -> None:
     )
     check(
         not config.data.multi_label or config.eval.select == "valid",
-        "--config.data.multi_label chooses thresholds on the validation examples: it needs --config.eval.select=valid",
+        "--config.data.multi_label=true chooses thresholds on the validation examples: set --config.eval.select=valid"
+        f" instead of {config.eval.select}",
     )
     shots = config.data.shots
     check(shots >= 0, f"--config.data.shots must be at least 0 (all examples), got {shots}")

@@ -44,7 +44,7 @@ ENCODER = "encoder/"
 def validate(config: ConfigDict, weights: bool = True) -> None:
     """Checks the fields of backbone, method, pretrained weights and tokenizer without opening files.
 
-    Adds missing options of the method to `config`.
+    Adds missing options of all methods to `config`, with their defaults.
 
     Args:
       weights: whether a run from pretrained weights requires --config.pretrained.
@@ -69,7 +69,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     check(
         not method.trains_all or config.quantize == "none",
         f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights: set"
-        " --config.quantize=none, or choose another method",
+        f" --config.quantize=none, or choose another {FINETUNE}",
     )
     options.validate(config)
     check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
@@ -116,6 +116,8 @@ def check_used(config: ConfigDict) -> None:
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     """Returns the embedding tables, as names in `TABLES`, that are initialised from the seed instead of loaded.
 
+    Returns () if the method starts from random weights, because it loads no table.
+
     "authors" in `config.reinitialize` means the embedding tables that the authors' program reinitialises in backbones
     of this family (`Backbone.family`).
     """
@@ -158,7 +160,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts.
 
     Raises:
-      UserError: the pretrained model has no tokenizer.json.
+      UserError: the pretrained model is missing or has no valid tokenizer.json, or `data.vocab_size` is too small.
     """
     if trains_tokenizer(config):
         lines = [text for parts in train.texts for text in parts]
@@ -177,13 +179,17 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 
 
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
-    """Returns the backbone with the run's number of positions and dropout rate.
+    """Returns the architecture of the run: the pretrained model's, or else the backbone `config.backbone`.
 
-    If the run starts from random weights, the backbone has `vocabulary` tokens.
+    Sets the dropout rate to `config.model.dropout`, unless it is -1. If the run starts from random weights, sets the
+    vocabulary size to `vocabulary`. Enlarges a table of positions that is not loaded to `data.max_length` positions.
+
+    Args:
+      vocabulary: number of ids of the tokenizer.
 
     Raises:
-      UserError: the tokenizer has more ids than the embedding table has rows, or `data.max_length` exceeds the
-        positions.
+      UserError: the tokenizer has more ids than the table of token embeddings has rows, or `data.max_length` exceeds
+        the number of positions.
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
     longest, dropout_rate = config.data.max_length, config.model.dropout
@@ -192,8 +198,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
-        f"the tokenizer has {vocabulary:,} ids, but the pretrained embedding table has {shape.vocabulary:,} rows:"
-        " use the model's own tokenizer.json",
+        f"the tokenizer of --config.pretrained={config.pretrained} has {vocabulary:,} ids, but the embedding table of"
+        f" this model has only {shape.vocabulary:,} rows: use the model's own tokenizer.json",
     )
     # If the table of position embeddings is initialised from the seed, enlarge it to `max_length`.
     if shape.learned and (random or TABLES[1] in reinitialized(config, shape.family)):
@@ -271,7 +277,7 @@ def make_model(
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         check(
             part is not None,
-            f"--config.reinitialize: the backbone has no embedding table {name}; remove this name",
+            f"--config.reinitialize={config.reinitialize}: the backbone has no embedding table {name}; remove the name",
         )
         if isinstance(
             part.table, Frozen
@@ -294,11 +300,11 @@ def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
 def start(
     config: ConfigDict, pretrained: "Pretrained | None"
 ) -> Callable[[Params, Params], Params]:
-    """Returns the implementation of `Task.start`.
+    """Returns the implementation of `Task.start`: a function (trainable, frozen) -> initial trainable parameters.
 
-    The returned function loads the trained parameters of the encoder from the pretrained model, except reinitialised
-    embedding tables and parameters that the method adds. If the method starts from random weights or trains adapters,
-    the function returns its first argument.
+    The function replaces the trained parameters of the encoder by their pretrained values. It keeps the values of the
+    head, of reinitialised embedding tables and of parameters that the method adds. If the method starts from random
+    weights or trains adapters, the function returns `trainable` unchanged.
     """
     method = find(config.finetune)
 

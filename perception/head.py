@@ -62,7 +62,7 @@ def solve(
 ) -> Solution:
     """Fits multinomial logistic regression with the inverse penalty that has the best weighted F1 on `valid`.
 
-    If examples have several classes, one logistic regression is fitted for each class, all with the same penalty.
+    If examples may have several classes, one logistic regression is fitted for each class, all with the same penalty.
 
     Args:
       train, valid: features (E, M) and labels (E,), or labels (E, C) for several classes per example.
@@ -76,7 +76,7 @@ def solve(
     (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
         len(np.unique(labels)) > 1,
-        "all training examples have the same label: check --config.data.label",
+        f"all {len(labels):,} training examples have the same label: check --config.data.label",
     )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)

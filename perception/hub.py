@@ -40,7 +40,10 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
 
 
 def cached(name: str) -> Path | None:
-    """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME), or None."""
+    """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME).
+
+    Returns None if the cache has no config.json of this model.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -68,5 +71,5 @@ def download(name: str) -> Path:
     # huggingface_hub, httpx and the operating system raise different types of exceptions.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"--download: cannot download {name}: {reason}") from error
+        raise UserError(f"--download cannot fetch {name}: {reason}") from error
     return Path(found)

@@ -96,7 +96,8 @@ class Pretrained:
           wanted: name of a parameter of the encoder, such as "embed/table" -> its shape, dtype and sharding.
 
         Raises:
-          UserError: a tensor is missing, has the wrong shape, or contains a value that is not finite.
+          UserError: a tensor is missing, has the wrong shape or an unsupported dtype, or contains a value that is not
+            finite.
         """
         # Check all names and shapes before reading any values.
         locations = {ours: self._locate(ours, want.shape) for ours, want in wanted.items()}

@@ -101,27 +101,32 @@ def prepare(
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":
         notes.append("A text may have several classes, or none.")
-    found, faults = {}, []
+    found, faults = {}, {}
     for split, table in tables.items():
-        faults += table.damaged
         names = table.names.get(label[0], table.names.get(""))
         found[split], skipped = _clean(
             table, text, label_reader(kind, label, names, separator), pair
         )
-        faults += skipped
-    if faults:
+        faults[split] = [*table.damaged, *skipped]
+    if unusable := [fault for some in faults.values() for fault in some]:
         check(
             not strict,
-            f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}; correct the rows, or remove"
-            " --strict",
+            f"--strict refuses {counted(len(unusable), 'unusable row')} ({shown(unusable)}): correct the rows, or"
+            " remove --strict",
         )
-        notes.append(f"Skipped {counted(len(faults), 'row')}: {shown(faults)}.")
+        notes.append(f"Skipped {counted(len(unusable), 'row')}: {shown(unusable)}.")
     for split, examples in found.items():
         of = "" if split == WHOLE else f" of the split {split}"
-        check(bool(examples), f"no row{of} can be used: {shown(faults)}")
+        check(
+            bool(examples),
+            f"no row{of} can be used ({shown(faults[split])}): correct the rows, or name other columns with --text and"
+            " --label",
+        )
     found = tidy_labels(found)
     every = [e.label for examples in found.values() for e in examples]
-    check_labels([c for one in every for c in classes_of(one)], " ".join(label), kind != "one")
+    check_labels(
+        [c for one in every for c in classes_of(one)], " --label=".join(label), kind != "one"
+    )
     if bare := sum(not classes_of(one) for one in every):
         notes.append(f"{counted(bare, 'text')} without any class.")
     found = {split: without_copies(split, x, notes, strict) for split, x in found.items()}
@@ -171,7 +176,7 @@ def _text_fault(column: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        return f"{column} is not text but a {type(value).__name__}"
+        return f"{column} is not text but of the type {type(value).__name__}"
     if has_surrogate(value):
         return f"{column} contains half of a surrogate pair, which is not valid Unicode"
     return ""
@@ -226,7 +231,8 @@ def write(prepared: Prepared, out: Path) -> Path:
         changed = [path for path in new.iterdir() if not _equal(path, folder / path.name)]
         check(
             not changed or not (out / "runs").exists(),
-            f"--out={out} has runs on other examples: choose another --out",
+            f"--out={out} has runs on other data ({' and '.join(sorted(path.name for path in changed))} would change):"
+            " choose another --out",
         )
         for path in changed:
             path.replace(folder / path.name)

@@ -67,8 +67,8 @@ class Answers:
         twice = sorted({name for name in names if names.count(name) > 1})
         check(
             not twice,
-            f"the label column {self.label!r} would overwrite the column {', '.join(twice)}: choose another name with"
-            " --label=NAME",
+            f"two new columns would have the name {' and '.join(map(repr, twice))}, because the label column is named"
+            f" {self.label!r}: choose another name with --label=NAME",
         )
 
     @property
@@ -179,7 +179,7 @@ class Labeller:
     def __call__(
         self, blocks: Iterable[Block], done: Callable[[int], object] = lambda texts: None
     ) -> Iterator[tuple[Block, list[list]]]:
-        """Yields each block with the column values of its rows. Then calls `done` with the number of its texts."""
+        """Yields each block with the column values of its rows. Then calls `done` with the number of its rows."""
         for block in blocks:
             there = [i for i, text in enumerate(block.texts) if text]
             self.texts += len(block.texts)

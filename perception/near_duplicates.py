@@ -77,7 +77,7 @@ def groups(texts: Sequence[str]) -> np.ndarray:
     blocks = [_bands(_sets(texts[start : start + ROWS])) for start in range(0, len(texts), ROWS)]
     candidates = [_candidates(key_E) for key_E in np.concatenate(blocks, axis=1)]
     pairs = np.stack(np.divmod(np.unique(np.concatenate(candidates)), len(texts)), axis=1)
-    # The sets of candidates are computed again, because the sets of all texts would take much memory.
+    # Compute the word pairs of the candidates again: keeping the word pairs of all texts would take much memory.
     found = [_similar(texts, pairs[start : start + ROWS]) for start in range(0, len(pairs), ROWS)]
     ends = np.concatenate([pairs[:0], *found])
     graph = sparse.coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(texts),) * 2)
@@ -85,7 +85,7 @@ def groups(texts: Sequence[str]) -> np.ndarray:
 
 
 def _sets(texts: Sequence[str]) -> "csr_matrix":
-    """Returns the sets of hashed word pairs of texts, as rows of ones."""
+    """Returns a sparse matrix with a row for each text: 1 in the column (hash) of each of its word pairs."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     hashed = HashingVectorizer(
@@ -100,7 +100,7 @@ def _sets(texts: Sequence[str]) -> "csr_matrix":
 
 
 def _bands(sets: "csr_matrix") -> np.ndarray:
-    """Returns the keys of all texts for each band, (BANDS, E). Equal keys mean equal minima of the band's hashes."""
+    """Returns the key of each text in each band, (BANDS, E). A key combines the minima of the band's hashes."""
     generator = np.random.default_rng(0)
     columns = sets.indices.astype(np.uint64)
     keys = []

@@ -57,9 +57,9 @@ def lora(
 ) -> Model:
     """Freezes a model and adds a trainable adapter to its target layers, in place; returns the model.
 
-    Every `nnx.Param` becomes a `Frozen` variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. Only
-    the matrices of adapters stay trainable: float32 `nnx.LoRAParam`. To train other parameters, such as a new head, add
-    them after calling `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
+    Only the matrices of adapters stay trainable: float32 `nnx.LoRAParam`. Every other `nnx.Param` becomes a `Frozen`
+    variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. To train other parameters, such as a new
+    head, add them after calling `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
 
     Args:
       model: any module. If it is a linear layer, the adapted layer is returned.
@@ -130,9 +130,9 @@ def merge(model: Model) -> Model:
 def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     """Quantizes the `Frozen` kernels of all linear layers, in place; returns the model.
 
-    Each block of 64 consecutive inputs of an output has a float32 scale, so a kernel takes 4.5 or 8.5 bits per weight.
-    A kernel is dequantized in the forward pass, and again in the backward pass. The dtypes of products do not change.
-    The quantized values and the scales are replicated on all devices of a mesh.
+    Each block of 64 consecutive inputs of an output has a float32 scale, so a kernel takes 4.5 or 8.5 bits per weight
+    (more if its last block is padded). A kernel is dequantized in the forward pass, and again in the backward pass. The
+    dtypes of products do not change. The quantized values and the scales are replicated on all devices of a mesh.
 
     Args:
       model: any module. If it is a linear layer, the quantized layer is returned.
@@ -164,7 +164,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns {path: layer} for all linear layers without an adapter. A quantized layer is its `QuantizedLayer`."""
+    """Returns {path: layer} for all linear layers without an adapter. The layer may be a `QuantizedLayer`."""
     layers: dict[tuple[str, ...], nnx.Module] = {}
 
     def collect(path: Path, part: Any, parent: Any) -> Any:

@@ -142,7 +142,10 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
                 f"{directory}: tensor {name} is not supported: only linear layers can have adapters",
             )
             found.setdefault(match[1], {})[match[2]] = files.read(name, ())
-    check(bool(found), f"{directory} is damaged: {ADAPTER} has no adapter")
+    check(
+        bool(found),
+        f"{directory}: {ADAPTER} has no LoRA matrices of an encoder of the family {family}: use another adapter",
+    )
     if left:
         print(
             f"note: {directory}: ignored tensors outside the encoder: {', '.join(left)}",

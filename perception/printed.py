@@ -16,8 +16,9 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def table2() -> dict[str, tuple[str, ...]]:
-    """Returns backbone -> numbers of parameters: with an output layer, and of LoRA with rank 2, 4, 8 and 16.
+    """Returns {backbone: printed numbers of parameters, such as "312.49M"}.
 
-    A number that is illegible in our copy of the paper is "".
+    The first number includes an output layer. The other numbers are for LoRA with rank 2, 4, 8 and 16. A number that is
+    illegible in our copy of the paper is "".
     """
     return {name: cells for (name,), cells in report.printed("perception", "table2", 1).items()}

@@ -1,8 +1,8 @@
 """Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
 
 The file has two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
-`quantization_config` of config.json names the format. Reading dequantizes the kernels, so programs can use the
-directory like any pretrained model. Quantizing the kernels to the same format again does not change them.
+`quantization_config` of config.json names the format. Reading dequantizes the kernels, so this project's programs
+can use the directory like any pretrained model. Quantizing the kernels to the same format again does not change them.
 """
 
 import json

@@ -83,7 +83,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     for name, path in weights.items():
         check(
             Path(path).is_dir() or bool(hub.cached(path)),
-            f"--pretrained={name}={path}: no directory {path}, and no such model in the Hugging Face cache: name the"
+            f"--pretrained={name}={path}: {path} is neither a directory nor a model in the Hugging Face cache; name the"
             " directory of the model, or download the model first",
         )
     check(

@@ -74,7 +74,7 @@ class Line(NamedTuple):
         return self.intercept + self.slope * float(np.log(tokens))
 
     def margin(self, tokens: float) -> float:
-        """Returns half the width of the 95 % prediction interval for one more data set."""
+        """Returns half the width of the 95 % prediction interval for another data set with this number of tokens."""
         from scipy import stats
 
         if not math.isfinite(self.deviation):

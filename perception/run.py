@@ -122,13 +122,16 @@ def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClass
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
+    """Trains or resumes the run in `workdir`, unless it is finished. Returns its summary.
+
+    Raises the errors of `prepare` and `loop.fit`.
+    """
     before = ended(config, workdir)
     return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir`; None if the run is unfinished or its config or data have changed."""
+    """Returns the summary of a finished run, or None if the run must be trained. See `common.train.finished.ended`."""
     validate(config)
     summary = finished.ended(resolve(config), workdir)
     if summary is not None and is_main():

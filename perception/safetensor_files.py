@@ -83,7 +83,7 @@ class TensorFiles:
         return self._slice(name)[index or ...]
 
     def tensor(self, name: str) -> "Tensor":
-        """Returns a whole tensor of any dtype, for `write`.
+        """Returns a whole tensor of floats, integers or booleans, for `write`.
 
         Raises:
           UserError: the dtype is not supported, such as an 8-bit float.
@@ -122,7 +122,7 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
         only = (
             f"; {pickle} is a pickle, which can run code and is not loaded: convert it to safetensors"
             if pickle
-            else ""
+            else ": copy the weights to this directory"
         )
         raise UserError(f"{directory} has neither {whole} nor {index.name}{only}")
     places = _read_index(index)
@@ -165,7 +165,7 @@ def _read_index(path: Path) -> dict[str, str]:
     outside = next((name for name in places.values() if Path(name).name != name), None)
     check(
         outside is None,
-        f"{path} lists {outside}, which is not the name of a file in the same directory",
+        f"{path} lists {outside}, which is not the name of a file in the same directory: list names without a folder",
     )
     return places
 

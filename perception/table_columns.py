@@ -39,7 +39,7 @@ def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     if any(name.strip().lower() in common for name in columns):
         return
     rows = [fields for _, fields in records[:LOOKED_AT]]
-    # Files that were appended to each other repeat the header.
+    # Leave out repeated headers, which remain where files were appended to each other.
     rows = [row for row in rows if any(row.get(name) != name for name in columns)]
     values = {name: [row.get(name) for row in rows] for name in columns}
     texts = [x for x in columns if len(x.split()) > MOST_NAME_WORDS and _is_prose(values[x])]
@@ -66,14 +66,14 @@ def find_columns(
     """
     for name in text:
         check_choice("--text", name, tuple(columns))
-    check(len(set(text)) == len(text), "--text names a column twice; name each column once")
+    _check_once("--text", text)
     for name in label:
         check_choice("--label", name, tuple(columns))
         check(
             name not in text,
             f"--label={name} is also a column of --text: remove it from one of the two options",
         )
-    check(len(set(label)) == len(label), "--label names a column twice; name each column once")
+    _check_once("--label", label)
     values = {
         name: [record[1].get(name) for record in records[:LOOKED_AT]]
         for name in columns
@@ -92,6 +92,14 @@ def find_columns(
     return text, label
 
 
+def _check_once(option: str, names: Sequence[str]) -> None:
+    """Raises a UserError if an option names a column more than once."""
+    twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
+    check(
+        not twice, f"{option}={' and '.join(twice)} is given more than once: name each column once"
+    )
+
+
 def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
     """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case.
 
@@ -103,8 +111,7 @@ def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
         if set(names) <= set(known):
             return known[names[0]], known[names[1]]
     raise UserError(
-        "the two columns of --pair cannot be recognised: name them with --text=FIRST --text=SECOND; the columns"
-        " are"
+        "the two columns of --pair cannot be recognised: name them with --text=FIRST --text=SECOND; the columns are"
         f" {', '.join(columns)}"
     )
 
@@ -116,11 +123,17 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
-    """Returns the only column with one of the `names`. If no column or several columns have such a name, returns the
-    only column whose values fulfil `suits`.
+    """Returns the only column whose name is in `names`, ignoring case.
+
+    If there is no such column, or more than one, returns the only column for whose values `suits` is true.
+
+    Args:
+      option: option that names the column, for the error message.
+      values: column -> its values, for the columns to choose from.
+      columns: all columns of the table, for the error message.
 
     Raises:
-      UserError: no column, or more than one, fulfils `suits`.
+      UserError: `suits` must decide, and is true for no column or for more than one.
     """
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
@@ -133,7 +146,10 @@ def _choose(
 
 
 def _is_prose(values: Sequence[Any]) -> bool:
-    """Returns whether the texts have at least three words on average, and most values are different texts."""
+    """Returns whether a column can hold texts.
+
+    The texts must have at least three words on average, and more than half of the values must be different texts.
+    """
     texts = [x for x in values if isinstance(x, str) and x.strip()]
     words = sum(len(text.split()) for text in texts)
     return bool(texts) and words >= 3 * len(texts) and 2 * len(set(texts)) > len(values)

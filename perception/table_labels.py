@@ -87,10 +87,11 @@ def label_reader(
     def one(row: Mapping[str, Any]) -> Label:
         value = row.get(column)
         if is_missing(value):
-            raise ValueError("the label is missing")
+            raise ValueError(f"the label in column {column} is missing")
         if isinstance(value, list | dict):
             raise ValueError(
-                f"the label is a {type(value).__name__}, but each text must have one label"
+                f"the label in column {column} is of the type {type(value).__name__}, but each text must have one"
+                " label"
             )
         return _name(value, names)
 
@@ -106,17 +107,24 @@ def label_reader(
     def split(row: Mapping[str, Any]) -> Label:
         value = row.get(column)
         if value is None or isinstance(value, list | dict):
-            raise ValueError("the label is missing" if value is None else "the label is not text")
+            fault = (
+                "is missing"
+                if value is None
+                else f"is not text but of the type {type(value).__name__}"
+            )
+            raise ValueError(f"the label in column {column} {fault}")
         parts = map(str.strip, str(value).split(separator))
         return tuple(sorted({_name(part, names) for part in parts if not is_missing(part)}))
 
     def listed(row: Mapping[str, Any]) -> Label:
         value = row.get(column)
         if is_missing(value):
-            raise ValueError("the label is missing")
+            raise ValueError(f"the label in column {column} is missing")
         found = _list(value)
         if found is None or any(isinstance(x, list | dict) or is_missing(x) for x in found):
-            raise ValueError(f"the label {str(value)[:40]!r} is not a list of classes")
+            raise ValueError(
+                f"the label {str(value)[:40]!r} in column {column} is not a list of classes"
+            )
         return tuple(sorted({_name(x, names) for x in found}))
 
     return {"one": one, "marks": marks, "split": split, "list": listed}[kind]
@@ -139,7 +147,9 @@ def _name(value: Any, names: Sequence[str] | None) -> str:
     """Returns the label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
     text = str(value).strip()
     if has_surrogate(text):
-        raise ValueError("the label contains half of a surrogate pair, which is not valid Unicode")
+        raise ValueError(
+            f"the label {text[:40]!r} contains half of a surrogate pair, which is not valid Unicode"
+        )
     if names and text.isdecimal() and int(text) < len(names) and text not in names:
         return names[int(text)]
     return text
@@ -200,7 +210,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     """
     counts = Counter(labels)
     option, several = f"--label={column}", len(counts)
-    check(bool(counts), f"{option}: no text has a class")
+    check(bool(counts), f"{option}: no text has a class; name another column")
     check(
         several > 1,
         f"{option} has a single class, {next(iter(counts), '')!r}: classification needs at least two classes",
@@ -215,7 +225,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     single = sum(count == 1 for count in counts.values())
     check(
         several <= 2 or 2 * single <= len(labels),
-        f"{option}: {single:,} of {len(labels):,} labels occur only once, like ids or texts: name a column of"
+        f"{option} has {single:,} labels of {len(labels):,} that occur only once, like ids or texts: name a column of"
         " classes",
     )
     check(

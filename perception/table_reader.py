@@ -84,8 +84,10 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
         found = _read_place(open_path(os.path.expanduser(source)), encoding)
     for table in found.values():
         if not table.records:
-            reason = f"; {table.damaged[0]}" if table.damaged else ""
-            raise UserError(f"--data={source}: no row could be read{reason}")
+            reason = f" ({table.damaged[0]})" if table.damaged else ""
+            raise UserError(
+                f"--data={source} has no row that can be read{reason}: correct the file"
+            )
     return found
 
 
@@ -146,8 +148,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
         return {WHOLE: _read_files(files, encoding)}
     check(
         not by_stem,
-        f"--data={folder} has train{formats[0]} and other tables that are not splits: {', '.join(by_stem)};"
-        " remove them from the folder",
+        f"--data={folder} has a file of training examples, and other tables that are not splits:"
+        f" {', '.join(path.name for paths in by_stem.values() for path in paths)}; remove them from the folder",
     )
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
 
@@ -193,7 +195,8 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
     """Reads a Hugging Face data set from the local cache or, with `download`, from the hub.
 
     Raises:
-      UserError: the package datasets is missing, or the data set cannot be read.
+      UserError: the package datasets is missing, the data set cannot be read or has no split for training, or the cache
+        has another revision.
     """
     name, _, revision = name.partition("@")
     if not download:
@@ -225,8 +228,8 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
 def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> None:
     """Raises a UserError unless the examples belong to the revision.
 
-    Without network access, the package reads its newest cached version, whatever the revision. The folder of a version
-    is named like its commit.
+    Without network access, the package datasets reads the newest version in its cache, whatever the revision. The
+    folder of a version is named like its commit.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 

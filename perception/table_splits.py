@@ -82,8 +82,8 @@ def without_copies(
     if contradicted:
         check(
             not strict,
-            f"--strict: {counted(len(contradicted), 'text')}{of} with different labels in different rows:"
-            f" {shown(contradicted)}; correct the labels, or remove --strict",
+            f"--strict refuses {counted(len(contradicted), 'text')}{of} with different labels in different rows"
+            f" ({shown(contradicted)}): correct the labels, or remove --strict",
         )
         notes.append(
             f"{counted(len(contradicted), 'text')}{of} with different labels ({shown(contradicted)}): kept with"
@@ -109,7 +109,13 @@ def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
 def without_leaks(
     found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
 ) -> dict[str, list[Example]]:
-    """Removes near-duplicates of test examples from the other splits, and of validation examples from training."""
+    """Removes near-duplicates of test examples from the other splits, and of validation examples from training.
+
+    Appends sentences to `notes`.
+
+    Raises:
+      UserError: no example of a split is left.
+    """
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
         if split not in found:
@@ -139,10 +145,13 @@ def cut_splits(
     """Cuts splits from examples, stratified by class. A group of near-duplicates stays in one split.
 
     Examples with several classes are stratified by their rarest class. A cut split keeps one example of each group,
-    because nearly equal test examples are not independent.
+    because nearly equal test examples are not independent. Appends sentences to `notes`.
 
     Returns:
       The wanted splits, and "train" with the examples of all other groups.
+
+    Raises:
+      UserError: there are too few different texts.
     """
     from sklearn.model_selection import train_test_split
 
@@ -195,7 +204,7 @@ def cut_splits(
 
 
 def _strata(examples: Sequence[Example]) -> dict[Label, str]:
-    """Returns the class by which each label is stratified: among its classes, the class with the fewest examples."""
+    """Returns {label: stratum}. The stratum is the label's class with the fewest examples; "(none)" without classes."""
     counts = Counter(name for e in examples for name in classes_of(e.label))
     return {
         e.label: min(classes_of(e.label), key=counts.__getitem__, default="(none)")
@@ -210,6 +219,6 @@ def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
         if unknown:
             name, count = unknown.most_common(1)[0]
             raise UserError(
-                f"{counted(count, 'example')} of the split {split} with the label {name!r}, which no training example"
-                " has: add training examples, or correct the label"
+                f"the label {name!r} of {counted(count, 'example')} of the split {split} occurs in no training example:"
+                " add training examples, or correct the label"
             )

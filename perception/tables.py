@@ -45,9 +45,9 @@ def parameters(name: str) -> tuple[int, int]:
 def table1(suite: ExperimentSuite) -> None:
     """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step.
 
-    The files are updated after each row. A cell stays empty if its data or weights are missing, or if its training
-    fails or runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the
-    command. A row has a mean only if all its cells have values.
+    The files are updated after the cells of each backbone and finetuning method. A cell stays empty if its data or
+    weights are missing, or if its training fails or runs out of memory. With `turns` or a `sweep`, all cells are
+    trained together, and one failure ends the command. A row has a mean only if all its cells have values.
 
     Raises:
       UserError: a cell failed. Without `turns` and `sweep`, all other cells have been trained and written.
@@ -68,7 +68,7 @@ def table1(suite: ExperimentSuite) -> None:
                 # Python's MemoryError has no message.
                 why = str(fault).partition("\n")[0] or "out of memory"
                 failed.append(f"{backbone_} {mode} on {case.dataset}: {why}")
-                print(f"error: {why}; leaving the cell empty", file=sys.stderr, flush=True)
+                print(f"error: {failed[-1]}; the cell stays empty", file=sys.stderr, flush=True)
             if why := suite.missing(case):
                 missing[why] = missing.get(why, 0) + 1
         for name, which in (("best step", "test"), ("last step", "test_last")):

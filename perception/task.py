@@ -128,7 +128,7 @@ class TextClassification(Classification):
         return objective.balanced_weights(labels) if self.config.data.balance else None
 
     def training_batch(self, batch: Batch) -> Batch:
-        """Returns a batch like `Classification`. With `config.data.balance`, adds the weights of the labels."""
+        """Overrides `Classification.training_batch`. With `config.data.balance`, adds the weights of the labels."""
         batch = super().training_batch(batch)
         if self.weights is not None:
             batch = {**batch, "weights": self.weights[batch["ids"]]}
@@ -162,7 +162,9 @@ class TextClassification(Classification):
         return jnp.sum(loss_B * there_B), jnp.sum(there_B, dtype=jnp.float32)
 
     def predict(self, values: ModelState, split: str) -> Predictions:
-        """Returns predictions like `Classification.predict`. For "valid", predicts the split `select`.
+        """Implements `Task.predict`: returns class predictions for every example of a split.
+
+        "valid" means the split `select`, which may be "test".
 
         With several classes per example, the predictions of both splits use the thresholds chosen on the validation
         examples.

@@ -60,18 +60,21 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
     """Returns the base weights plus the weighted sum of task vectors.
 
     Raises:
-      ValueError: a vector has other parameters than the base weights.
+      ValueError: a task vector and the base weights do not have the same parameter names.
     """
-    if any(vector.keys() != base.keys() for vector, _ in vectors):
-        raise ValueError("a task vector has other parameters than the base weights")
+    for number, (vector, _) in enumerate(vectors, start=1):
+        if different := sorted(vector.keys() ^ base.keys()):
+            raise ValueError(
+                f"task vector {number} and the base weights have different parameters, such as {different[0]}"
+            )
     return {name: x + sum(weight * v[name] for v, weight in vectors) for name, x in base.items()}
 
 
 def vector(tuned: Params, base: Params) -> Params:
-    """Returns the task vector of fine-tuned weights: their difference from the base weights.
+    """Returns the task vector of fine-tuned weights: `tuned` minus `base`, by parameter name.
 
     Raises:
-      UserError: the weights have other parameters or shapes than the base weights.
+      UserError: names or shapes of the parameters differ.
     """
     from common.errors import check
 
@@ -79,7 +82,8 @@ def vector(tuned: Params, base: Params) -> Params:
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
     check(
         not different,
-        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape;"
+        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape"
+        f"{f', and {len(different) - 3:,} more' if len(different) > 3 else ''};"
         " set --pretrained=DIR to the model from which the run started",
     )
     return {name: tuned[name] - x for name, x in base.items()}
@@ -100,8 +104,8 @@ def measure(
       pretrained: the pretrained weights; None for the pretrained weights of the first run of each pair.
 
     Raises:
-      UserError: a run did not use --config.finetune=full_pretrained, its weights do not fit the pretrained weights, or
-        two pairs have different tasks.
+      UserError: a run did not train all weights from pretrained weights, its weights do not fit the pretrained weights,
+        `EncoderEvaluation` rejects a run, or two pairs have different tasks.
     """
     from common.errors import check
     from common.report.table import mean_std
@@ -112,8 +116,8 @@ def measure(
         known = known or tasks
         check(
             tasks == known,
-            f"--runs {' '.join(map(str, pair))}: the test examples differ from those of the first"
-            " --runs: give all pairs the same two tasks in the same order",
+            f"--runs {' '.join(map(str, pair))} and the first --runs have different test examples: give all pairs the"
+            " same two tasks in the same order",
         )
         tables.append(table)
     names = [re.sub(r"_seed\d+$", "", run.name) for run in pairs[0]]
@@ -157,8 +161,8 @@ def _pair(
         method = find(name)
         check(
             method.trains_all and method.pretrained,
-            f"--runs {run} has --config.finetune={name}: a task vector needs full_pretrained; name a run with"
-            " this method",
+            f"--runs {run} has --config.finetune={name}, but a task vector needs a run with"
+            " --config.finetune=full_pretrained: name such a run",
         )
     named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
     model = open_model(named, "--pretrained")

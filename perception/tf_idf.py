@@ -53,7 +53,7 @@ class TfIdf:
 
 
 def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
-    """Yields bucket counts of successive texts, (at most ROWS, BUCKETS) uint8, clipped at 255."""
+    """Yields the bucket counts of successive blocks of texts, (at most ROWS, BUCKETS) uint8, clipped at 255."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     # Punctuation marks count as words, so that a text without words has features too.

@@ -15,11 +15,18 @@ def main() -> None:
 
 
 def fetch_pretrained(config: ConfigDict) -> None:
-    """Downloads the model --config.pretrained to the local Hugging Face cache, unless the option names a directory."""
+    """Downloads the model --config.pretrained to the local Hugging Face cache, unless the option names a directory.
+
+    Raises:
+      UserError: the option is empty, or the download fails.
+    """
     from common.errors import check
     from perception import hub
 
-    check(bool(config.pretrained), "--download needs --config.pretrained=NAME, a name on the hub")
+    check(
+        bool(config.pretrained),
+        "--download needs --config.pretrained=NAME, a name on the Hugging Face hub",
+    )
     if not Path(config.pretrained).expanduser().is_dir():
         hub.download(config.pretrained)
 

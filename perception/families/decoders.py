@@ -91,7 +91,7 @@ def _decoder(
     tied: bool = False,
     dropout_rates: tuple[float, float] = (0.0, 0.0),
 ) -> Backbone:
-    """Returns a copy of `made` with the fields that all decoders have in common.
+    """Returns a copy of `made` with the fields of config.json that all decoders in this module have in common.
 
     Args:
       made: backbone with the sizes from config.json.
@@ -103,7 +103,7 @@ def _decoder(
     rotated = int(size * partial)
     check(
         rotated % 2 == 0,
-        f"{fields.path}: rotary positions need an even number of features, got {rotated} of the head size {size}",
+        f"{fields.path}: rotary positions need an even number of features in a head, got {rotated} of {size}",
     )
     check(
         made.heads[0] % made.kv_heads[0] == 0,

@@ -253,7 +253,8 @@ def read_modernbert(fields: Fields) -> Backbone:
     theta = fields.number("global_rope_theta", 160_000.0)
     check(
         width // heads % 2 == 0,
-        f"{fields.path}: rotary positions need an even number of features, got {width // heads}",
+        f"{fields.path}: rotary positions need an even head size, got hidden_size / num_attention_heads ="
+        f" {width // heads}",
     )
     return Backbone(
         "modernbert",

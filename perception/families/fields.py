@@ -15,7 +15,7 @@ _NEEDED = object()
 
 @dataclass(frozen=True)
 class Fields:
-    """Typed access to the fields of config.json.
+    """Typed access to the fields of config.json or adapter_config.json.
 
     A field that is missing or null gets the default value (but see `optional`). A field without a default value is
     required. All methods raise UserErrors that name the file and the field.
@@ -27,7 +27,7 @@ class Fields:
     def get(self, name: str, default: Any = _NEEDED) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
-        check(value is not _NEEDED, f"{self.path} has no {name}")
+        check(value is not _NEEDED, f"{self.path} has no field {name}, which is required")
         return value
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:

@@ -62,7 +62,7 @@ BAD = {
     ),
     "empty file": data(b"", "a.csv is empty"),
     "white space alone": data(b"\n\n", "a.csv is empty"),
-    "header alone": data("text,label\n", "no row could be read"),
+    "header alone": data("text,label\n", "has no row that can be read"),
     "broken gz": data(b"no gzip", "is damaged or truncated", name="a.csv.gz"),
     "truncated gz": data(
         gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
@@ -111,25 +111,31 @@ BAD = {
     "deep JSON": data("[" * 100_000, "is not JSON", name="a.jsonl"),
     "text null": strict({"text": None, "label": "spam"}, "text is empty"),
     "text blank": strict({"text": " \t ", "label": "spam"}, "text is empty"),
-    "text number": strict({"text": 7, "label": "spam"}, "text is not text but a int"),
-    "text NaN": strict({"text": float("nan"), "label": "spam"}, "text is not text but a float"),
+    "text number": strict({"text": 7, "label": "spam"}, "text is not text but of the type int"),
+    "text NaN": strict(
+        {"text": float("nan"), "label": "spam"}, "text is not text but of the type float"
+    ),
     "text surrogate": strict(
         {"text": "\ud800", "label": "spam"}, "text contains half of a surrogate pair"
     ),
-    "label null": strict({"text": "x", "label": None}, "the label is missing"),
-    "label NaN": strict({"text": "x", "label": float("nan")}, "the label is missing"),
-    "label absent": strict({"text": "x"}, "the label is missing"),
+    "label null": strict({"text": "x", "label": None}, "the label in column label is missing"),
+    "label NaN": strict(
+        {"text": "x", "label": float("nan")}, "the label in column label is missing"
+    ),
+    "label absent": strict({"text": "x"}, "the label in column label is missing"),
     "label list": strict(
         {"text": "x", "label": ["a", "b"]},
-        "the label is a list, but each text must have one label",
+        "the label in column label is of the type list, but each text must have one label",
     ),
     "label surrogate": strict(
-        {"text": "x", "label": "\ud800"}, "the label contains half of a surrogate pair"
+        {"text": "x", "label": "\ud800"}, "the label '\\ud800' contains half of a surrogate pair"
     ),
     # Columns
     "missing text column": data(as_csv(MANY), "did you mean text?", "--text=txt"),
     "missing label column": data(as_csv(MANY), "did you mean label?", "--label=labl"),
-    "text column twice": data(as_csv(MANY), "a column twice", "--text=text --text=text"),
+    "text column twice": data(
+        as_csv(MANY), "--text=text is given more than once", "--text=text --text=text"
+    ),
     "text as label": data(
         as_csv(MANY), "--label=text is also a column of --text", "--text=text --label=text"
     ),
@@ -187,7 +193,7 @@ BAD = {
     ),
     "contradictory labels": data(
         as_csv([*MANY, {"text": MANY[0]["text"].upper(), "label": "ham"}]),
-        "--strict: 1 text with different labels in different rows",
+        "--strict refuses 1 text with different labels in different rows",
         "--strict",
     ),
     # Folders
@@ -207,14 +213,18 @@ BAD = {
     ),
     "test alone": folder({"test.csv": FEW}, "has files for test, but no file for training"),
     "splits and more": folder(
-        {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old"
+        {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old.csv"
+    ),
+    "unusable split": folder(
+        {"train.csv": FEW + "a text,\n", "test.csv": "text,label\n,ham\n"},
+        "no row of the split test can be used (test.csv line 2: text is empty): correct the rows",
     ),
     "labels only in the test": folder(
         {
             "train.csv": FEW,
             "test.csv": as_csv([*rows(8, start=50), {"text": "x y", "label": "new"}]),
         },
-        "1 example of the split test with the label 'new', which no training example has",
+        "the label 'new' of 1 example of the split test occurs in no training example",
     ),
     "duplicates across splits": folder(
         {"train.csv": FEW, "test.csv": FEW}, "no example of the split train is left"

@@ -341,15 +341,16 @@ def test_invalid_table_writes_nothing(refused, tmp_path, monkeypatch) -> None:
     ],
 )
 def test_label_column_may_not_overwrite_a_probability(label, options) -> None:
-    with pytest.raises(UserError, match=f"the label column '{label}' would overwrite the column"):
+    with pytest.raises(UserError, match=f"because the label column is named '{label}'"):
         Answers(label, ("a", "b"), **options)
     assert "label" in Answers("label", ("a", "b"), **options).columns
 
 
 def test_label_option_may_not_name_an_added_column(refused, tmp_path) -> None:
     (tmp_path / "new.csv").write_text("text\na string\n")
-    assert "the label column 'probability' would overwrite the column probability" in refused(
-        f"--input={tmp_path / 'new.csv'}", "--config.data.label=probability"
+    assert (
+        "two new columns would have the name 'probability', because the label column is named"
+        in refused(f"--input={tmp_path / 'new.csv'}", "--config.data.label=probability")
     )
 
 

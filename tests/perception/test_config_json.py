@@ -171,7 +171,7 @@ FIELDS = {
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},
-        "choose one",
+        r"architectures=\['Phi3Model'\] is not supported: choose one of the families bert, ",
     ),
     "activation": ("bert", {"hidden_act": "gelu_python"}, "hidden_act='gelu_python': choose one"),
     "positions": (
@@ -196,7 +196,7 @@ FIELDS = {
     "other heads": ("openelm", {"num_query_heads": [2, 2, 4]}, r"num_query_heads=\[2, 2, 4\]"),
     "numbers": ("openelm", {"ffn_multipliers": [1, 2, 3, 4]}, "a list of 2 or 3 numbers"),
     "quantized": ("mistral", {"quantization_config": {"bits": 4}}, "quantization_config="),
-    "missing": ("bert", {"hidden_size": None}, "has no hidden_size"),
+    "missing": ("bert", {"hidden_size": None}, "has no field hidden_size"),
     "no number": ("bert", {"hidden_size": "32"}, "hidden_size must be a whole number"),
     "heads": (
         "bert",
@@ -216,7 +216,7 @@ FIELDS = {
     "scaling without its numbers": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
-        "has no low_freq_factor",
+        "has no field low_freq_factor",
     ),
     "no position": (
         "roberta",
@@ -238,7 +238,7 @@ FIELDS = {
         {"use_bidirectional_attention": True},
         "use_bidirectional_attention=True is not supported",
     ),
-    "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "got 3 of the head size 8"),
+    "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "got 3 of 8"),
 }
 
 

@@ -199,7 +199,7 @@ def test_failed_cell_stays_empty_and_others_are_written(
     rows = read(tmp_path / "table1.csv")
     assert [(r["sst2"], r["emot."]) for r in rows[::3]] == [("", "81.0"), ("81.0", "81.0")]
     said = capsys.readouterr()
-    assert f"error: {told}; leaving the cell empty" in said.err
+    assert f"{told}; the cell stays empty" in said.err
     assert said.out.endswith(f"failed:\n  arctic_xs full on sst2: {told}\n")
 
 
@@ -268,7 +268,9 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
     assert "did you mean arctic_xs?" in told("table1", "--backbones=artic_xs")
     assert "did you mean emotion?" in told("table1", "--datasets=emotions")
     assert "--data=sst2 must be NAME=PATH" in told("table1", "--data=sst2")
-    assert "no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
+    assert "nowhere is neither a directory nor a model" in told(
+        "table1", "--pretrained=arctic_xs=nowhere"
+    )
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
     assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")
     assert "--dry-run needs the target table1, got claims" in told("claims", "--dry-run")

@@ -135,5 +135,5 @@ def test_failed_download_raises_one_line(cache, monkeypatch) -> None:
         raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"^--download: cannot download org/other: no network$"):
+    with pytest.raises(UserError, match=r"^--download cannot fetch org/other: no network$"):
         hub.download("org/other")

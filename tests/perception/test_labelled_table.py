@@ -235,7 +235,7 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
     assert examples(path) == WANTED
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
     assert note.startswith("Skipped 5 rows: a.csv line 44 has a different number of columns")
-    with pytest.raises(UserError, match=r"--strict: 5 rows cannot be used: a.csv line 44 "):
+    with pytest.raises(UserError, match=r"--strict refuses 5 unusable rows \(a.csv line 44 "):
         prepare(read_tables(str(path)), strict=True)
 
 
@@ -364,7 +364,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
     folder = labelled_table.write(first, tmp_path / "out")
     before = (folder / "train.jsonl").read_bytes()
     (tmp_path / "out" / "runs").mkdir()
-    with pytest.raises(UserError, match="has runs on other examples: choose another --out"):
+    with pytest.raises(UserError, match="has runs on other data"):
         labelled_table.write(second, tmp_path / "out")
     assert (folder / "train.jsonl").read_bytes() == before
 

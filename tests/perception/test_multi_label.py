@@ -184,7 +184,7 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     cells[2][1] = "fruit"
     path = write_csv(tmp_path / "b.csv", ["text", "label"], cells)
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
-    assert "the label 'fruit' is not a list of classes" in note
+    assert "the label 'fruit' in column label is not a list of classes" in note
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):
         prepare(read_tables(str(bare)), separator=";")
@@ -372,7 +372,7 @@ def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
 
 def test_thresholds_need_validation(make, data) -> None:
     config = make("paper,tiny", **{"data.source": f"files:{data}", "data.multi_label": True})
-    with pytest.raises(UserError, match=r"it needs --config\.eval\.select=valid"):
+    with pytest.raises(UserError, match=r"set --config\.eval\.select=valid instead of test"):
         run.validate(config)
     config = make(**{"data.source": "embedded:python", "data.multi_label": True})
     with pytest.raises(UserError, match="the label must be a list of classes"):

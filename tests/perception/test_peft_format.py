@@ -178,11 +178,11 @@ def test_unknown_base_weights_fit_any_adapter() -> None:
     assert combine([(unknown, 1.0), (known, 1.0)]).base == "base"
     with pytest.raises(
         UserError,
-        match="adapters 2 and 3 cannot be added: they were trained on different base weights",
+        match="adapters number 2 and 3 cannot be added: they were trained on different base weights",
     ):
         combine([(unknown, 1.0), (known, 1.0), (adapter(2, 0, (layer,), "other"), 1.0)])
     wide = Adapter("", {layer: (jnp.ones((6, 2)), jnp.ones((2, 9)))})
     with pytest.raises(
-        UserError, match=r"cannot be added: .* has the shapes \(6, 8\) and \(6, 9\)"
+        UserError, match=r"cannot be added: .* kernels of the shapes \(6, 8\) and \(6, 9\)"
     ):
         combine([(known, 1.0), (wide, 1.0)])

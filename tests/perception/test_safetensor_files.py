@@ -167,7 +167,10 @@ DAMAGE = {
     ),
     "a file elsewhere": (_elsewhere("/one.safetensors"), f"{INDEX} lists /one.safetensors, which"),
     "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}; pytorch_model.bin is a pickle"),
-    "no weights": (lambda folder: (folder / INDEX).unlink(), f"neither {WHOLE} nor {INDEX}$"),
+    "no weights": (
+        lambda folder: (folder / INDEX).unlink(),
+        f"neither {WHOLE} nor {INDEX}: copy the weights",
+    ),
 }
 
 

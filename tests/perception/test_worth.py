@@ -523,7 +523,7 @@ def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
     run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
-    assert "so its adapter does not fit the pretrained embed/positions/table" in refused(
+    assert "its adapter needs the run's own embed/positions/table" in refused(
         adapters, "merge", f"--adapter={workdir}", f"--out={out}"
     )
     call(adapters, "export", f"--run={workdir}", f"--out={out}")
@@ -576,7 +576,7 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
         refused(adapters, "merge", f"--adapter={full}", out)
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
-    assert "write ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
+    assert "must be ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
     assert "must be a number, got 'x'" in refused(adapters, "add", "--adapters", f"{lora}:x", out)
     assert "is not empty" in refused(
         adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'data'}"
@@ -584,7 +584,7 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
     assert "the following arguments are required: --merged" in refused(
         adapters, "unmerge", f"--adapter={lora}", out
     )
-    assert "no adapter is merged into them" in refused(
+    assert "without a merged adapter" in refused(
         adapters, "unmerge", f"--adapter={lora}", f"--merged={folder / 'model'}", out
     )
     assert "README.md is not a folder" in refused(
