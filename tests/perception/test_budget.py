@@ -1,4 +1,4 @@
-"""Plans for a time budget: ways of training, steps and seeds."""
+"""Plans for a time budget: training methods, steps and seeds."""
 
 import time
 
@@ -38,7 +38,7 @@ def needed(ways: int, steps: int, seeds: int) -> float:
 
 @pytest.mark.parametrize("ways", [1, 2, 3])
 def test_plan_spends_the_budget(ways) -> None:
-    """A budget one second below the cost of n ways of training drops the last way; for n = 1, it drops seeds."""
+    """A budget one second below the cost of n training methods drops the last method; for n = 1, it drops seeds."""
     costs = {f"way{i}": COST for i in range(3)}
     found = make_plan(costs, needed(ways, budget.LEAST_STEPS, 3) + 0.1, 10_000)
     assert found.ways == list(costs)[:ways] and found.steps >= budget.LEAST_STEPS

@@ -117,7 +117,7 @@ def asked(folder) -> Path:
 
 
 def folder_of(way: str) -> str:
-    """Returns the directory name of the first run of a way of training."""
+    """Returns the directory name of the first run of a training method."""
     return f"{way}_seed1" if WAYS[way].random else way
 
 
@@ -294,7 +294,7 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
 
 @pytest.mark.medium
 def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) -> None:
-    """The column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best way."""
+    """Column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best method."""
     topics = ("für immer", "gegen alles")
     rows = [f"{topics[i % 2]} {i} {'abcdefgh'[i // 8]};{'xy'[i % 2]}\n" for i in range(64)]
     (tmp_path / "mails.csv").write_text("the text;the queue\n" + "".join(rows), "cp1252")
