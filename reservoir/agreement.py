@@ -1,7 +1,7 @@
 """Compares the gradient estimates of backskipping with exact gradients, at each snapshot of a run.
 
-Backskipping does not differentiate the reservoirs. Shape letters of this module: B batches, R draws of dropout and of
-the noise that backskipping adds, P parameters.
+The estimate is the gradient of a step that skips the reservoirs. Shape letters of this module: B batches, R draws of
+dropout and of the noise that backskipping adds, P parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ from reservoir.skipping import NEVER
 
 
 class Agreement(NamedTuple):
-    """Agreement of the estimate, which is the gradient of a step that skips the reservoirs, with the true gradient.
+    """Agreement of two gradients: the estimate, from a skipping step, and the true gradient, from an ordinary step.
 
     Attributes:
-      cosine: cosine of the two gradients, averaged over batches and draws of the noise. None if any gradient is 0.
+      cosine: cosine of the two gradients, averaged over batches and draws. None if any gradient is 0.
       cosine_of_means: cosine of the two gradients after averaging each over the draws, averaged over batches. With many
         draws, a value below 1 is due to the bias of the estimate, not to its variance. None if any mean is 0.
       size: norm of the estimate divided by the norm of the true gradient, averaged over batches and draws.
@@ -46,7 +46,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(true_BRP: np.ndarray, estimate_BRP: np.ndarray) -> Agreement:
-    """Compares the true and the estimated gradients of P parameters for B batches and R draws of the noise."""
+    """Compares the true and the estimated gradients of P parameters for B batches and R draws."""
     sizes = np.linalg.norm(estimate_BRP, axis=-1) / np.linalg.norm(true_BRP, axis=-1)
     of_means = _cosine(true_BRP.mean(1), estimate_BRP.mean(1))
     return Agreement(_cosine(true_BRP, estimate_BRP), of_means, float(np.mean(sizes)))
@@ -90,11 +90,11 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     with complete(workdir):
         config.model = model.with_defaults(config.model)
         estimator = config.model.backskip.estimator
-    config.train.scan_layers = 0  # `load_run` returns an array for each layer.
+    config.train.scan_layers = 0  # `load_run` returns an array for each layer, not stacked arrays.
     check(
         estimator not in NEVER,
-        f"{shown(workdir)} skips no reservoirs, because its model.backskip.estimator is {estimator}: choose another"
-        " run",
+        f"{shown(workdir)} skips no reservoirs, because its --config.model.backskip.estimator is {estimator}: choose"
+        " another run",
     )
     steps = snapshots(workdir)
     check(
@@ -135,7 +135,7 @@ def _gradient(
     batch: Any,
     key: jax.Array,
 ) -> jax.Array:
-    """Returns the gradient of the parameters `names` as a float32 vector."""
+    """Returns the gradient of the loss with respect to the parameters `names`, as one float32 vector."""
     _, _, gradients = step.gradients(loss, trainable, frozen, batch, key)
     return jnp.concatenate([gradients[name].astype(jnp.float32).ravel() for name in names])
 
@@ -149,17 +149,18 @@ PANELS = {
 
 
 def draw(measured: Mapping[str, Sequence[Sequence[tuple[int, Agreement]]]], path: Path) -> None:
-    """Plots the fields of `Agreement` by step.
+    """Plots each field of `Agreement` against the step, in a panel of its own.
 
     Args:
-      measured: name of a group -> its runs. A run is a list of (step, agreement) pairs, drawn as one line.
+      measured: name of a group -> runs of the group. A run is a list of (step, agreement) pairs, and is one line in
+        each panel.
     """
     figure, axes = panels(len(PANELS))
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
         for number, (group, runs) in enumerate(measured.items()):
             for index, points in enumerate(runs):
                 values = [(step, getattr(found, name)) for step, found in points]
-                # Omit the points of steps whose field is None.
+                # A cosine is None if a gradient is 0: leave out such a step.
                 xs, ys = np.array([v for v in values if v[1] is not None]).reshape(-1, 2).T
                 style = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
                 panel.plot(xs, ys, label=group if index == 0 else None, **style)

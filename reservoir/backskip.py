@@ -87,7 +87,7 @@ class Rewards(NamedTuple):
 def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
     """Returns the rewards for the gradient g of the loss at the output of the reservoirs.
 
-    Scaling g by a positive factor does not change the rewards.
+    If g is multiplied by a positive factor, `size` is multiplied by the same factor, and `reward_BL` does not change.
     """
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
@@ -223,7 +223,7 @@ class BackskipBlock(Block):
     """Adjacent reservoirs as one block. Steps that skip the reservoirs do not differentiate the block.
 
     Attributes:
-      skipping: whether the current step skips the reservoirs. `reservoir.skipping.Backskipping` sets the attribute.
+      skipping: whether the current step skips the reservoirs; set by `reservoir.skipping.Backskipping`.
     """
 
     def __init__(self, blocks: list[Block], model: ConfigDict, *, rngs: nnx.Rngs):

@@ -51,10 +51,10 @@ def planned(
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
     """Yields (function from the seed to the run name, configuration for seed 1) for each case of a table or figure.
 
-    Pretraining runs come before fine-tuning runs.
+    Yields cases that share their runs only once, and pretraining runs before fine-tuning runs.
     """
     for cases in suite.needed(target).values():
-        # Rows of the table with the same model share runs, so list each run name once.
+        # Rows of the table with the same model share runs.
         for case in {case.name(1): case for case in cases}.values():
             config = suite.configuration(case, 1)
             run.validate(config)
@@ -86,11 +86,11 @@ def abstract(config: ConfigDict) -> AbstractModel:
 
 
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
-    """Returns the FLOPs of the matrix products of a training step.
+    """Returns the FLOPs of a training step in products with weight matrices; attention scores are left out.
 
     For each token, a kernel weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if
     trained, 2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only
-    for tokens that are predicted. All fine-tuning examples count as long as the shortest bucket.
+    for tokens that are predicted. Every fine-tuning example counts with the length of the shortest bucket.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))

@@ -224,7 +224,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     try:
         override_all(config, [f"--config.{field}" for field in suite.finetune])
     except UserError as error:
-        raise UserError(f"--finetune: {error}") from error
+        raise UserError(str(error).replace("--config.", "--finetune=")) from error
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
     config.pretrained = str(suite.folder(tuning.case.name(seed)))
     config.pretrained_step, config.seed = tuning.step, seed
@@ -267,7 +267,7 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
       UserError: the row is unknown, or the configuration is invalid.
     """
     rows = {METHODS[mode].name(name): (name, mode) for name in MODES for mode in MODES[name]}
-    check_choice(f"{text}: model", row, rows)
+    check_choice(f"in the claim {text!r}, row", row, rows)
     model, mode = rows[row]
     case, missing = suite.claimed_case(text, "roberta", model, layers)
     if case is None:
@@ -293,7 +293,7 @@ def table4(suite: "ExperimentSuite") -> None:
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
     check(
         bool(names),
-        f"--data=probing={folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt",
+        f"--data=probing={folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt: choose another folder",
     )
     tasks = [load_task(folder, name) for name in names]
     paper, rows = printed("reservoir", "table4"), []

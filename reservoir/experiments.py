@@ -48,7 +48,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     finetune: tuple[str, ...] = ()
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
-        """Returns the configuration of one run.
+        """Returns the configuration of the run of a case with the seed `seed`.
 
         Raises:
           UserError: an override on the command line is invalid.
@@ -116,8 +116,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def case(self, setting: str, model: str, layers: int) -> Case | None:
         """Returns the case of a model at a depth.
 
-        The case of the row UPDATABLE has `layers` minus the number of reservoirs. For --depths=LAYERS:0, returns None
-        for all models except the plain transformer.
+        The case of the row UPDATABLE has fewer layers: `layers` minus the number of reservoirs. For --depths=LAYERS:0,
+        returns None for all models except the plain transformer.
 
         Raises:
           UserError: the reservoirs do not fit into the layers, or leave no trained layer.
@@ -132,7 +132,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             placement(layers, number if kind != "none" else 0, fields.get("placement", "alternate"))
             check(
                 model == PLAIN or number < layers,
-                f"{model}: {number} reservoirs of {layers} layers leave no trained layer",
+                f"{number} reservoirs in {layers} layers leave no trained layer in the row {model}",
             )
         except ValueError as error:
             raise UserError(
@@ -170,8 +170,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """
         prefix, _, row = text.partition(": ")
         setting, at, layers = prefix.partition("@")
-        check_choice(f"{text}: setting", setting, (*SETTINGS, *downstream.TASKS))
-        check(layers.isdecimal() or not at, f"{text}: {layers!r} is not a number of layers")
+        check_choice(f"in the claim {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS))
+        check(
+            layers.isdecimal() or not at,
+            f"in the claim {text!r}, {layers!r} is not a number of layers",
+        )
         depth = int(layers) if at else None
         if setting in downstream.TASKS:
             return downstream.side(self, text, setting, row, depth)
@@ -183,10 +186,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a claim names, and "" or why the case cannot run.
+        """Returns (case that a claim names, "" or why the case cannot run).
 
-        The second string is a reason, or an option to add, such as "--data=iwslt=DIR". The case is None if --settings,
-        --models or --depths excludes the case.
+        Such a reason may be an option to add, "--data=iwslt=DIR". The case is None if --settings, --models or --depths
+        excludes it.
 
         Args:
           text: the experiment as written in the claim, for error messages.
@@ -195,7 +198,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: the row is unknown, or the reservoirs do not fit into the layers.
         """
-        check_choice(f"{text}: model", model, MODELS)
+        check_choice(f"in the claim {text!r}, row", model, MODELS)
         if self.settings and setting not in self.settings:
             return None, "--settings excludes the setting"
         if self.models and model not in self.models:
@@ -210,7 +213,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return case, "" if exists else f"--data={setting}=DIR"
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
-        """Trains missing runs. Trains fine-tuning runs last, because they start from pretraining runs."""
+        """Trains missing runs, fine-tuning runs last, because they start from pretraining runs.
+
+        Returns {case: runs, one for each seed}.
+        """
         tuned = {n: make for n, make in cases.items() if make(1).task == "classification"}
         pretrained = {name: make for name, make in cases.items() if name not in tuned}
         runs: dict[str, list[Run]] = {}

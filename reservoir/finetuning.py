@@ -61,7 +61,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
-    """Returns a copy of a fine-tuning configuration, with the model fields of the pretraining run.
+    """Returns a copy of a fine-tuning configuration. Missing model fields come from the pretraining run (`inherit`).
 
     Raises:
       UserError: the method does not fit the pretraining run, a user's method is incomplete, or the snapshot

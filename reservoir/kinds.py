@@ -32,7 +32,7 @@ class Kind:
     Attributes:
       build: function (model, layer, causal, rngs=) -> Block. `model` is `config.model` with the hidden size and dropout
         of reservoirs. `layer` (`Layer`) makes a transformer layer of the same stack. `causal` is true in decoders and
-        language models. The caller freezes the block.
+        language models. The caller freezes the block, unless `model.reservoir_trained`.
       label: name in tables and figures.
       options: name -> additional field of `config.model` for this kind. `build` reads it as `model.NAME`.
       check: function (`config.model`) that raises a UserError if a field does not fit this kind.
@@ -123,10 +123,12 @@ RESERVOIRS = {
 
 
 def find(name: str) -> Kind | None:
-    """Returns the kind of reservoir that `name` names: a key of `RESERVOIRS` or "module:attribute". For "none": None.
+    """Returns the kind of reservoir `name`: a key of `RESERVOIRS`, or "module:attribute" for a user's kind.
+
+    Returns None for the name "none".
 
     Raises:
-      UserError: no such kind exists, or its module cannot be imported.
+      UserError: the kind is unknown, cannot be imported, or has a field of the wrong type.
     """
     option = "--config.model.reservoir"
     if name == "none":
@@ -143,10 +145,10 @@ def fixed_length(config: ConfigDict) -> bool:
 
 
 def imported_part(name: str, kind: type) -> Any:
-    """Returns the object that `name` ("module:attribute") names, without importing its module.
+    """Returns the object `name`, "module:attribute", without importing the module.
 
     Returns None if the module is not imported yet, or the object is not a `kind`. Reports use this function, because
-    configurations may come from other people, and importing a module runs its code.
+    configurations may come from other people, and importing a module runs the code of the module.
     """
     module, _, attribute = name.rpartition(":")
     part = getattr(sys.modules.get(module), attribute, None)

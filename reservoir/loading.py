@@ -92,8 +92,8 @@ def _newest(workdir: Path, count: int) -> list[int]:
     steps = snapshots(workdir)
     check(
         count <= len(steps),
-        f"--average={count}: {workdir} has {len(steps)} snapshots; a run with --config.checkpoint.snapshots=N"
-        " keeps a snapshot every N steps",
+        f"--average={count} needs {count} snapshots, but {workdir} has {len(steps)}: average fewer, or train with"
+        " --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
     )
     return steps[-count:]
 

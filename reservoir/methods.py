@@ -36,7 +36,7 @@ class Method:
       frozen: function (config, layers) -> number of frozen layers. `config` is the configuration as a dictionary, and
         `layers` the `Layers` of the pretraining run.
       change: function (config, model, rngs=) that freezes, unfreezes or adds parameters of `model`, in place. `model`
-        is a `Classifier` whose reservoirs are frozen. None changes nothing.
+        is a `Classifier`, frozen where the pretraining run was frozen. None changes nothing.
       row: name in figures and claims, after the name of the model (default: `label`).
       options: name -> additional field of the configuration. `change` reads it as `config.NAME`.
       check: function (config, pretrained) that raises a UserError if the method does not fit the pretraining run, or
@@ -99,7 +99,7 @@ def _check_freeze_now(config: ConfigDict, pretrained: "Pretrained") -> None:
     try:
         chosen = placement(model.encoder_layers, config.freeze_now)
     except ValueError as error:
-        raise UserError(f"--config.freeze_now: {error}") from error
+        raise UserError(f"--config.freeze_now={config.freeze_now}: {error}") from error
     check(
         bool(chosen),
         f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
@@ -134,16 +134,16 @@ LORA = Method(
 
 
 def find(name: str) -> Method:
-    """Returns the method that `name` names: a key of `METHODS` or "module:attribute".
+    """Returns the method `name`: a key of `METHODS`, or "module:attribute" for a user's method.
 
     Raises:
-      UserError: no such method exists, its module cannot be imported, or an attribute is invalid.
+      UserError: the method is unknown, cannot be imported, or has a field of the wrong type.
     """
     method = plugin.find(RESERVOIRS, name, Method, METHODS)
-    for attribute, function in (("frozen", method.frozen), ("change", method.change)):
+    for part, function in (("frozen", method.frozen), ("change", method.change)):
         check(
-            callable(function) or (attribute == "change" and function is None),
-            f"{RESERVOIRS}={name}: {attribute} must be a function, got {function!r}",
+            callable(function) or (part == "change" and function is None),
+            f"{RESERVOIRS}={name}: {part} must be a function, got {function!r}",
         )
     return method
 
@@ -152,12 +152,12 @@ def of(config: ConfigDict) -> Method:
     """Returns the method of a fine-tuning configuration.
 
     Raises:
-      UserError: `find` finds no such method, or `config` has adapters and a method other than "keep".
+      UserError: the method is unknown or invalid (`find`), or `config` has adapters and a method other than "keep".
     """
     method, rank = find(config.reservoirs), config.lora.rank
     check(
         not rank or method is METHODS["keep"],
-        f"--config.lora.rank={rank} freezes the encoder, so {RESERVOIRS} must be keep",
+        f"--config.lora.rank={rank} freezes the encoder, so {RESERVOIRS} must be keep, got {config.reservoirs}",
     )
     return LORA if rank else method
 

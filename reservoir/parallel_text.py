@@ -41,9 +41,9 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         data: a configuration with these fields:
             `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
                 pairs (source sentence, target sentence).
-            `source_language`, `target_language`.
+            `source_language`, `target_language`: names of the languages in the source, such as "de".
             `splits`: names of train, valid and test in the source.
-            `tfds_dir`: "" for TFDS's default.
+            `tfds_dir`: folder of TFDS's data sets; "" for TFDS's default.
         split: "train", "valid" or "test", or the name of any other split in the source.
 
     Raises:
@@ -91,7 +91,7 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
 
     check(
         name in EMBEDDED,
-        f"--config.data.source=embedded:{name}: unknown text; use one of {', '.join(sorted(EMBEDDED))}",
+        f"--config.data.source=embedded:{name} is unknown: use embedded:{' or embedded:'.join(sorted(EMBEDDED))}",
     )
     generated = tuple(name.split("_")[-2:])
     check(

@@ -33,14 +33,14 @@ def bottom(layers: int, reservoirs: int) -> tuple[int, ...]:
 
 
 def middle(layers: int, reservoirs: int) -> tuple[int, ...]:
-    """Returns the indices of adjacent layers in the middle, from floor((layers - reservoirs) / 2) on."""
+    """Returns the indices of `reservoirs` adjacent layers in the middle, from floor((layers - reservoirs) / 2) on."""
     _check_fit(layers, reservoirs, f"{reservoirs} reservoirs")
     start = (layers - reservoirs) // 2
     return tuple(range(start, start + reservoirs))
 
 
 def top(layers: int, reservoirs: int) -> tuple[int, ...]:
-    """Returns the indices of the uppermost layers."""
+    """Returns the indices of the uppermost `reservoirs` layers."""
     _check_fit(layers, reservoirs, f"{reservoirs} reservoirs")
     return tuple(range(layers - reservoirs, layers))
 
@@ -81,7 +81,7 @@ def placement(
     except ValueError:
         raise
     except Exception as error:  # A user's function may raise any type of exception.
-        raise UserError(f"{strategy}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{strategy} raises {type(error).__name__}: {error}") from error
     if not valid:
         raise ValueError(
             f"{strategy} returned {indices}; it must return {reservoirs} different indices below {layers}"
@@ -101,7 +101,10 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
     function = _function(strategy, option)
     if function is None:
         return {}
-    check(callable(function), f"{option}={strategy} is not a function")
+    check(
+        callable(function),
+        f"{option}={strategy} is of type {type(function).__name__}, not a function",
+    )
     parameters = inspect.signature(function).parameters.values()
     found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, default in found.items():

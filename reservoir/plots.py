@@ -59,7 +59,7 @@ def fig10(suite: ExperimentSuite) -> None:
 
 
 def fig12(suite: ExperimentSuite) -> None:
-    """Plots validation curves over training time. The area under a curve is the AUCC."""
+    """Plots the best validation score so far against training time. The area under such a curve is the AUCC."""
     for setting, groups in suite.groups("fig12").items():
         _curves(suite, "fig12", setting, list(groups.values()))
 

@@ -45,7 +45,10 @@ def main() -> None:
     names = options.tasks.split(",")
     for name in names:
         check_choice("--tasks", name, TASKS)
-    check(len(set(names)) == len(names), f"--tasks={options.tasks} names a task twice")
+    check(
+        len(set(names)) == len(names),
+        f"--tasks={options.tasks} names a task twice: name each task once",
+    )
     tasks = [load_task(options.data, name) for name in names]
     read = open_reader(options.workdir, make_mesh({"data": -1}), options.pool)
     out = options.out or options.workdir / "probing"

@@ -1,4 +1,4 @@
-"""Random keys and normal numbers of the rows of a batch that a device holds; see `common.model.dropout.row_bits`."""
+"""Random keys and normal numbers for this device's rows of a global batch; see `common.model.dropout.row_bits`."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from common.model.dropout import row_bits
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:
-    """Returns this device's rows of `jax.random.split(key, rows of the global batch)`, one key for each row."""
+    """Returns a key for each of this device's `rows` rows, as `jax.random.split` gives them for the global batch."""
     shard = sharding.batch_shard()
     numbers_B = jnp.arange(rows) + (0 if shard is None else shard * rows)
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers_B)

@@ -95,7 +95,8 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     except Exception as error:  # a user's task may raise any exception
         frame = last_frame(error)
         raise UserError(
-            f"--config.task={config.task}: {type(error).__name__} in {frame.filename}, line {frame.lineno}: {error}"
+            f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}:"
+            f" {error}"
         ) from error
 
 

@@ -22,7 +22,7 @@ NEVER = ("none", "noise")
 
 
 def warmup(config: ConfigDict) -> int:
-    """Returns the number of steps before backskipping begins."""
+    """Returns the number of warm-up steps, which do not skip the reservoirs."""
     own = config.model.backskip.warmup_steps
     return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
 
@@ -30,7 +30,7 @@ def warmup(config: ConfigDict) -> int:
 def skips(config: ConfigDict, step: int) -> bool:
     """Returns whether a step skips the reservoirs, as a function of the seed and the step.
 
-    No step of the warm-up skips the reservoirs. Afterwards the probability grows to 1.
+    No step of the warm-up skips the reservoirs. Afterwards the probability of skipping grows (`is_skipping_step`).
     """
     settings = config.model.backskip
     return settings.estimator not in NEVER and is_skipping_step(
@@ -60,7 +60,9 @@ def is_skipping_step(
     try:
         step = operator.index(step)
     except TypeError as error:
-        raise UserError(f"step must be a concrete whole number, got {step}") from error
+        raise UserError(
+            f"step must be a whole number that jit does not trace, got {step}"
+        ) from error
     check_int("step", step, 0)
     check_int("warmup_steps", warmup_steps, 0)
     check_int("seed", seed, 0)

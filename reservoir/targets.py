@@ -22,7 +22,8 @@ class Setting:
       fields: overrides of the recipe's model fields.
       depth_field: name of the model field with the number of layers.
       depths: scale -> number of layers -> number of reservoirs.
-      horizon: end of the AUCC's interval in hours, at the scale "paper". At other scales, it ends with the longest run.
+      horizon: end of the AUCC's interval in hours, at the scale "paper". At other scales, the interval ends with the
+        longest run.
       curve_depth: number of layers in tables and figures with `Needs.one_depth`, and in claims that name no depth. The
         paper's Figures 7, 12 and 13 show curves of this depth.
     """
@@ -77,7 +78,8 @@ SETTINGS = {
 }
 
 SNAPSHOTS = 5
-"""Number of pretraining snapshots that Figure 6 fine-tunes. The paper does not state the number."""
+"""Number of pretraining snapshots that Figure 6 fine-tunes, for runs of at least 25 steps. The paper does not state the
+number."""
 
 
 def snapshot_steps(config: ConfigDict) -> range:

@@ -24,7 +24,7 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        raise UserError(f"cannot write --output={path}: {error.strerror}") from error
 
 
 def main() -> None:

@@ -236,7 +236,10 @@ FIELDS = [
         "data.source= must be embedded:NAME, files:DIR, tfds:NAME or import:MODULE:FUNCTION",
     ),
     ("data.source=hub:x", "data.source=hub:x must be embedded:NAME"),
-    ("data.source=embedded:x", "data.source=embedded:x: unknown text; use one of numbers_de_en"),
+    (
+        "data.source=embedded:x",
+        "data.source=embedded:x is unknown: use embedded:numbers_de_en",
+    ),
     ("data.source=files:~nobody_of_this_name", "no directory ~nobody_of_this_name"),
     ("data.source=files:none", "no directory none (--config.data.source)"),
     ("data.source_language=fr", "no train.fr or train.fr.gz in"),
@@ -456,7 +459,7 @@ OPTIONS = [
     (translate, "--batch_tokens=0", "--batch_tokens must be a whole number of at least 1"),
     (translate, "--input=none.txt", "cannot read none.txt: No such file"),
     (translate, "--input=/dev/null", "/dev/null is empty"),
-    (translate, "--output=none/out.txt", "cannot write none/out.txt: No such file"),
+    (translate, "--output=none/out.txt", "cannot write --output=none/out.txt: No such file"),
     (translate, "--beam=3", "unrecognized arguments: --beam=3"),
     (evaluate, "--split=dev", "its splits in 'de': test, train, valid"),
     (evaluate, "--beams=-1", "--beams must be a whole number of at least 1, got '-1'"),
@@ -472,7 +475,7 @@ def test_option(fault, trained, program, option, told):
 
 def test_unwritable_output_fails_before_translation(fault, trained, monkeypatch):
     monkeypatch.setattr("reservoir.loading.load", lambda options: pytest.fail("loaded"))
-    assert "cannot write /dev" in fault(translate, f"--workdir={trained}", "--output=/dev")
+    assert "cannot write --output=/dev" in fault(translate, f"--workdir={trained}", "--output=/dev")
 
 
 def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):

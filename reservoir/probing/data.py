@@ -76,8 +76,13 @@ def load_task(directory: Path, name: str) -> ProbingTask:
             partition in PARTITIONS,
             f"{where}: the partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}",
         )
-        check(bool(label.strip()), f"{where}: the label is missing")
-        check(bool(sentence.strip()), f"{where}: the sentence has no words")
+        check(
+            bool(label.strip()), f"{where}: the label is missing; add a label, or remove the line"
+        )
+        check(
+            bool(sentence.strip()),
+            f"{where}: the sentence has no words; add a sentence, or remove the line",
+        )
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():
         check(

@@ -37,7 +37,8 @@ class Table:
     def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
         """Trains the classifiers of a task with the seeds 1, 2, ..., and adds their accuracies.
 
-        A cell of the table is the mean over seeds and calls. Call this method once for each run to average over runs.
+        A cell of the table has the mean and the standard deviation over all seeds and calls. Call this method once for
+        each run to average over runs.
 
         Args:
           features: split -> sentence vectors of every layer, (P, E, D).
@@ -65,7 +66,7 @@ class Table:
         return mean_std([100 * probes[layer].test for probes in runs], digits=2)
 
     def choices(self) -> list[tuple]:
-        """Returns the selected hyperparameters: a row with the columns `CHOICES` for each task, layer and seed."""
+        """Returns selected hyperparameters and accuracies: a row of columns `CHOICES` per task, layer and seed."""
         return [
             (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
             for name, runs in self._probes.items()

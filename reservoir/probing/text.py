@@ -17,7 +17,7 @@ BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
 """Minimum and maximum number of tokens of each class of sentence_length. All tasks drop shorter or longer sentences."""
 
 TARGETS = 1000
-"""Maximum number n of target words of the task word_content. The 2n most frequent words are never target words."""
+"""Maximum number of target words of the task word_content."""
 
 PER_TARGET = 100
 """Training sentences per target word. With --count below TARGETS * PER_TARGET, there are --count / PER_TARGET target
@@ -106,9 +106,10 @@ def _shiftable(sentence: Sentence) -> list[int]:
 
 
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Makes the task word_content: which of the target words does a sentence contain? Each sentence contains one.
+    """Makes the task word_content: which of n target words does a sentence contain? Each sentence contains one.
 
-    Target words have at least four letters and a middle frequency. Words are compared in lower case.
+    Target words are the most frequent words of at least four letters, except the 2n most frequent words of the text.
+    Words are compared in lower case.
     """
     size = min(TARGETS, max(2, count // PER_TARGET))
     lower = [[token.lower() for token in sentence] for sentence in pool]

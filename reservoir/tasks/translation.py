@@ -160,7 +160,7 @@ class Translator:
         self._search: Callable | None = None
 
     def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Iterator[Batch]:
-        """Returns batches that contain every sentence once, with the rows of this process only."""
+        """Returns batches that together contain every sentence once, of which this process gets only its rows."""
         return evaluation_batches(
             source,
             target,

@@ -31,7 +31,7 @@ def weights() -> dict[str, jax.Array]:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, weights) -> Path:
-    """Returns a directory with the weights in Hugging Face format."""
+    """Returns a directory in Hugging Face format: a BERT with the fixture `weights`, and a tokenizer."""
     return write_small_bert(tmp_path_factory.mktemp("weights") / "model", weights)
 
 

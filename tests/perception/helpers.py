@@ -35,7 +35,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def golden_json(name: str) -> dict:
-    """Returns an entry of the golden arrays: "FAMILY/config", or "FAMILY/shapes" (names and shapes of all weights)."""
+    """Returns an entry of golden.npz: "FAMILY/config" or "FAMILY/shapes", {name: shape} of all weights but poolers."""
     return json.loads(str(golden()[name]))
 
 
@@ -54,7 +54,10 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def write_folder(
     directory: Path, config: Mapping, shapes: Mapping[str, list[int]], prefix: str = ""
 ) -> Path:
-    """Writes a directory in Hugging Face format without this project's code."""
+    """Writes a directory in Hugging Face format, with weights of `draw`, without the code under test.
+
+    `prefix` comes before the name of each weight.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     weights = {prefix + name: draw(name, tuple(shape)) for name, shape in shapes.items()}

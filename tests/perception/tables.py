@@ -1,4 +1,4 @@
-"""Small labelled tables in every format."""
+"""Makes small labelled tables as CSV, JSON lines and Parquet."""
 
 import csv
 import io

@@ -24,7 +24,7 @@ from perception.weighted_f1 import weighted_f1
     ],
 )
 def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
-    """Predicting only the largest class, whose share is p, gives F1 2 p^2 / (1 + p). Table 1 prints this value."""
+    """Predicting only a class with the share p gives the weighted F1 2 p^2 / (1 + p). Table 1 prints such values."""
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)
     found = weighted_f1(labels, np.zeros_like(labels))
@@ -56,7 +56,7 @@ def test_bigrams_are_features() -> None:
 
 
 def test_features_match_sklearn_tfidf(monkeypatch) -> None:
-    """Compares inner products of rows, because the order of columns differs. Texts are counted in several batches."""
+    """The features equal scikit-learn's up to the order of columns, also if texts are counted in several batches."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     monkeypatch.setattr(tf_idf, "ROWS", 7)
@@ -104,7 +104,7 @@ def test_baseline_selects_on_test_without_validation_split() -> None:
 @pytest.mark.parametrize("names", [CLASSES, ("first", "second", "third")])
 @pytest.mark.parametrize("solve", [True, False])
 def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
-    """Covers the exact and the stochastic solver, with two and three classes. The reference is predict_proba."""
+    """The saved model gives the probabilities of predict_proba, for both solvers, with two and with three classes."""
     train = texts(60, 0)
     labels_E = np.arange(60) % 3 if len(names) == 3 else train.labels_E
     lines = [text for (text,) in train.texts]
@@ -129,7 +129,10 @@ def test_damaged_baseline_model_raises_error(tmp_path) -> None:
 
 
 def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
-    """A sample of the examples selects C. The model is then fitted on all examples. The result is deterministic."""
+    """The penalty is selected on a sample of the training examples. The final model is fitted on all of them.
+
+    Fitting again gives the same predictions.
+    """
     splits = {"train": texts(400, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     monkeypatch.setattr(baseline, "SOLVED", 0)
     monkeypatch.setattr(baseline, "SAMPLE", 100)

@@ -1,4 +1,4 @@
-"""Plans for a time budget: ways of training, steps and seeds."""
+"""Plans for a time budget: training methods, steps and seeds."""
 
 import time
 
@@ -38,7 +38,7 @@ def needed(ways: int, steps: int, seeds: int) -> float:
 
 @pytest.mark.parametrize("ways", [1, 2, 3])
 def test_plan_spends_the_budget(ways) -> None:
-    """A budget that is one second below the cost of all ways of training drops the last way."""
+    """A budget one second below the cost of n training methods drops the last method; for n = 1, it drops seeds."""
     costs = {f"way{i}": COST for i in range(3)}
     found = make_plan(costs, needed(ways, budget.LEAST_STEPS, 3) + 0.1, 10_000)
     assert found.ways == list(costs)[:ways] and found.steps >= budget.LEAST_STEPS
@@ -63,7 +63,7 @@ def test_unaffordable_ways_are_explained() -> None:
 
 
 def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
-    """If a compilation of JAX is abandoned, the program crashes when it exits."""
+    """A program that abandons a compilation of JAX crashes at exit."""
     namespace = {"__name__": "jax._src.compiler", "time": time, "done": []}
     exec("def compile(seconds):\n    time.sleep(seconds)\n    done.append(seconds)", namespace)
     with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):

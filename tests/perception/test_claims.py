@@ -40,7 +40,7 @@ def test_every_side_is_valid_at_tiny_and_laptop_scale(tmp_path, text) -> None:
 
 
 def test_sides_share_runs_with_table1(tmp_path) -> None:
-    """A claim that names no backbone means arctic_xs or, at the scale "tiny", its only Arctic backbone."""
+    """A claim that names no backbone means arctic_xs or, at the scale "tiny", the only Arctic backbone there."""
     suite = make_suite(tmp_path, scale="laptop", sources=SOURCES, weights=WEIGHTS)
     for case in suite.cases():
         side = suite.side(f"{case.dataset}: {case.mode}")
@@ -84,7 +84,7 @@ def test_unknown_side_raises_error(tmp_path, text, told) -> None:
 
 @pytest.mark.slow
 def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
-    """Trains three modes for four steps from small pretrained weights. Then `--kept` writes the same table."""
+    """`--kept` writes the same table from the finished runs. The runs are three modes, trained for four steps."""
     out = tmp_path / "out"
     program = ["perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")

@@ -205,7 +205,7 @@ def read(path: Path) -> list[dict]:
 def test_table_keeps_its_columns_and_gains_labels(
     ending: str, call, trained, wanted, tmp_path, capsys, monkeypatch
 ) -> None:
-    """The texts have line breaks, quotes and accents, and fill two blocks of rows. The empty text gets no label."""
+    """The table has line breaks, quotes and umlauts, and fills two blocks of rows. The empty text gets no label."""
     monkeypatch.setattr(classify, "BLOCK", 3)
     given, out = tmp_path / f"new.{ending}", tmp_path / f"labelled.{ending}"
     rows = write(given)

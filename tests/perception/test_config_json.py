@@ -66,15 +66,12 @@ PUBLISHED = {
     "openelm_270m": OPENELM | {"num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64},
     "openelm_3b": OPENELM | {"num_transformer_layers": 36, "model_dim": 3072, "head_dim": 128},
 }
-"""config.json fields of the paper's published models; `check_shape` must accept their weights."""
+"""Name of a backbone of the paper -> config.json fields of the published model."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_match_backbones(name: str) -> None:
-    """Compares all fields.
-
-    Fields such as positions, windows, norms, activations and dropout do not change parameter counts.
-    """
+    """All fields match, also those that change no parameter count: positions, windows, activations, dropout."""
     assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
 
 

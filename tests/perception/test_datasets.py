@@ -135,7 +135,7 @@ def test_label_out_of_range_raises_error(tmp_path):
         datasets.load(chosen)
 
 
-# Data set -> (training, test) examples of the complete files.
+# Data set -> numbers of training and test examples of the complete files.
 COMPLETE = {
     "rotten_tomatoes": (8530, 1066),
     "emotion": (16_000, 2000),
@@ -147,7 +147,7 @@ COMPLETE = {
 @pytest.mark.medium
 @pytest.mark.parametrize("name", COMPLETE)
 def test_real_files_have_expected_number_of_examples(name):
-    """If a data set has no validation split, training examples become the validation split."""
+    """If a data set has no validation split, a tenth of the training examples become the validation split."""
     folder = Path(os.environ.get("TRAINLESS_DATA", "")) / name
     if not os.environ.get("TRAINLESS_DATA") or not folder.is_dir():
         pytest.skip(f"no directory {name} in TRAINLESS_DATA")

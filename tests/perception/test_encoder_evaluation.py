@@ -20,7 +20,7 @@ pytestmark = pytest.mark.medium
 
 @pytest.fixture(scope="module")
 def runs(make, mesh, tmp_path_factory) -> tuple[Path, Path]:
-    """Returns two short runs that fine-tune all weights, with different seeds."""
+    """Returns the workdirs of two short runs that fine-tune all weights, with different seeds."""
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("one", 1), ("two", 2)):
         run.fit(make(**TUNED, seed=seed), folder / name, mesh)
@@ -59,7 +59,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert tuple(rows) == FORMATS
     error = [float(row["error of kernels (% of the norm)"]) for row in rows.values()]
     assert error[0] == 0 < error[1] < error[2] < min(error[3:]) and max(error) < 20
-    # The evaluation uses encoders with these errors: their largest changes have the same order.
+    # The largest changes of the evaluated encoders have the same order as the errors.
     assert changes[0] == 0 < changes[1] < changes[2] < min(changes[3:])
     plain = rows["float32"]
     assert float(plain["bits of a kernel's weight"]) == 32

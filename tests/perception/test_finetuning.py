@@ -69,7 +69,7 @@ def test_head_run_trains_only_the_head(make):
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
-    """LoRA freezes the random head and reinitialises the position table with max_length rows, here 1024.
+    """LoRA freezes the random head and reinitialises the position table, which gets max_length rows, here 1024.
 
     Full training freezes nothing.
     """

@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own(folder) -> Path:
-    """Returns a copy of a BERT directory. A test may change the copy."""
+    """Returns a new BERT directory for each test, which the test may change."""
     return folder("bert")
 
 
@@ -52,10 +52,7 @@ def load(model: Pretrained, dtype: type = jnp.float32) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_match_other_implementations(family: str, folder) -> None:
-    """Compares with Hugging Face transformers, or with the slow reference of OpenELM.
-
-    Weights are sharded over eight devices.
-    """
+    """States equal those of transformers or, for OpenELM, of a slow reference. Eight devices hold sharded weights."""
     tokens_BL, lengths_B = golden()["tokens"], golden()["lengths"]
     found = states(open_model(folder(family)), tokens_BL, lengths_B, SHARDED)
     wanted = golden()[f"{family}/states"]
@@ -80,7 +77,10 @@ def test_relative_positions_of_long_texts_share_groups() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
-    """Names, shapes and config.json match the original, with and without a name prefix."""
+    """The weights and the fields of config.json that describe the model match the original.
+
+    The exported names lack the prefix that the family's names may have.
+    """
     prefix = FAMILIES[family].names.prefix
     theirs, out = folder(family, prefix), tmp_path / "out"
     model = open_model(theirs)
@@ -100,7 +100,7 @@ def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
 
 
 def test_export_keeps_unused_tensors_fields_and_files(own, tmp_path) -> None:
-    """Exports keep output layers of any dtype, unknown fields of config.json, tokenizer files and the name prefix."""
+    """With `like`, exports keep unused tensors of any dtype, unknown fields, tokenizer files and the name prefix."""
     path, extra = own / "model.safetensors", {"cls.bias": np.arange(3.0, dtype=np.float16)}
     extra["bert.embeddings.position_ids"] = np.arange(24)[None]
     given = {f"bert.{name}": value for name, value in load_file(path).items()} | extra

@@ -213,7 +213,7 @@ def test_codes_are_classes_as_written(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 def test_labels_that_look_missing_are_classes(tmp_path, name) -> None:
-    """Only empty cells are missing. The training program reads the class names as they are."""
+    """Empty cells, and null in JSON, are missing labels, but names such as NA are classes, also in training."""
     names = ("NA", "None", "null", "nan", "N/A", "yes")
     labelled = [{"text": sentence(i), "label": names[i % 6]} for i in range(90)]
     missing = [{"text": sentence(900), "label": ""}, {"text": sentence(901), "label": None}]
@@ -272,7 +272,7 @@ def test_equal_texts_keep_the_most_frequent_label(tmp_path) -> None:
 
 
 def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
-    """The data are thirty groups of three texts. The texts of a group differ in a number and an exclamation mark."""
+    """The data contain thirty groups of three texts, which differ in a number and in exclamation marks."""
     more = [
         {"text": f"{sentence(i, 9)} code {k}{i}{'!' * k}", "label": ("spam", "ham")[i % 2]}
         for i in range(1000, 1030)
@@ -405,7 +405,7 @@ def chinese(number: int) -> str:
 def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
     """Each of sixty sentences without spaces has three variants.
 
-    One is unchanged, one has another character at the end, and one has more characters at both ends.
+    One is unchanged, one has one more character at the end, and one has one more character at each end.
     """
     variants = ("{}", "{}了", "请{}！")
     texts = [variant.format(chinese(i)) for i in range(60) for variant in variants]
@@ -442,7 +442,7 @@ def test_values_of_numbers_in_sentences_are_ignored() -> None:
 
 
 class Examples(list):
-    """Rows of a Hugging Face data set, read from the folder of a version."""
+    """Stands for a split of a Hugging Face data set that the library has read from its cache of version abc123."""
 
     cache_files = ({"filename": "cache/team___mails/default/0.0.0/abc123/mails-train.arrow"},)
 

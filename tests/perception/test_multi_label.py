@@ -47,7 +47,7 @@ WORDS = {"fruit": "apple pear", "place": "river street", "sound": "music noise"}
 
 
 def rows(count: int, start: int = 0) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns texts that have one word for each of their classes. An eighth of the texts have no class."""
+    """Returns (text, classes). A text has one word for each of its classes. An eighth of the texts have no class."""
     made = []
     for i in range(start, start + count):
         generator = np.random.default_rng(i)
@@ -145,7 +145,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", [*WAYS, "marks", "lists"])
 def test_labels_are_read_as_people_write_them(tmp_path, way) -> None:
-    """Covers separators, lists in the notation of JSON or Python, columns of 0 and 1, and lists in JSON lines."""
+    """Several labels may be a text with separators, a list in JSON or Python notation, or columns of 0 and 1."""
     made, options = rows(80), {}
     if way == "lists":
         path = tmp_path / "a.jsonl"

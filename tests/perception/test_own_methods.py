@@ -132,7 +132,7 @@ solved = Method("x", 1e-3, divides, solves_head=True)
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Yields a folder with an importable package: the method of perception/README.md, and incomplete methods."""
+    """Yields a folder with an importable package: the method of perception/README.md, and methods of MODULE."""
     method, _ = python_of_readme("perception")
     with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
@@ -152,7 +152,7 @@ def deep(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(own_package, deep) -> list[str]:
-    """Returns the command of perception/README.md as a list, with a few steps."""
+    """Returns the command of perception/README.md as a list. Its run is evaluated and saved every two steps."""
     text = (ROOT / "perception/README.md").read_text()
     (found,) = re.findall(rf"    python -m (perception.train .*{OWN}.*)\n", text)
     fields = {"eval.steps": 2, "checkpoint.steps": 2, "train.log_steps": 1}
@@ -201,7 +201,7 @@ def variables_of(shape) -> set[str]:
 
 
 def assert_stored(directory: Path, values: dict) -> None:
-    """Checks that a directory in Hugging Face format has the values {path: array}."""
+    """Checks that the weights in a Hugging Face directory equal `values`, {path of our parameter: array}."""
     wanted = {
         n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for n, x in values.items()
     }

@@ -34,7 +34,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Returns a folder with vocab.txt and "model", a BERT with pseudo-random weights and BertTokenizer's vocabulary."""
+    """Returns a folder with vocab.txt and "model": a BERT with pseudo-random weights and a tokenizer of vocab.txt."""
     folder = tmp_path_factory.mktemp("bert")
     (folder / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])

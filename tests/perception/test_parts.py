@@ -50,7 +50,7 @@ LAYERS = {
     ),
     "ours": (lambda **o: Linear(70, 5, (None, None), **o), (3, 70), "mr,rn->mn"),
 }
-"""Name -> (layer, shape of x, einsum of A B)."""
+"""Name -> (function that makes the layer, shape of the layer's input, einsum of the adapter's A B)."""
 
 
 class Model(nnx.Module):
@@ -281,7 +281,7 @@ def test_examples_of_the_readme_run(capsys):
 
 
 class Tied(nnx.Module):
-    """Two linear layers with one kernel."""
+    """Two linear layers that share one kernel variable."""
 
     def __init__(self):
         self.first, self.second = (nnx.Linear(6, 6, rngs=nnx.Rngs(seed)) for seed in (0, 1))

@@ -106,7 +106,7 @@ def test_states_and_export_match_transformers(family: str, saved: str, tmp_path)
 
 @pytest.mark.parametrize("family", peers.CASES)
 def test_long_texts_match_transformers(family: str, tmp_path) -> None:
-    """The texts fill several blocks of queries. Mistral's window crosses the border between two blocks."""
+    """The longest text fills several blocks of queries. Mistral's window crosses the border between two blocks."""
     longest = 2 * BLOCK + 88
     config = config_of(family)
     config.max_position_embeddings = longest + first_position(family)
@@ -169,7 +169,7 @@ def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_match_transformers(name: str) -> None:
-    """Compares names and shapes of all tensors, without allocating them."""
+    """Names and shapes of all tensors except poolers match. The models are not allocated."""
     fields, _ = PUBLISHED[name]
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**fields))

@@ -80,9 +80,9 @@ def test_fig1_r_squared_is_close_to_the_paper() -> None:
 
 
 def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
-    """The mean gap is 6.8 points.
+    """The F1 of LoRA minus the F1 of full training is 6.8 points on average.
 
-    OpenELM is pretrained by next-token prediction, and the authors' program reinitialises none of its tables.
+    OpenELM is pretrained by next-token prediction, and the authors' program reinitialises none of OpenELM's tables.
     """
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]

@@ -86,7 +86,7 @@ def test_4bit_packs_two_values_per_byte() -> None:
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("4bit", 4.5), ("4bit_minimum", 5)])
 def test_bits_per_weight(kind: str, bits: float) -> None:
-    """Each block of 64 values has a scale of 32 bits. In formats with a minimum, it also has a minimum of 32 bits."""
+    """Each block of 64 values has a scale of 32 bits and, in the format 4bit_minimum, a minimum of 32 bits."""
     found = quantize(jnp.zeros((2 * BLOCK, OUTPUTS)), kind)
     assert 8 * sum(x.nbytes for x in found) == bits * 2 * BLOCK * OUTPUTS
 

@@ -33,7 +33,7 @@ def load(model: Pretrained, sizes: dict | None = None) -> Params:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, Pretrained]:
-    """Returns models of two families. Tensor names have a prefix. OpenELM stores two of our kernels as one tensor."""
+    """Returns {family: model}. Tensor names have a prefix. OpenELM stores two of our kernels as one tensor."""
     found = {}
     for family, prefix in (("bert", "bert."), ("openelm", "transformer.")):
         config, shapes = (golden_json(f"{family}/{name}") for name in ("config", "shapes"))
@@ -51,7 +51,7 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
 @pytest.mark.parametrize("family", ["openelm", pytest.param("bert", marks=pytest.mark.medium)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
-    """Each of eight devices reads slices of blocks. All other parameters are unchanged."""
+    """Kernels are read back as quantized, also by eight devices that read slices. Other parameters are unchanged."""
     base = bases[family]
     model = write(base, kind, tmp_path / "out")
     assert (model.shape, model.quantization.kind) == (base.shape, kind)
@@ -67,9 +67,9 @@ def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -
 
 
 def test_files_have_the_bits_of_their_format(bases, tmp_path) -> None:
-    """A quantized kernel stores, for each output, the codes of one block of 64 inputs and its scales.
+    """A block has 64 codes, a scale of 4 bytes and, in 4bit_minimum, a minimum of 4 bytes.
 
-    These kernels use only 32 or 48 inputs of the block.
+    These kernels have at most 48 inputs, so each output has one block, padded to 64 codes.
     """
     base = bases["bert"]
     names = [name for name in wanted(base) if name.endswith("/kernel")]

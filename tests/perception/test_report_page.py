@@ -179,7 +179,7 @@ LOOK = """<!DOCTYPE html><title>look</title><iframe id="page" src="report.html" 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_shows_page_without_errors_and_scrolling(tmp_path, scheme) -> None:
-    """At a width of 360 px the page does not scroll sideways, although its texts have words of 300 letters."""
+    """At a width of 360 px the page does not scroll sideways, although its texts have words of over 300 characters."""
     text = HOSTILE + "w" * 300
     wide = replace(
         report(predictions(classes=20, names=tuple(f"{text}{i}" for i in range(20))), text)

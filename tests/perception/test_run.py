@@ -33,7 +33,7 @@ from tests.perception.helpers import SHAPE
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """Returns the standard error of the fixture `full`."""
+    """Returns the stream that gets the standard error of the fixture `full`."""
     return io.StringIO()
 
 
@@ -401,7 +401,7 @@ def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretraine
 
 
 def test_resume_with_other_classes_fails(full, make, mesh):
-    """The head was trained for the classes of the interrupted run."""
+    """The trained head has one output for each class in classes.json."""
     path = full[0] / "classes.json"
     names = path.read_text()
     path.write_text(json.dumps([*json.loads(names)[:-1], "other"]))

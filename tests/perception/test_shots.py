@@ -37,7 +37,7 @@ def test_draw_takes_examples_of_each_class() -> None:
 
 
 def write(folder: Path) -> Path:
-    """Writes texts in which one word determines the class. A fifth of the labels are wrong."""
+    """Writes texts in which two words determine the class. About a fifth of the labels are wrong."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for name, count in (("train", 80), ("validation", 40), ("test", 60)):

@@ -33,7 +33,7 @@ def marked() -> str:
 
 
 def test_text_normalisation(trained):
-    """Normalises quotes, compatibility characters, spaces, case and accents. Adds no tokens."""
+    """Encoding normalises quotes, compatibility characters, spaces, case and accents, and adds no special tokens."""
     one, other = "``Größe''  ÉTÉ ﬁne", '"große" ete fine'
     found = trained.encode([one, other], 100)
     assert found[0] == found[1]

@@ -117,7 +117,7 @@ def asked(folder) -> Path:
 
 
 def folder_of(way: str) -> str:
-    """Returns the directory name of the first run of a way of training."""
+    """Returns the directory name of the first run of a training method."""
     return f"{way}_seed1" if WAYS[way].random else way
 
 
@@ -141,7 +141,7 @@ def test_worth_table_has_all_ways(asked) -> None:
 
 @pytest.mark.medium
 def test_one_seed_gives_no_verdict(asked) -> None:
-    """A verdict is undecided if the result of at least one of the two methods depends on the seed."""
+    """With one seed, a verdict is undecided if the result of at least one of the two methods depends on the seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (4, 5)
@@ -184,7 +184,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
 
 @pytest.mark.medium
 def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
-    """The budget is enough for the first of three ways of training. Repeating the command trains nothing again."""
+    """The budget is enough for TF-IDF, the head and LoRA only. Repeating the command trains nothing again."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
     monkeypatch.setattr(budget, "SEEDS", 1)
     monkeypatch.setattr(budget, "LEAST_STEPS", 600)
@@ -231,7 +231,7 @@ def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkey
 
 @pytest.mark.medium
 def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
-    """`measure` times the forward pass of a validation example and does not solve the head."""
+    """`measure` trains the head for a few steps instead of solving it, and leaves no files."""
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     splits = {"valid": range(24), "test": range(48)}
     found = suite_of(given, tmp_path).measure("head", splits, time.monotonic() + 600)
@@ -252,7 +252,7 @@ def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -
 
 
 def test_lengths_are_quantiles_of_the_texts(folder, tmp_path) -> None:
-    """The texts have 16, 38 and 98 tokens. The last text is cut to the 95 % quantile. Lengths are multiples of 16."""
+    """The buckets are the median (16) and the 95 % quantile (38) of the numbers of tokens, rounded up to 16 and 48."""
     texts = [(" ".join("a" * n),) for n in (*[16] * 60, *[38] * 36, *[98] * 4)]
     given = [field for field in fields_of(folder) if "max_length" not in field]
     suite = suite_of([f for f in given if "buckets" not in f], tmp_path)
@@ -264,7 +264,7 @@ def test_lengths_are_quantiles_of_the_texts(folder, tmp_path) -> None:
 def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
-    The answer, the report and the splits name rows of the file.
+    The notes and the splits name lines of the file.
     """
     shown = [(text, label) for (text,), label in python("train") if label in ("debugger", "types")]
     with (tmp_path / "mails.csv").open("w", newline="") as file:
@@ -294,7 +294,7 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
 
 @pytest.mark.medium
 def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) -> None:
-    """The column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best way."""
+    """Column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best method."""
     topics = ("für immer", "gegen alles")
     rows = [f"{topics[i % 2]} {i} {'abcdefgh'[i // 8]};{'xy'[i % 2]}\n" for i in range(64)]
     (tmp_path / "mails.csv").write_text("the text;the queue\n" + "".join(rows), "cp1252")
@@ -365,7 +365,7 @@ QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weigh
 
 @pytest.mark.medium
 def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
-    """Merges and unmerges an adapter. The sum of two adapters of weight 1/2 equals the adapter."""
+    """Unmerging restores the base weights. An adapter of weight 1/2, added to itself, equals the adapter."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
     (line,) = capsys.readouterr().err.splitlines()

@@ -115,7 +115,8 @@ def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity
 def test_runs_that_cannot_be_measured_are_rejected(identity, tmp_path, mesh):
     noise = changed(identity, tmp_path / "noise", "noise")
     with pytest.raises(
-        UserError, match=r"noise skips no reservoirs, because .*backskip.estimator is noise"
+        UserError,
+        match=r"noise skips no reservoirs, because its --config.model.backskip.estimator is noise",
     ):
         next(measure(noise, mesh, 1, 1))
     bare = changed(identity, tmp_path / "bare", "identity")

@@ -87,9 +87,9 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     [
         ("iwslt15: T Reservoir", "did you mean iwslt?"),
         ("iwslt: T Reservior", "did you mean T Reservoir?"),
-        ("iwslt", "iwslt: model"),
+        ("iwslt", "in the claim 'iwslt', row="),
         ("iwslt@x: T Reservoir", "'x' is not a number of layers"),
-        ("sst2: LayerDrop", "sst2: LayerDrop: model"),
+        ("sst2: LayerDrop", "in the claim 'sst2: LayerDrop', row="),
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
 )

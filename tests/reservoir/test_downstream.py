@@ -98,7 +98,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
     )
     # The errors are raised before pretraining.
     for field, message in (
-        ("train.stepz=7", "--finetune: unknown option"),
+        ("train.stepz=7", "unknown option --finetune=train.stepz; did you mean"),
         ("data.batch=0", "data.batch must be at least 1"),
     ):
         suite = make_suite(tmp_path / "wrong", finetune=(field,))

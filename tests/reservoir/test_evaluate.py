@@ -85,7 +85,7 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
     with pytest.raises(UserError, match="give one of the two options"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
     with pytest.raises(
-        UserError, match=r"--average=4: .* has 3 snapshots; a run with --config.checkpoint"
+        UserError, match=r"--average=4 needs 4 snapshots, but .* has 3: average fewer, or"
     ):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
     with pytest.raises(UserError, match="--average must be a whole number of at least 1"):

@@ -270,7 +270,7 @@ def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
-        with pytest.raises(UserError, match="2 reservoirs of 2 layers leave no trained layer"):
+        with pytest.raises(UserError, match="2 reservoirs in 2 layers leave no trained layer"):
             fields = {"scale": "laptop", "models": (model,)}
             make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 

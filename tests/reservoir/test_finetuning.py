@@ -249,12 +249,12 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert "has no frozen reservoirs to tune" in told(plain, reservoirs="tune")
     assert "--config.lora.rank must be at least 0" in told(reservoirs, **{"lora.rank": -1})
     tuned = {"lora.rank": 2, "reservoirs": "tune"}
-    assert "--config.reservoirs must be keep" in told(reservoirs, **tuned)
+    assert "--config.reservoirs must be keep, got tune" in told(reservoirs, **tuned)
     assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)
     assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
     assert "needs a run without frozen reservoirs" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
-    assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
+    assert "--config.freeze_now=3: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
     assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")
     assert "has 1 texts per example" in told(reservoirs, **{"data.fields": "premise hypothesis"})

@@ -247,7 +247,10 @@ def test_options_are_fields_of_the_command_line(own_package, fields, expected):
         (["model.feature_scal=2", f"model.reservoir={OWN}"], "did you mean model.feature_scale?"),
         (["model.feature_scale=x", f"model.reservoir={OWN}"], "feature_scale must be a number"),
         (["model.gap=1.5", f"model.placement={SPREAD}"], "gap must be a whole number"),
-        (["model.gap=1", "model.placement=my_package.placements:number"], "is not a function"),
+        (
+            ["model.gap=1", "model.placement=my_package.placements:number"],
+            "number is of type int, not a function",
+        ),
         (["model.gap=1", "model.placement=my_package.placements:no_default"], "gap .* a default"),
     ],
 )
@@ -340,7 +343,10 @@ def test_own_placement(make_config, own_package):
             {"placement": "my_package.placements:fractions"},
             r"TypeError: 'float' .* an integer",
         ),
-        ({"placement": "my_package.placements:fails"}, "placement: .*:fails: IndexError: list"),
+        (
+            {"placement": "my_package.placements:fails"},
+            "placement: .*:fails raises IndexError: list",
+        ),
         (
             {"decoder_placement": "nowhere:f"},
             "decoder_placement=nowhere:f cannot be imported .*No module named 'nowhere'",

@@ -84,7 +84,7 @@ class Ending(Own):
 
 
 INVALID = {
-    "Raising": rf"--config.task={__name__}:Raising: AttributeError in {__file__}, line \d+: .*my_file",
+    "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[\]",
