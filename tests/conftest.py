@@ -18,7 +18,7 @@ from configs import translation
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 keep_compiled(Path(__file__).parents[1] / ".cache")
 
-# A test runs a compiled program only a few times, so XLA skips most optimizations, also in programs that tests start.
+# A test runs a compiled program only a few times, so XLA skips most optimizations, also in subprocesses of tests.
 # Set JAX_DISABLE_MOST_OPTIMIZATIONS=0 to run all optimizations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
@@ -54,13 +54,13 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def _resident() -> list[int]:
-    """Returns a list of the resident bytes of this process after each release of memory."""
+    """Returns a list of the resident bytes of this process: at the start, then after each release of memory."""
     return [psutil.Process().memory_info().rss]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
-    """Frees the compiled programs of test modules whenever the process has grown by 300 MiB.
+    """After a test module, frees all compiled programs if the process has grown by 300 MiB since the last release.
 
     Later modules hardly use these programs. Freeing them after every module would add a minute to the quick tests.
     """
@@ -93,9 +93,9 @@ def _draw_one_curve() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., ConfigDict]:
-    """Returns a function that makes a translation configuration with a tiny model.
+    """Returns a function (reservoir="none", **fields of config.model) that makes a translation configuration.
 
-    Its arguments are a kind of reservoir and fields of the model.
+    The model of the configuration is tiny.
     """
 
     def make(reservoir: str = "none", **model) -> ConfigDict:

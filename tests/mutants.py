@@ -99,7 +99,7 @@ def run() -> None:
 
 
 def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
-    """Returns {module: whether each mutant was killed}, and the set of all surviving mutants."""
+    """Returns {module: [whether the mutant was killed, for each mutant]}, and the set of all surviving mutants."""
     killed, survivors = defaultdict(list), set()
     for data, name, code in mutmut.collect_source_file_mutation_data(mutant_names=())[0]:
         dead = mutmut.status_by_exit_code[code] in ("killed", "timeout")
@@ -116,7 +116,7 @@ def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
 
 
 def listed() -> set[Mutant]:
-    """Returns the mutants in mutants.toml, which are expected to survive. The file gives the reasons."""
+    """Returns the mutants that mutants.toml lists with a reason why they survive."""
     entries = tomllib.loads(LISTED.read_text())["mutant"]
     return {
         Mutant(e["function"], e["old"], new) for e in entries if e["reason"] for new in e["new"]

@@ -1,4 +1,4 @@
-"""The example of a task in ARCHITECTURE.md trains as printed."""
+"""The examples in ARCHITECTURE.md train as printed, and the modules that the page names exist."""
 
 import re
 import sys
@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch) -> Path:
-    """Writes the examples of ARCHITECTURE.md, whose first line is a path, into a folder of importable packages."""
+    """Writes each Python example of ARCHITECTURE.md to the path in its first line.
+
+    Returns the folder, from which the examples can be imported.
+    """
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):
         (tmp_path / path).parent.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from common.errors import check
 
 @pytest.fixture
 def count():
-    """Returns a function that counts its calls."""
+    """Returns a function that returns the number of its calls so far."""
 
     def call() -> int:
         call.calls += 1

@@ -147,7 +147,6 @@ def test_check_choice_names_the_choices_and_the_nearest():
 
 
 def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
-    """`check_folder` creates no directory, whether the path is valid or not."""
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(
@@ -168,7 +167,7 @@ def test_command_line():
 
 
 def test_an_invalid_value_of_an_option_keeps_its_own_message():
-    """argparse replaces the message of a ValueError, and a UserError is a ValueError."""
+    """argparse by default replaces the message of a ValueError, and a UserError is a ValueError."""
     parser = parser_for("perception.worth")
     parser.add_argument("--margin", type=float_arg("--margin"))
     parser.add_argument("--rounds", type=int)

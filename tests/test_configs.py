@@ -196,7 +196,10 @@ def shapes(batch: Mapping[str, Any]) -> dict[str, tuple]:
 
 @pytest.mark.parametrize("name", SKETCHED)
 def test_batch_spec_has_the_arrays_of_a_training_batch(name):
-    """`batch_spec` without data has the names, dtypes and, except for the bucket length, shapes of a training batch."""
+    """`batch_spec` without data has the names and dtypes of a training batch.
+
+    It also has the shapes, if the batch is from the longest bucket. Batches of other buckets are not larger.
+    """
     config = load(name, "tiny")
     run = importlib.import_module(f"{config.paper}.run")
     mesh = sharding.make_mesh({"data": -1})
@@ -239,7 +242,7 @@ LOWERED = {
     ],
 )
 def test_full_size_step_lowers_for_eight_devices(name):
-    """Traces and lowers without allocating or compiling: shapes, shardings and types fit."""
+    """Lowering allocates and compiles nothing, but checks that shapes, shardings and dtypes fit."""
     config = load(name)
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)

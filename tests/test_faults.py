@@ -38,7 +38,10 @@ def write_text(directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
-    """Returns a folder with parallel text in text/ and caches in cache/. The fixture `trained` adds a run in run/."""
+    """Returns a folder with parallel text in text/.
+
+    Programs that tokenize the text write caches to cache/. The fixture `trained` adds a run in run/.
+    """
     folder = tmp_path_factory.mktemp("faults")
     write_text(folder / "text")
     return folder
@@ -73,7 +76,10 @@ def smallest(shared) -> list[str]:
 
 @pytest.fixture
 def call(monkeypatch, tmp_path) -> Callable[..., None]:
-    """Returns a function (program, *arguments, stdin=) that runs a program in this process, in an empty folder."""
+    """Returns a function (module of a program, *arguments, stdin=b"").
+
+    The function runs the program in this process. The current folder is empty.
+    """
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -89,7 +95,7 @@ def call(monkeypatch, tmp_path) -> Callable[..., None]:
 def fault(call) -> Callable[..., str]:
     """Returns a function like `call` that expects a UserError and returns its message.
 
-    The function also checks that the message is one line and that the folder stays empty.
+    The function also checks that the message is one line and that the current folder stays empty.
     """
 
     def run(program, *arguments: object, stdin: bytes = b"") -> str:
@@ -106,7 +112,7 @@ def fault(call) -> Callable[..., str]:
 
 @pytest.fixture
 def trained(shared, smallest, call) -> Path:
-    """Returns the directory of a finished run. Tests that change a run use the fixture `copied`."""
+    """Returns the directory of a finished run, which tests share. Tests that change a run use the fixture `copied`."""
     workdir = shared / "run"
     if not workdir.exists():
         call(train, *smallest, f"--workdir={workdir}")

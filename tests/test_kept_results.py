@@ -31,7 +31,7 @@ WORTH = sorted(
     for path in (RESULTS / "perception").glob("*/worth.csv")
     if (path.parent / "runs").exists()
 )
-"""Folders of comparisons by `perception.worth`."""
+"""Folders of comparisons by `perception.worth` whose runs are kept."""
 
 
 @pytest.mark.medium
@@ -70,12 +70,13 @@ def test_printed_commands_find_all_their_runs(command, tmp_path, monkeypatch):
     folder = RESULTS.parent / out.removeprefix("--out=")
     (tmp_path / "runs").symlink_to(folder / "runs")
     data = tmp_path / "data"
-    if " fig2 " in command:  # also evaluates solutions without training, so it reads MNIST
+    # The command of Figure 2 reads MNIST, because it also evaluates solutions that need no training.
+    if " fig2 " in command:
         if "TRAINLESS_DATA" not in os.environ:
             pytest.skip("TRAINLESS_DATA is not set")
         data.symlink_to(os.environ["TRAINLESS_DATA"])
         shutil.copy(folder / "fig2_baselines.json", tmp_path)
-    else:  # kept runs read no data, but the folders must exist
+    else:  # The command reads no data, but the data folders must exist.
         for place in re.findall(r"data/(\w+)", command):
             (data / place).mkdir(parents=True, exist_ok=True)
     arguments = [re.sub(r"(?<=[=:])data/", f"{data}/", text) for text in arguments]
@@ -98,7 +99,7 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
 
 
 def test_counted_words_against_lora_is_corrected_over_the_four_sets():
-    """Checks the table of four sets in results/README.md. The table of a single set corrects only its own verdicts."""
+    """results/README.md prints these verdicts. The table of a single data set corrects only its own verdicts."""
     sets = ("worth_emotion", "worth_clickbait", "worth_snli", "lora_rotten_tomatoes")
     compared = []
     for name in sets:

@@ -1,4 +1,4 @@
-"""The notebook of each paper: stored without outputs, runs as with Jupyter, and draws its picture."""
+"""The notebook of each paper is stored without outputs, runs as in Jupyter, and draws one figure."""
 
 import nbformat
 import pytest

@@ -1,6 +1,6 @@
 """The parts that users import into their own models: invalid and unusual arguments, and what an import loads.
 
-The tests of each paper test what its parts compute. `tests/explicit_opt/test_heads.py` has the arguments of
+The tests of each paper check what its parts compute. `tests/explicit_opt/test_heads.py` checks the arguments of
 `head_start`.
 """
 

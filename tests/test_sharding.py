@@ -170,7 +170,7 @@ class _Task(Backskipping):
 
 
 def _gradients(config, name: str, accumulate: int = 1) -> tuple:
-    """Returns (loss, weight, gradients) of step 1 on a mesh, with dropout."""
+    """Returns (loss, weight, gradients) of step 1 on a mesh, each summed over the batch."""
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
@@ -209,7 +209,7 @@ def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_o
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-# Reservoir kinds with a loop or a custom gradient. The other kinds have only matrix products, like a plain layer.
+# A kind of reservoir and, after a comma, LayerDrop ("dropped") or backskipping ("skipped"). The test above has "ffn".
 SLOW = [
     pytest.param(kind, marks=pytest.mark.slow) for kind in ("bigru", "cnn", "gmlp", "none, dropped")
 ]

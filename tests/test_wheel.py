@@ -66,7 +66,7 @@ def declared() -> dict[str, metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """Returns the interpreter of a new environment with the wheel and links to the packages that it declares."""
+    """Returns the interpreter of a new environment with the wheel, and with links to the packages that it declares."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     source, environment = folder / "source", folder / "environment"
@@ -110,7 +110,7 @@ def as_statements(examples: list[str], folder: Path) -> list[str]:
 def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_path: Path):
     examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert examples
-    if page == "explicit_opt/README.md":  # an example reads this folder
+    if page == "explicit_opt/README.md":  # An example reads the folder all-MiniLM-L6-v2.
         write_small_bert(tmp_path / "all-MiniLM-L6-v2")
     script = tmp_path / "example.py"
     script.write_text("\n".join([*as_statements(examples, tmp_path), CHECK]))
