@@ -86,7 +86,7 @@ def test_program_writes_a_row_for_each_snapshot(identity, tmp_path, monkeypatch)
 
 @pytest.mark.medium
 def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity, mesh):
-    """Compares `measure`, for one batch and one draw, with jax.grad of the two losses."""
+    """For one batch and one draw, jax.grad of `task.loss` and of `task.skipping_loss` gives the same agreement."""
     config = read_config(identity)
     _, task = run.prepare(config, mesh)
     values = load_run(identity, config, task.build, mesh, task.pretrained_weights, snapshots=(4,))

@@ -34,7 +34,7 @@ def rule(**fields) -> Rule:
 def quadratic(mu, noise, value, given: Rule):
     """Returns the loss |y|^2 / 2 for a reservoir F that is the identity.
 
-    Then g = y = a, so the reward before scaling is -mean(a).
+    The gradient g of y is then the action, so the reward before scaling is -mean(action).
     """
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
@@ -65,14 +65,14 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
         value = jnp.full(mu.shape[:2], baseline)
         return jax.jit(jax.grad(lambda *parts: quadratic(*parts, rule())))(mu, noise, value).std()
 
-    # The value is relative to the root mean square of g, sqrt(3^2 + 1).
+    # The baseline is in units of the root mean square of g, sqrt(3^2 + 1).
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
 def test_gradient_of_one_position_by_hand():
     """g = (1, 3) has the root mean square r = sqrt(5) and the reward -mean(g) / r = -2 / r.
 
-    With the value V = 0.5, the gradient of mu is scale r (V + 2 / r) eps / sigma.
+    With the value V = 0.5, the gradient of mu is scale r (V + 2 / r) noise / sigma.
     """
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
@@ -223,7 +223,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 @pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
-    """The layer below the reservoir gets the gradient above the reservoir ("identity") or 0 ("zero").
+    """In a skipping step, the layer below the reservoir gets the gradient above it ("identity") or 0 ("zero").
 
     Neither model has a value network or noise.
     """
@@ -310,7 +310,10 @@ def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
 @pytest.mark.medium
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
 def test_two_separate_reservoirs(make_config, estimator: str):
-    """In LRLRL each reservoir has its own value network. The gradients of both layers below reservoirs change."""
+    """In LRLRL, each reservoir has its own value network.
+
+    A skipping step changes the gradients of both layers below reservoirs.
+    """
     given = prepared(make_config, "ffn", estimator, encoder_layers=5, reservoirs=2)
     values = {name.split("/")[2] for name in given[2] if "baseline" in name}
     assert values == ({"1", "3"} if estimator == "policy" else set())
@@ -335,7 +338,7 @@ def test_two_separate_reservoirs(make_config, estimator: str):
 
 @pytest.mark.parametrize("estimator", ["policy", "identity", "zero"])
 def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
-    """The forward pass of a skipping step is the same as in an ordinary step."""
+    """In bfloat16, the reservoir's block has the same output in a skipping step as in an ordinary step."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
     # Test many numbers: x + (y - x), as in a straight-through estimator, differs from y in about one of a thousand.

@@ -135,7 +135,7 @@ def test_wide_beam_finds_all_sequences_in_order(penalty: float):
 
 
 def test_length_penalty():
-    """Different length penalties give different orders of hypotheses."""
+    """In the model of the test above, the length penalties 0 and 1 have different best hypotheses."""
     model = Recurrence.random(0)
     best = [exhaustive(model.logp, [3, 4], 4, penalty)[0][0] for penalty in (0.0, 1.0)]
     assert best[0] != best[1]
@@ -211,7 +211,10 @@ def test_longest_translation_of_a_source():
 @pytest.mark.medium
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
-    """The reference is the model tests' NumPy transformer. A sentence's three hypotheses share the encoder output."""
+    """The reference is the NumPy transformer in tests/model/helpers.py.
+
+    The three hypotheses of a sentence share the encoder output.
+    """
     model, weights, decode = translator
     sources = np.array([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0], [9, 10, 11, 2, 0], [12, 2, 0, 0, 0]])
     limits = [8, 3, 6, 7]
@@ -233,7 +236,7 @@ def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
 
 @pytest.fixture(scope="module")
 def translator(make_config) -> tuple:
-    """Returns a model, its weights, and its compiled beam search."""
+    """Returns a model configuration, random weights, and a function that compiles and runs beam search."""
     model = make_config(encoder_layers=1, decoder_layers=2).model
     abstract_model = helpers.structure_of(model)
     weights = helpers.random_values(abstract_model.trainable, 5)

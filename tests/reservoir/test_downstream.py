@@ -59,7 +59,7 @@ def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
 
 
 def test_figure_6_from_known_runs(tmp_path: Path):
-    """A run has five snapshots, at steps between the made-up evaluations at steps 100, 200 and 300."""
+    """A run has snapshots of steps 50, 100, ..., 250, and made-up evaluations at steps 100, 200 and 300."""
     suite = make_suite(tmp_path, fields=["--config.train.steps=250"])
     downstream.fig6(suite)
     for task in downstream.TASKS:
@@ -169,7 +169,7 @@ def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
 
 
 class Features:
-    """A fake reader of 12 layers. All features of a layer are its index + seed / 10."""
+    """A fake reader of the embeddings (index 0) and 12 layers. All features of a layer are its index + seed / 10."""
 
     def __init__(self, seed: int):
         self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]
@@ -199,7 +199,7 @@ def test_table_4_averages_seeds_beside_printed_values(tmp_path: Path, monkeypatc
     plain = rows[:25]
     assert [row[""] for row in plain] == ["measured", *("measured", "printed") * 12]
     assert [row["layer"] for row in plain] == ["0", *(str(n) for n in range(1, 13) for _ in "mp")]
-    # In layer 1, seeds 1 to 3 have the values 1.1, 1.2 and 1.3.
+    # In layer 1, seeds 1 to 3 have the accuracies 1.1 %, 1.2 % and 1.3 %.
     assert plain[1]["SentLen"] == plain[1]["BShift"] == "1.20 ± 0.10"
     assert plain[2]["SentLen"] == "84.56 ± 0.54" and plain[2]["BShift"] == "49.99 ± 0.01"
     assert rows[-1]["model"] == "T Reservoir" and rows[-1]["SentLen"] == "70.61 ± 0.18"

@@ -19,7 +19,10 @@ def program(monkeypatch, *arguments: str) -> None:
 
 @pytest.fixture
 def perfect(monkeypatch, make_config) -> ConfigDict:
-    """Returns a translator that outputs the validation references, and its configuration."""
+    """Makes `reservoir.evaluate` load a fake translator that outputs the validation references.
+
+    Returns the configuration of the fake run.
+    """
     config = make_config("ffn")
     target = load_parallel(config.data, "valid").target
     translator = SimpleNamespace(search=SimpleNamespace(beams=5, length_penalty=1.0))

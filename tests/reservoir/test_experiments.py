@@ -230,7 +230,7 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
 
 
 def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
-    """Returns (layers, reservoirs) of a row's configurations."""
+    """Returns (encoder layers, number of reservoirs) of each configuration of a row."""
     return [
         (config.model.encoder_layers, len(reservoir_layers(config.model)))
         for cases in suite.needed(target).values()
@@ -241,7 +241,10 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 
 
 def test_depths_option(tmp_path):
-    """--depths sets the number of reservoirs of a depth. By default it is the number at the scale's nearest depth."""
+    """--depths=LAYERS:RESERVOIRS sets the number of reservoirs.
+
+    With --depths=LAYERS, the number of reservoirs is the number at the scale's nearest depth.
+    """
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
     assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
@@ -305,7 +308,6 @@ def test_controls_separate_freezing_initialization_and_depth(tmp_path):
 
 
 def test_up_projected_bigru_has_the_feed_forwards_width(tmp_path):
-    """The up-projected bigru has the hidden size of the recipe's feed-forward layers."""
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("fig3").values()
     found = {case.model: suite.configuration(case, 1).model for case in cases}
@@ -346,7 +348,7 @@ def test_dry_run_flops_per_weight_and_token():
 
 
 def test_dry_run_flops_exclude_learned_positions():
-    """Doubles `max_length` of a masked language model and halves the batch. The tokens in a batch stay equal."""
+    """With twice the `max_length` and half the rows, a batch has the same number of tokens and costs the same FLOPs."""
     config = masked.tiny(masked.roberta("none"))
     before = costs.flops(config, costs.abstract(config))
     config.model.max_length *= 2
@@ -363,7 +365,7 @@ def test_dry_run_flops_count_one_output_layer():
 
 @pytest.mark.medium
 def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
-    """Trains one small case, repeats the command, and runs it with an invalid option."""
+    """The repeated command leaves metrics.jsonl unchanged."""
     out = tmp_path / "out"
     program = ["reservoir.reproduce", "table1", f"--out={out}"]
     program.append("--models=FFN Reservoir")

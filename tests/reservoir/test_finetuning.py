@@ -193,7 +193,7 @@ def final_checksum(workdir: Path, step: int) -> int:
 
 
 def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
-    """The checkpoint has the loaded values, so resuming does not read the pretraining run."""
+    """The checkpoints have all values, so resuming loads no values from the pretraining run."""
     workdir = folder / "parts"
     finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
     finetuning.fit(classifying(reservoirs), workdir, mesh)
@@ -216,7 +216,10 @@ def test_tokenizer_comes_from_pretraining(kept, reservoirs):
 
 
 def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
-    """Two hosts have different pretraining runs in folders of the same name. Training must not start."""
+    """Different pretraining runs have different fingerprints, even if two hosts keep them in folders of the same name.
+
+    Processes compare fingerprints before training.
+    """
     found = []
     for workdir in (reservoirs, reservoirs, plain):
         pretrained = open_run(workdir)

@@ -85,7 +85,7 @@ LAYER = "encoder/blocks/1/residuals/0/function"
 
 
 def started(model) -> dict:
-    """Returns the initial parameters of training."""
+    """Returns {path: initial value} of the trainable variables."""
     made = translator(model, 13, 11, rngs=variables.ParamKeys(0))
     return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
 

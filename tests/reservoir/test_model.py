@@ -148,7 +148,7 @@ def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str)
 
 
 def test_parameter_counts_of_each_layer():
-    """The width of IWSLT's models is d = 512. An encoder layer has 4 (d^2 + d) + 2 d f + f + d + 4 d parameters."""
+    """An encoder layer of width d and hidden size f has 4 (d^2 + d) + 2 d f + f + d + 4 d parameters."""
     d, f = 512, 1024
     feed_forward, attention, norm = 2 * d * f + f + d, 4 * (d * d + d), 2 * d
     assert feed_forward + attention + 2 * norm == 2_102_784
@@ -236,7 +236,6 @@ def test_only_the_reservoir_is_frozen(runs):
 
 
 def test_gmlp_reservoir_mixes_positions_and_ignores_padding(make_config):
-    """The frozen random matrix mixes positions and ignores padding."""
     config = make_config("gmlp", max_length=6).model
     validate(config)
     abstract_model = helpers.structure_of(config)
@@ -362,7 +361,7 @@ def saving(kind: str) -> int:
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
 def test_reservoir_saves_exactly_its_weight_gradient_flops(runs, kind: str):
     assert runs["none"].counted - runs[kind].counted == saving(kind)
-    # XLA counts elementwise operations too, so the difference is slightly larger.
+    # XLA also counts elementwise operations, so its difference is not exactly equal.
     assert runs["none"].compiled - runs[kind].compiled >= 0.95 * saving(kind)
 
 

@@ -114,7 +114,10 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path) -> Iterator[Path]:
-    """Yields an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
+    """Makes `my_package` importable: the kind, placement and corpus of reservoir/README.md, and incomplete kinds.
+
+    Yields the folder of the package.
+    """
     kind, placements, corpus, *_ = python_of_readme("reservoir")  # the rest trains a model
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
     with importable(tmp_path, **modules, placements=placements + PLACEMENTS) as folder:
@@ -293,7 +296,7 @@ def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
 @pytest.mark.medium
 @pytest.mark.parametrize("option", ["feature_scale=2.0", "gap=2"])
 def test_commands_of_the_readme_train_with_options(own_package, option):
-    """The run records the option, so that it resumes, and its model translates."""
+    """The run records the option, resumes, and translates. Another value of the option is refused."""
     text = (ROOT / "reservoir/README.md").read_text()
     (command,) = re.findall(rf"    python -m (reservoir.train .*--config.model.{option})\n", text)
     sizes = ("width=16", "hidden=24", "heads=2", "decoder_layers=1")

@@ -102,7 +102,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Yields a folder with an importable package: the method of reservoir/README.md, and incomplete methods."""
+    """Makes `my_package` importable: the method of reservoir/README.md, and incomplete methods. Yields its folder."""
     (method,) = (code for code in python_of_readme("reservoir") if "Method" in code)
     with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
@@ -116,7 +116,7 @@ def reservoirs(tmp_path_factory, mesh) -> Path:
 
 @pytest.fixture(scope="module")
 def command(reservoirs) -> list[str]:
-    """Returns the command of reservoir/README.md as a list, with frequent evaluations."""
+    """Returns the words of the fine-tuning command in reservoir/README.md, with an evaluation after every step."""
     text = (ROOT / "reservoir/README.md").read_text()
     (found,) = re.findall(rf"    python -m (reservoir.finetune .*{OWN}.*)\n", text)
     fields = {"eval.steps": 1, "checkpoint.steps": 1, "wandb.mode": "disabled"}

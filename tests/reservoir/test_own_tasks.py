@@ -92,7 +92,7 @@ INVALID = {
     "NoBatches": "Task.batches must return an iterator; it returned None",
     "NoDataState": r"Task.batches must yield \(batch, data state\), two dictionaries; it yielded {'x'",
 }
-"""Class -> error before the first step."""
+"""{class: regular expression of the error before the first step}."""
 
 
 @pytest.mark.parametrize("name", INVALID)

@@ -22,7 +22,7 @@ def write(directory: Path, split: str, german: str, english: str, zipped: bool =
 
 
 def fault(data, split: str = "train") -> str:
-    """Returns the error message of `load_parallel`, which must have one line."""
+    """Returns the error message of `load_parallel`, and checks that the message is one line."""
     with pytest.raises(UserError) as caught:
         load_parallel(data, split)
     message = str(caught.value)
@@ -131,7 +131,7 @@ def test_damaged_gzip_raises_user_error(tmp_path, spoil):
 
 @pytest.mark.parametrize("place", [10, -8])
 def test_gzip_with_a_changed_byte_raises_user_error(tmp_path, place):
-    """Changes a byte in the compressed text or in the checksum."""
+    """The changed byte is in the compressed text or in the checksum."""
     raw = bytearray(gzip.compress(b"one two three\n" * 100))
     raw[place] ^= 0xFF
     path = tmp_path / "text.gz"

@@ -163,7 +163,7 @@ def test_an_optimizer_without_a_mask_leaves_frozen_values_alone():
     graphdef, _, frozen = nnx.split(made, nnx.Param, Frozen)
     assert {path[0] for path, _ in nnx.to_flat_state(frozen)} == {
         "layers"
-    }  # both layers that share the tied weights are frozen
+    }  # `tied` is the frozen kernel of layers/1, and NNX lists a shared variable once.
 
     def loss(trainable, frozen):
         return error(nnx.merge(graphdef, trainable, frozen))

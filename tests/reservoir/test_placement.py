@@ -47,7 +47,7 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
 def test_placements_of_appendix_c(strategy: str, expected: str):
-    """The placement "middle" rounds down, like the paper's placement."""
+    """If the number of other layers is odd, "middle" puts the smaller half below, as "alternate" does."""
     assert drawn(7, placement(7, 2, strategy)) == expected
 
 

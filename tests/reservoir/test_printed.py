@@ -52,7 +52,7 @@ def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
 
 
 def test_behind_layer_9_three_of_nine_probing_tasks_are_not_better() -> None:
-    """Section 4.3 claims that the layers after every reservoir (layers 3, 5, 7 and 9) are better in all nine tasks."""
+    """Section 4.3 claims that probes after each reservoir (layers 3, 5, 7 and 9) are better in all nine tasks."""
     cells = printed("table4")
     behind = {
         layer: [

@@ -65,7 +65,7 @@ def translator(tmp_path_factory, mesh, make_config) -> Path:
 
 @pytest.fixture
 def call(monkeypatch, tmp_path) -> Callable[..., None]:
-    """Returns a function (program, *arguments) that runs a program in this process."""
+    """Returns a function (module of a program, *arguments) that runs the program in this process, in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
 
     def run(program, *arguments: object) -> None:

@@ -116,7 +116,7 @@ def test_labels_are_balanced_and_sentences_unique(pool, name, labels):
     for rows in examples.values():
         counts = Counter(label for label, _ in rows)
         assert len(counts) == labels and len(set(counts.values())) == 1
-        # Lines are not sorted by label, so the beginning of the file has all labels.
+        # Lines are not sorted by label, so the beginning of the file has several labels.
         assert len({label for label, _ in rows[:30]}) > 1
     bags = [tuple(sorted(s.split())) for rows in examples.values() for _, s in rows]
     if name == "bigram_shift":  # no sentence occurs both as original and shifted

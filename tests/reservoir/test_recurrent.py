@@ -26,7 +26,7 @@ def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
             for name, kernel, bias in zip(GATES, kernels, biases, strict=True):
                 gates[name].kernel[...] = jnp.asarray(kernel.T)
                 gates[name].bias[...] = jnp.asarray(bias)
-    # torch.nn.GRU has no projection, so W is the identity.
+    # torch.nn.GRU has no output projection, so `out` is the identity.
     layer.out.kernel[...], layer.out.bias[...] = jnp.eye(width), jnp.zeros(width)
     return layer, values
 

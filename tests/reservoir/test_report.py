@@ -1,4 +1,4 @@
-"""The summary of a finished run that `reservoir.train` prints."""
+"""The summary that `reservoir.train` prints, and the names that reports give to the layers of fine-tuning runs."""
 
 from pathlib import Path
 

@@ -102,7 +102,7 @@ def test_unprepared_data_set_error_has_the_command(data, name):
 
 
 def test_preparation_command_finds_translation_sets(data, directory):
-    """The command imports the package that registers the data sets without TensorFlow."""
+    """Without TensorFlow, TFDS finds these data sets only after the import of `tensorflow_datasets.translate`."""
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
 
