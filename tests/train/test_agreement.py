@@ -70,7 +70,7 @@ def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results,
 
 
 def test_threads_of_several_checkpoints_wait_at_barriers_of_their_own(results):
-    """If processes write at different speeds, the threads of the latest and the best checkpoint wait together."""
+    """Process 1 is late, so the threads of the latest and of the best checkpoint wait for it at the same time."""
     assert [found["checkpoints_at_the_same_time"] for found in results] == [[2, 3], [2, 3]]
 
 
@@ -91,7 +91,10 @@ def test_late_compilation_of_one_process_is_training_time_of_no_process(results)
 
 @pytest.mark.slow
 def test_compilation_that_is_20_s_late_changes_no_training_seconds(tmp_path):
-    """Each process compiles 20 s late once. The steps take 1000 simulated seconds, so a counted delay would be 2 %."""
+    """Each process once compiles 20 s late.
+
+    The 20 steps take 1000 simulated seconds together, so each delay that counts as training would add 2 %.
+    """
     program = [sys.executable, "-m", "tests.train.two", str(tmp_path), "two_late_compilations"]
     for process in start_several(program, 2, 1):
         lines = finish(process, 2).splitlines()

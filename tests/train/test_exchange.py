@@ -76,7 +76,7 @@ def batch_on(mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def gradients(name: str, **fields) -> tuple:
-    """Returns (loss, weight, gradients) of a batch with dropout."""
+    """Returns (loss, weight, gradients) with dropout, each summed over the batch."""
     mesh = mesh_of(name)
     with jax.set_mesh(mesh):
         step = step_on(mesh, **fields)
@@ -156,7 +156,7 @@ def test_tpu_compiler_keeps_the_reduce_scatter() -> None:
 
 @pytest.mark.parametrize("name", ["data", "fsdp"])
 def test_reduce_dtype_is_the_dtype_of_the_exchange(name: str, on_one_device: dict) -> None:
-    """Checks the step before compilation, because the CPU compiler replaces bfloat16 by float32."""
+    """The uncompiled step shows the dtype of the exchange, because the CPU compiler replaces bfloat16 by float32."""
     mesh = mesh_of(name)
     step = step_on(mesh, reduce_dtype="bfloat16")
     with jax.set_mesh(mesh):

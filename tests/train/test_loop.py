@@ -90,7 +90,10 @@ def test_run_of_zero_steps_needs_an_initial_evaluation(tmp_path: Path) -> None:
 
 
 def test_loss_function_of_a_step_is_chosen_once(tmp_path: Path) -> None:
-    """A choice may be costly, such as a random draw for each step. A step is looked up by its loss function."""
+    """`loss_at` may be costly, for example if it draws random numbers. The run calls it once a step, except to compile.
+
+    Here, only step 0 is compiled.
+    """
     chosen = []
 
     class Choosing(toy.Toy):
@@ -508,7 +511,7 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal arrives during the fifth vote. Processes spend most of their time in votes, where they wait."""
+    """The signal arrives during the fifth vote. Fast processes wait for slow ones in votes, so this is likely."""
     asked = []
 
     def agree(decision):

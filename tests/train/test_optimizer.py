@@ -166,7 +166,7 @@ def rates(steps: int, at: list[int], **fields: object) -> list[float]:
 
 
 def test_schedules_equal_their_formulas():
-    """The warm-up is linear from `warmup_init` to 0.05, over 4 of 20 steps. Then the learning rate decays."""
+    """The warm-up is linear from `warmup_init` to 0.05, over 4 of 20 steps. Then all but "constant" decay."""
     at, rise = [0, 1, 2, 4], [0.01, 0.02, 0.03, 0.05]
     warm = {"warmup_steps": 4, "warmup_init": 0.01}
     late = [8, 12, 16, 20, 30]
@@ -373,7 +373,7 @@ def test_adafactor_equals_transformers(ours):
 
 
 class Wide(nnx.Module):
-    """A model whose matrices are sharded over two mesh axes."""
+    """A model with two matrices that are sharded over two mesh axes, and a matrix that is sharded over one."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.up = Linear(2, 8, ("embed", "mlp"), rngs=rngs)

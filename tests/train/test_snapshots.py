@@ -16,7 +16,10 @@ from tests.train import toy
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a run of twenty steps, interrupted once, with a snapshot every seven steps and one kept checkpoint."""
+    """Returns the workdir of a run of 20 steps, resumed at step 10.
+
+    The run has a snapshot every seven steps, and keeps one checkpoint to resume from.
+    """
     folder = tmp_path_factory.mktemp("run")
     options = {"checkpoint__snapshots": 7, "checkpoint__keep": 1}
     toy.run(folder, train__steps=10, **options)

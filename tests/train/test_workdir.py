@@ -1,4 +1,4 @@
-"""The workdir: the version of the code, and configurations of old runs."""
+"""The workdir: the version of the code, errors for runs of another paper, and configurations of old runs."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def test_commit_outside_a_checkout_comes_from_the_environment(monkeypatch, tmp_p
 
 
 def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
-    """Two machines with the same commit and different uncommitted changes have different versions."""
+    """Machines with the same commit and different uncommitted changes thus have different versions."""
     for machine, text in (("one", "x = 1\n"), ("two", "x = 1\n"), ("three", "x = 2\n")):
         folder = tmp_path / machine / "package" / "inner"
         folder.mkdir(parents=True)
