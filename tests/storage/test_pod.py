@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(address: str, folders: list[Path], steps: int) -> list[str]:
-    """Trains one run as several processes, one in each working directory; returns the outputs of the processes."""
+    """Trains one run as two processes, one in each of two working directories; returns the outputs of the processes."""
     contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": "2"}
     settings = {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     processes = []
