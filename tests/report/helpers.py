@@ -1,4 +1,4 @@
-"""Writes run directories with made-up results, without training."""
+"""Makes summaries and runs with made-up results, without training or files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,11 @@ def summary(
     timing: dict | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Returns the summary of a run. Its validations are 10 steps, `seconds` seconds and 1e12 FLOPs apart."""
+    """Returns the summary of a run with a validation for each of `values`.
+
+    The validations are 10 steps, `seconds` seconds and 1e12 FLOPs apart. `fields` become the group `train` of the
+    configuration.
+    """
     points = [
         {"step": 10 * i, "seconds": seconds * i, "flops": 1e12 * i, "value": value}
         for i, value in enumerate(values, start=1)

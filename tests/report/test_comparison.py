@@ -1,4 +1,4 @@
-"""Areas and times of curves of two or three points, computed by hand."""
+"""The AUCC, and times to a share of the best value, for curves of two or three points, computed by hand."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_paper_units_and_table_layout():
         "AUCC / largest",
         "as measured, BLEU·h",
     )
-    # The area of seed 1 is 15 + 32 + 2 * 34 = 115. Each further seed has 1 BLEU more, and an area larger by 2.5.
+    # The AUCC of seed 1 is 15 + 32 + 2 * 34 = 115. Each further seed has 1 BLEU more, and an AUCC larger by 2.5.
     assert rows == [
         ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "", "117.50 ± 2.50"),
     ]

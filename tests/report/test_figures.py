@@ -64,7 +64,7 @@ def test_layers_figure(depths, x, places):
     assert plain[0].get_xydata().tolist() == [[6, 30.5], [8, 33.0]]  # Sorted by depth.
     bars = [bar.tolist() for bar in plain[2][0].get_segments()]
     assert bars[0] == pytest.approx(np.array([[6, 30.5 - 0.5**0.5], [6, 30.5 + 0.5**0.5]]))
-    assert areas.containers[0][0].get_ydata().tolist() == [0.75]  # Areas of 5 and 10.
+    assert areas.containers[0][0].get_ydata().tolist() == [0.75]  # mean of AUCC 5 / 10 and 10 / 10
     assert scores.get_ylabel() == "test BLEU"
 
 

@@ -1,4 +1,4 @@
-"""Every test that PAPER/claims.csv names exists, and every plan in this file is valid."""
+"""Every test that a PAPER/claims.csv names exists, and every plan that it names is valid."""
 
 import ast
 import shlex

@@ -336,7 +336,7 @@ def test_without_predictions_test_metrics_are_left_out():
 
 
 def test_areas_are_compared_up_to_the_shortest_curve():
-    """The shortest curve ends at step 30, after 1.5 seconds in one group and 3 seconds in the other."""
+    """The shortest curve in steps ends at step 30, the shortest curve in seconds at 1.5 seconds."""
     a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
     b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
     best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))

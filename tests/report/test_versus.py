@@ -47,7 +47,7 @@ def keep(folder: Path, predictions, *, seed: int, **options) -> None:
 
 @pytest.fixture
 def report(tmp_path, monkeypatch, capsys):
-    """Returns a function that runs the program, without drawing figures, and returns its output."""
+    """Returns a function that runs the program in `tmp_path`, without saving figures, and returns its output."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_: None)
 
     def call(*arguments: str) -> str:
