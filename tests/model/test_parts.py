@@ -1,4 +1,4 @@
-"""Layer normalization, positions, embeddings and activations, each against a loop."""
+"""Layer normalization, positions, embeddings and activations against loops, and attention against JAX's attention."""
 
 import math
 from types import SimpleNamespace
