@@ -72,7 +72,7 @@ ABSENT, STOPPED, OTHERS = (3, 60), (60, 3), (60, 60)
 
 
 class Run:
-    """Three processes of one case."""
+    """The processes of one case: three, except absent ones."""
 
     def __init__(self, behaviours: tuple[str | None, ...], arrival: int, silence: int):
         contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": "3"}
@@ -221,7 +221,10 @@ def test_rendezvous_survives_foreign_and_restarted_connections():
 
 
 def test_connections_without_the_token_are_ignored():
-    """Process 0 ignores silent connections, endless, nested and malformed lines, and a process with another token."""
+    """Process 0 ignores silent connections and endless, nested and malformed lines.
+
+    It refuses a process with another token, and keeps waiting for process 1.
+    """
     address, token, found = free_address(), "secret", {}
 
     def come(number: int, token: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Programs under a launcher that starts several processes."""
+"""Programs that run as if a launcher had started several processes."""
 
 import runpy
 import signal
@@ -20,7 +20,10 @@ JOINING = {
 
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
-    """Returns a function that runs `python -m NAME` as one of two processes and returns its error line."""
+    """Returns a function (name of a program, *arguments) -> error line, for a program that must fail with exit code 2.
+
+    The program runs in this process, with TRAINLESS_NUM_PROCESSES=2 as if a launcher had started two processes.
+    """
     monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")
     monkeypatch.delenv("TRAINLESS_COORDINATOR", raising=False)
     monkeypatch.setattr(program, "leave", sys.exit)  # does not wait for other processes
