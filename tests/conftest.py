@@ -74,7 +74,10 @@ def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _draw_one_curve() -> Iterator[None]:
-    """Draws curve.png only once and copies it to all other runs. Drawing takes a fifth of the time of a tiny run."""
+    """Draws curve.png for the first run only. All other runs get a copy of this file.
+
+    Drawing takes a fifth of the time of a tiny run.
+    """
     from common.train import summary
 
     draw, drawn = summary.plot_curve, []

@@ -1,4 +1,4 @@
-"""Cached results in JSON files: a damaged or outdated result is computed again. A UserError is not caught."""
+"""Cached results in JSON files: a damaged or outdated result is computed again. A UserError ends the read."""
 
 import json
 

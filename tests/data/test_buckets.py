@@ -112,7 +112,7 @@ def test_shapes_respect_token_budget_and_multiple(corpora):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_samples_have_every_shape_of_an_epoch_once(corpora, count, monkeypatch):
-    """Also for a process that reads a part of each batch. No batch has the shape of an empty bucket."""
+    """This also holds for a process that reads a part of each batch. No sample has the shape of an empty bucket."""
     be_process(monkeypatch, 0, count)
     batches = BucketedBatches(*corpora, **SHAPE | {"buckets": (1, *SHAPE["buckets"])})
     shapes = [{name: x.shape for name, x in batch.items()} for batch in batches.samples()]

@@ -177,7 +177,7 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """Hugging Face's train_test_split(0.3, seed=42) gives splits of the same sizes. The split is deterministic."""
+    """The test split has the size that Hugging Face's train_test_split(0.3) gives. A fixed seed chooses its examples."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
@@ -251,8 +251,6 @@ def test_unlabelled_examples_are_skipped(folder):
 
 
 def test_hugging_face_data_sets(monkeypatch):
-    """Uses a fake `datasets` module."""
-
     class Split(list):
         @property
         def features(self) -> dict:

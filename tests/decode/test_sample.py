@@ -1,4 +1,4 @@
-"""Sampling: allowed tokens and their frequencies; the number of calls does not change the tokens."""
+"""Sampling: allowed tokens, their frequencies, and equal tokens for any number of calls."""
 
 import jax
 import jax.numpy as jnp

@@ -49,7 +49,7 @@ def test_horizon_between_two_points_is_interpolated():
 
 
 def test_outline_ends_with_the_last_value_at_the_horizon():
-    """Steps without counted FLOPs have the same x coordinate."""
+    """Two points may have the same coordinate, for example FLOPs if no FLOPs are counted."""
     measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
     assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
 
@@ -145,7 +145,7 @@ def test_shared_horizon_is_the_end_of_a_curve():
 
 
 def test_measured_area_decreases_with_the_values():
-    """Eq. (1) integrates the measured values, so a collapse lowers the area."""
+    """Eq. (1) integrates the measured values (held=False), so a collapse lowers this AUCC."""
     collapsed = Curve(
         "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]
     )

@@ -9,7 +9,7 @@ REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
 
 
 def test_sums_of_sentence_statistics_give_the_corpus_score():
-    """Includes a corpus with a repeated sentence."""
+    """A corpus may repeat a sentence, as a bootstrap resample does."""
     hypotheses = ["The cat sat on a mat .", "a dog barked at the sun today ."]
     for lowercase, tokenize in ((False, "13a"), (True, "none")):
         metric = bleu_metric(lowercase, tokenize)

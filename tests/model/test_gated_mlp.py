@@ -113,7 +113,7 @@ def test_causal_product_and_its_gradients(block, monkeypatch):
 
 
 def test_causal_product_needs_little_more_than_half_the_flops():
-    """Compares with the dense product: FLOPs of the compiled forward and backward pass at length 2048."""
+    """At length 2048, XLA counts less than 0.6 of the dense product's FLOPs, forward and backward."""
     matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
 

@@ -143,7 +143,7 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "10.0"])
 @pytest.mark.parametrize("size", [12, 16, 128, 132, 136, 256, 264])
 def test_fused_kernel_is_used_for_the_head_sizes_that_jax_supports(monkeypatch, size, capability):
-    """Compares with JAX's own check, on fake GPUs of three generations."""
+    """`attend` uses the kernel exactly where JAX's own check allows it, on fake GPUs of three generations."""
     asked, gpu = [], SimpleNamespace(compute_capability=capability)
     x, layout = jnp.ones((1, 3, 1, size), jnp.bfloat16), stablehlo.AttentionLayout.BTNH.value
     with monkeypatch.context() as patch:

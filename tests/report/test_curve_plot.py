@@ -1,4 +1,4 @@
-"""The contents of saved figures."""
+"""Figures of curves: lines, points, legends and units."""
 
 import subprocess
 import sys

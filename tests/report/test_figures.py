@@ -1,4 +1,4 @@
-"""The contents of figures of groups."""
+"""Figures of groups of runs: means and seeds of curves, and scores by depth."""
 
 import numpy as np
 import pytest

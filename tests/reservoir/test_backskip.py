@@ -32,7 +32,7 @@ def rule(**fields) -> Rule:
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """Returns the loss |y|^2 / 2 for a reservoir F that is the identity.
+    """Returns the loss |y|^2 / 2 for a reservoir that is the identity.
 
     The gradient g of y is then the action, so the reward before scaling is -mean(action).
     """

@@ -118,7 +118,7 @@ def own_package(tmp_path) -> Iterator[Path]:
 
     Yields the folder of the package.
     """
-    kind, placements, corpus, *_ = python_of_readme("reservoir")  # the rest trains a model
+    kind, placements, corpus, *_ = python_of_readme("reservoir")  # other examples train a model
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
     with importable(tmp_path, **modules, placements=placements + PLACEMENTS) as folder:
         yield folder

@@ -1,4 +1,4 @@
-"""Methods of fine-tuning: the table of the project, and methods from a module outside the project."""
+"""Methods of fine-tuning: `METHODS`, and methods from a module outside the project."""
 
 import json
 import re

@@ -194,7 +194,10 @@ def test_word_content():
 
 
 def test_number_of_target_words_scales_with_count(pool):
-    """SentEval has 1,000 words from rank 2,001 on for 100,000 sentences. So 200 sentences have 2 from rank 5 on."""
+    """SentEval has 1,000 target words from rank 2,001 on for 100,000 sentences.
+
+    So a task of 200 sentences has 2 target words from rank 5 on.
+    """
     examples = make(pool, "word_content", count=200)
     assert len({label for label, _ in examples["train"]}) == 2
     lower = Counter(token.lower() for sentence in pool for token in sentence)

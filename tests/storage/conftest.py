@@ -16,7 +16,7 @@ class Bucket(NamedTuple):
     """A folder in a bucket of an emulator.
 
     Attributes:
-      machine: switches this process to the simulated machine of a name, which has its own folder for copies of buckets.
+      machine: function (name) that switches this process to a simulated machine, which has its own copies of buckets.
     """
 
     proxy: Proxy

@@ -295,7 +295,7 @@ def test_real_wandb_whose_service_dies_prints_one_line(tmp_path):
 
 @pytest.mark.medium
 def test_real_wandb_online_without_key_does_not_prompt(tmp_path):
-    """On a terminal wandb.init alone would prompt for a login."""
+    """On a terminal, wandb.init without the tracker's check of the key would prompt for a login."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", REAL, str(tmp_path), "online"],

@@ -85,7 +85,7 @@ def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
 def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_start: bool
 ) -> None:
-    """In this test, compilation, evaluation and checkpoints take simulated hours. Training takes seconds."""
+    """Here, compilation, the start, evaluation and checkpoints take simulated hours. Training takes seconds."""
     time = FakeTime(clocks.time.perf_counter)
     monkeypatch.setattr(clocks, "time", time)
 
@@ -105,8 +105,8 @@ def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     task = toy.Toy(scores=[3.0, 2.0, 2.5, 2.5, 2.5])
     summary = toy.run(tmp_path, task, eval__start=eval_start, checkpoint__snapshots=10)
 
-    # The run has one batch shape, 4 evaluations and the test. It saves checkpoints after 5, 10, 15 and 20 steps, two
-    # best checkpoints, and snapshots at 10 and 20.
+    # The run has one batch shape, 4 evaluations (5 with eval.start) and the test. It saves checkpoints after 5, 10, 15
+    # and 20 steps, two best checkpoints, and snapshots at 10 and 20.
     hours = {"compile": 1, "eval": 10 * (5 + eval_start), "checkpoint": 100 * 8, "start": 1000}
     for section, expected in hours.items():
         assert summary[f"{section}_seconds"] == pytest.approx(expected * HOUR, abs=HOUR / 2), (

@@ -90,9 +90,9 @@ def test_run_of_zero_steps_needs_an_initial_evaluation(tmp_path: Path) -> None:
 
 
 def test_loss_function_of_a_step_is_chosen_once(tmp_path: Path) -> None:
-    """`loss_at` may be costly, for example if it draws random numbers. The run calls it once a step, except to compile.
+    """`loss_at` may be costly, for example if it draws random numbers. The run calls it once for each step.
 
-    Here, only step 0 is compiled.
+    The run calls it again to compile a step; here, only step 0 is compiled.
     """
     chosen = []
 

@@ -109,7 +109,7 @@ def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 def test_adam_equals_the_published_algorithm(decoupled: bool, decay: float):
-    """Includes bias correction. Weight decay is added to the gradient ("adam") or to the step ("adamw")."""
+    """Moments are corrected for bias. Weight decay is added to the gradient ("adam") or to the step ("adamw")."""
     beta1, beta2, epsilon = 0.8, 0.9, 1e-2
     fields = {"name": "adamw" if decoupled else "adam", "weight_decay": decay}
     optimizer = settings(beta1=beta1, beta2=beta2, epsilon=epsilon, **fields)
