@@ -177,7 +177,7 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """The test split has the size that Hugging Face's train_test_split(0.3) gives. A fixed seed chooses its examples."""
+    """The test split has the size that Hugging Face's train_test_split(0.3) gives. A fixed seed draws its examples."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
