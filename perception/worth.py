@@ -99,7 +99,7 @@ def _parser() -> ArgumentParser:
         "--budget",
         default="",
         metavar="TIME",
-        help="planned time, such as 10m or 2h; determines the ways of training, the steps and the seeds",
+        help="planned time, such as 10m or 2h; determines the training methods, the steps and the seeds",
     )
     parser.add_argument(
         "--config",
@@ -111,7 +111,7 @@ def _parser() -> ArgumentParser:
         "--seeds",
         type=config.int_arg("--seeds"),
         metavar="N",
-        help=f"number of seeds of each way of training, with one run per seed (default: 1; with --shots {DRAWS})",
+        help=f"number of seeds of each training method, with one run per seed (default: 1; with --shots {DRAWS})",
     )
     parser.add_argument(
         "--ways",

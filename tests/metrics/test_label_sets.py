@@ -16,9 +16,9 @@ def predictions(seed: int = 0) -> LabelSets:
     """Returns predictions whose last class is neither a label nor predicted."""
     generator = np.random.default_rng(seed)
     labels_EC = (generator.random((50, 4)) < [0.5, 0.3, 0.1, 0]).astype(np.uint8)
-    logits_MN = generator.normal(2.0 * labels_EC - 1, 1.5)
-    logits_MN[:, 3] = -9
-    return LabelSets.of_logits("examples", labels_EC, logits_MN, THRESHOLDS, NAMES)
+    logits_EC = generator.normal(2.0 * labels_EC - 1, 1.5)
+    logits_EC[:, 3] = -9
+    return LabelSets.of_logits("examples", labels_EC, logits_EC, THRESHOLDS, NAMES)
 
 
 def test_metrics_of_sets_match_scikit_learn() -> None:
@@ -62,13 +62,13 @@ def test_sets_can_be_resampled() -> None:
 
 def test_one_example_at_its_threshold() -> None:
     """The probability of logit 0 is 0.5, which is also the threshold of class a."""
-    labels_EC, logits_MN = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
-    found = LabelSets.of_logits("the test", labels_EC, logits_MN, THRESHOLDS, NAMES)
+    labels_EC, logits_EC = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
+    found = LabelSets.of_logits("the test", labels_EC, logits_EC, THRESHOLDS, NAMES)
     assert found.metrics()["weighted_f1"] == 100 and found.examples == "the test"
     assert (found.probabilities_EC.dtype, found.nats_E.dtype) == (np.float16, np.float32)
 
 
 def test_classes_of_an_example_are_named() -> None:
-    labels_EC, logits_MN = np.array([[1, 1, 0, 0]]), np.full((1, 4), -9.0)
-    found = LabelSets.of_logits("the test", labels_EC, logits_MN, THRESHOLDS, NAMES)
+    labels_EC, logits_EC = np.array([[1, 1, 0, 0]]), np.full((1, 4), -9.0)
+    found = LabelSets.of_logits("the test", labels_EC, logits_EC, THRESHOLDS, NAMES)
     assert found.describe(0) == {"labels": "a, b", "prediction": "(none)"}

@@ -20,9 +20,9 @@ REFERENCES = ("the cat is on the mat .", "a dog barked", "one", "two men walk in
 
 def classes(count: int = 200, seed: int = 0) -> Classes:
     generator = np.random.default_rng(seed)
-    logs_MN = np.log(generator.dirichlet((1.0, 1.0, 1.0, 0.2), count))
+    logs_EC = np.log(generator.dirichlet((1.0, 1.0, 1.0, 0.2), count))
     labels_E = generator.integers(0, 3, count)  # the fourth class is predicted, but never correct
-    return Classes.of_log_probabilities("examples", labels_E, logs_MN, ("a", "b", "c", "d"))
+    return Classes.of_log_probabilities("examples", labels_E, logs_EC, ("a", "b", "c", "d"))
 
 
 def translations(lowercase: bool = False, tokenize: str = "13a") -> Translations:
@@ -37,13 +37,13 @@ def losses() -> Losses:
 
 def test_classification_metrics_match_scikit_learn():
     made = classes()
-    logs_MN = np.log(np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0, 0.2), 200))
-    guesses_E = logs_MN.argmax(1)
+    logs_EC = np.log(np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0, 0.2), 200))
+    guesses_E = logs_EC.argmax(1)
     found = made.metrics()
     assert found["accuracy"] == pytest.approx(100 * accuracy_score(made.labels_E, guesses_E))
     right = f1_score(made.labels_E, guesses_E, average="weighted", zero_division=0)
     assert found["weighted_f1"] == pytest.approx(100 * right)
-    expected = log_loss(made.labels_E, np.exp(logs_MN), labels=range(4))
+    expected = log_loss(made.labels_E, np.exp(logs_EC), labels=range(4))
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -94,9 +94,9 @@ def test_losses_of_masked_tokens_have_accuracy():
 def test_weighted_statistics_match_a_resample(make):
     """Weights (2, 0, 1, ...) give the metrics of the test set of examples 0, 0 and 2."""
     made: Predictions = make()
-    weights_BM = np.zeros((2, len(made)))
-    weights_BM[0, 0], weights_BM[0, 2], weights_BM[1, 1] = 2, 1, 3
-    found = made.measure(weights_BM @ made.statistics)
+    weights_BE = np.zeros((2, len(made)))
+    weights_BE[0, 0], weights_BE[0, 2], weights_BE[1, 1] = 2, 1, 3
+    found = made.measure(weights_BE @ made.statistics)
     statistics = made.statistics.todense() if make is classes else made.statistics
     for draw, examples in enumerate(([0, 0, 2], [1, 1, 1])):
         expected = made.measure(np.asarray(statistics)[examples].sum(0, keepdims=True))

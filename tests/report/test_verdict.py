@@ -283,9 +283,9 @@ def test_more_seeds_decide_after_correction():
 def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
     """Returns a run whose predictions are correct where `rights` is true."""
     count = len(rights)
-    logs_MN = np.log(np.where(rights[:, None], (0.1, 0.9), (0.8, 0.2)))
+    logs_EC = np.log(np.where(rights[:, None], (0.1, 0.9), (0.8, 0.2)))
     answers = Classes.of_log_probabilities(
-        examples, np.ones(count, np.int32), logs_MN, ("no", "yes")
+        examples, np.ones(count, np.int32), logs_EC, ("no", "yes")
     )
 
     class Kept(Run):
@@ -299,11 +299,11 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
 def test_shared_hard_examples_cancel_out():
     """The groups differ on 40 of 400 examples. Pairing removes the noise of hard examples, where both groups fail."""
     generator = np.random.default_rng(0)
-    hard_M = generator.random(400) < 0.4
-    a = [predicted(~hard_M, seed=s) for s in (1, 2, 3)]
-    worse_M = ~hard_M
-    worse_M[np.flatnonzero(worse_M)[:40]] = False
-    b = [predicted(worse_M, seed=s) for s in (1, 2, 3)]
+    hard_E = generator.random(400) < 0.4
+    a = [predicted(~hard_E, seed=s) for s in (1, 2, 3)]
+    worse_E = ~hard_E
+    worse_E[np.flatnonzero(worse_E)[:40]] = False
+    b = [predicted(worse_E, seed=s) for s in (1, 2, 3)]
     found = next(one for one in compare(a, b) if one.metric == "accuracy")
     assert found.difference == pytest.approx(10.0)
     unpaired = math.sqrt(0.6 * 0.4 / 400 + 0.5 * 0.5 / 400) * 100
@@ -324,9 +324,9 @@ def test_seed_disagreement_on_examples_counts_once():
 
 
 def test_different_test_examples_raise_user_error():
-    right_M = np.ones(10, bool)
+    right_E = np.ones(10, bool)
     with pytest.raises(UserError, match="run2 and run1 have different test examples or metrics"):
-        compare([predicted(right_M)], [predicted(right_M, "other", seed=2)])
+        compare([predicted(right_E)], [predicted(right_E, "other", seed=2)])
 
 
 def test_without_predictions_test_metrics_are_left_out():
@@ -407,8 +407,8 @@ def kept(predictions, **options) -> Run:
 
 def test_metrics_missing_in_a_run_are_left_out():
     """Older predictions have no accuracy."""
-    ones_M = np.ones(4)
-    hits, none = (Losses("w", ones_M, ones_M, x, ones_M, "byte") for x in (ones_M, np.zeros(0)))
+    ones_E = np.ones(4)
+    hits, none = (Losses("w", ones_E, ones_E, x, ones_E, "byte") for x in (ones_E, np.zeros(0)))
     a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))
     words = ["bits_per_byte", "nats_per_byte", "perplexity_per_word"]
     assert [one.metric for one in compare(a, a)][:4] == [*words[:2], "accuracy", words[2]]
@@ -434,8 +434,8 @@ def test_example_variance_is_the_shared_variance():
     So the variance of an example's difference is 0.4 ** 2, which does not depend on single runs.
     """
     generator, count = np.random.default_rng(2), 2000
-    first_M = np.arange(count) < count // 2
-    chances = np.where(first_M, 0.9, 0.5), np.where(first_M, 0.5, 0.9)
+    first_E = np.arange(count) < count // 2
+    chances = np.where(first_E, 0.9, 0.5), np.where(first_E, 0.5, 0.9)
     a, b = ([predicted(generator.random(count) < p, seed=s) for s in (1, 2, 3)] for p in chances)
     found = next(one for one in compare(a, b) if one.metric == "accuracy")
     assert found.example_variance == pytest.approx(100**2 * 0.4**2 / count, rel=0.2)
@@ -577,8 +577,8 @@ def test_byte_losses_ignore_the_number_of_bytes_per_window():
 
 def test_variance_needs_two_test_examples():
     def variance(count: int) -> float:
-        right_M = np.arange(count) % 2 == 0
-        runs = [[predicted(right_M, seed=s)] for s in (1, 2)]
+        right_E = np.arange(count) % 2 == 0
+        runs = [[predicted(right_E, seed=s)] for s in (1, 2)]
         return compare(*runs)[0].example_variance
 
     assert math.isnan(variance(1))
@@ -586,12 +586,12 @@ def test_variance_needs_two_test_examples():
 
 
 def test_different_examples_error_message():
-    right_M = np.ones(10, bool)
+    right_E = np.ones(10, bool)
     with pytest.raises(
         UserError,
         match=r"different test examples or metrics: compare runs with the same test set and metrics$",
     ):
-        compare([predicted(right_M)], [predicted(right_M, "other", seed=2)])
+        compare([predicted(right_E)], [predicted(right_E, "other", seed=2)])
 
 
 def test_more_seeds_of_an_unknown_variance_is_the_minimum():

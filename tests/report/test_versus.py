@@ -23,17 +23,17 @@ LINES = [f"there are {number} small birds in the garden" for number in range(60)
 def classes(share: float, seed: int, examples: str = "test") -> Classes:
     """Returns predictions on 400 examples with an accuracy of about `share`."""
     generator = np.random.default_rng(seed)
-    chance_M = np.where(generator.random(400) < share, 0.9, 0.2)
-    logs_MN = np.log(np.stack([1 - chance_M, chance_M], axis=1))
-    return Classes.of_log_probabilities(examples, np.ones(400, np.int32), logs_MN, ("no", "yes"))
+    chance_E = np.where(generator.random(400) < share, 0.9, 0.2)
+    logs_EC = np.log(np.stack([1 - chance_E, chance_E], axis=1))
+    return Classes.of_log_probabilities(examples, np.ones(400, np.int32), logs_EC, ("no", "yes"))
 
 
 def translations(errors: int, seed: int) -> Translations:
     """Returns translations with a wrong word in `errors` sentences."""
     wrong = np.random.default_rng(seed).permutation(60)[:errors]
     lines = [line.replace("birds", "cats") if i in wrong else line for i, line in enumerate(LINES)]
-    ones_M = np.ones(60)
-    return Translations("test", tuple(lines), tuple(LINES), ones_M, ones_M, False, "13a")
+    ones_E = np.ones(60)
+    return Translations("test", tuple(lines), tuple(LINES), ones_E, ones_E, False, "13a")
 
 
 def keep(folder: Path, predictions, *, seed: int, **options) -> None:
@@ -197,8 +197,8 @@ def test_losses_per_token_need_equal_vocabularies(tmp_path, report):
 
 def test_single_test_example_is_undecided(tmp_path, report):
     for name, right in (("a", 0.2), ("b", 0.8)):
-        logs_MN = np.log([[1 - right, right]])
-        made = Classes.of_log_probabilities("one", np.ones(1, np.int32), logs_MN, ("no", "yes"))
+        logs_EC = np.log([[1 - right, right]])
+        made = Classes.of_log_probabilities("one", np.ones(1, np.int32), logs_EC, ("no", "yes"))
         for seed in (1, 2, 3):
             keep(tmp_path / name / f"s{seed}", made, seed=seed, reservoir=name)
     report("a", "b")
@@ -241,11 +241,11 @@ def test_different_bleu_settings_raise_user_error(settings, tmp_path, report):
 
 def test_different_text_windows_raise_user_error(tmp_path, report):
     for name, count in (("a", 10), ("b", 20)):
-        ones_M, none = np.ones(count), np.zeros(0)
+        ones_E, none = np.ones(count), np.zeros(0)
         for seed in (1, 2, 3):
             folder = tmp_path / name / f"s{seed}"
             keep(folder, classes(0.6, seed), seed=seed, reservoir=name)
-            Losses("text", ones_M, ones_M, none, none, "byte").save(folder / PREDICTIONS)
+            Losses("text", ones_E, ones_E, none, none, "byte").save(folder / PREDICTIONS)
     with pytest.raises(UserError, match="different test examples or metrics"):
         report("a", "b")
 

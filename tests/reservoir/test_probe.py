@@ -98,13 +98,13 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
 def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     read = open_reader(trained, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
-    found_KND = read(LINES)
-    assert found_KND.shape == (4, 3, 16) and found_KND.dtype == np.float32
+    found_PED = read(LINES)
+    assert found_PED.shape == (4, 3, 16) and found_PED.dtype == np.float32
     for number, ids in enumerate(read.tokenizer.encode(LINES)):
-        alone_KLD = states(read, [BOS, *ids, EOS])
-        np.testing.assert_allclose(found_KND[:, number], alone_KLD[:, 0], atol=1e-5)
+        alone_PLD = states(read, [BOS, *ids, EOS])
+        np.testing.assert_allclose(found_PED[:, number], alone_PLD[:, 0], atol=1e-5)
     # In the embedding layer, the first token's state does not depend on the sentence.
-    assert np.ptp(found_KND[0], axis=0).max() == 0 < np.ptp(found_KND[1], axis=0).max()
+    assert np.ptp(found_PED[0], axis=0).max() == 0 < np.ptp(found_PED[1], axis=0).max()
     # A post-norm model has no final norm, so the output layer reads the last state.
     last = Reader(
         read.values,
@@ -114,7 +114,7 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
         begin=True,
         longest=64,
     )
-    np.testing.assert_allclose(found_KND[-1:], last(LINES), atol=1e-5)
+    np.testing.assert_allclose(found_PED[-1:], last(LINES), atol=1e-5)
 
 
 @pytest.mark.medium
@@ -133,10 +133,10 @@ def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
 def test_translators_are_mean_pooled(translator, mesh):
     read = open_reader(translator, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
-    found_KND = read(LINES)
+    found_PED = read(LINES)
     for number, ids in enumerate(read.tokenizer.encode(LINES)):
         np.testing.assert_allclose(
-            found_KND[:, number], states(read, [*ids, EOS]).mean(1), atol=1e-5
+            found_PED[:, number], states(read, [*ids, EOS]).mean(1), atol=1e-5
         )
 
 
