@@ -115,9 +115,9 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    A quantized kernel has two variables with the metadata `holds`: codes and scales. One element of the codes packs
-    several parameters, so `holds` of the codes is the shape of the kernel. Scales are not counted: their `holds` is
-    (0,).
+    A quantized kernel has two variables with the metadata `holds`: codes and scales. Codes are padded
+    to whole blocks, and 4-bit codes pack two parameters in one element, so `holds` of the codes is the shape of the
+    kernel. Scales are not counted: their `holds` is (0,).
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

@@ -72,7 +72,7 @@ def lora(
 
     Raises:
       ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
-        adapter, or the model has no linear layer without an adapter.
+        adapter, the model has no linear layer, or all its linear layers have adapters.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -87,7 +87,13 @@ def lora(
             f"targets: {target!r} matches no linear layer without an adapter; all linear layers without an adapter:"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
-    check(bool(layers), "the model has no linear layer without an adapter")
+    adapted = any(isinstance(part, LoraLayer) for _, part in nnx.iter_modules(model))
+    check(
+        bool(layers),
+        "all linear layers of the model have an adapter: merge the adapters first"
+        if adapted
+        else "the model has no linear layer to adapt, such as nnx.Linear, nnx.LinearGeneral or nnx.Einsum",
+    )
 
     def freeze(path: Path, part: Any, parent: Any) -> Any:
         is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)

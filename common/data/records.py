@@ -78,7 +78,7 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     names = [field.split("|")[0] for field in fields.split()]
     check(
         len(names) == parts,
-        f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r} names {len(names)} fields",
+        f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r} has {len(names)}",
     )
 
     def records(split: str) -> Iterator[Record]:

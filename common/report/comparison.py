@@ -193,7 +193,11 @@ def time_table(
 def seed_table(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> Table:
-    """Returns a table of runs with unrounded numbers: best and test value, AUCC, positions of the percentages."""
+    """Returns a table with unrounded numbers and a row for each run.
+
+    The columns are the best and the test value, the AUCC, and the first points on the axis at which the run reaches the
+    PERCENTS of its own best value and of the best value of all runs.
+    """
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
     rows = [

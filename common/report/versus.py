@@ -119,7 +119,10 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
         return
     for field in ("data.source", "dataset"):
         here, there = (str(flatten(group[0].config).get(field, "")) for group in (a, b))
-        names = {Path(x).name if x.startswith("files:") else x for x in (here, there)}
+        names = {
+            Path(x.removeprefix("files:")).name if x.startswith("files:") else x
+            for x in (here, there)
+        }
         check(
             len(names) == 1,
             f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}); without predictions.npz in every"

@@ -142,6 +142,9 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+
+    Raises:
+      UserError: the processes have different frozen or pretrained values.
     """
     task, model = step.task, step.abstract_model
     train_state = step.start()

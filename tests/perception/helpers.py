@@ -101,7 +101,7 @@ def states(
 def texts(vocabulary: int, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Returns random tokens (B, L), right-padded with 0, and their lengths (B,).
 
-    The tokens are at least 2: RoBERTa's padding has the id 1.
+    The tokens are at least 2, so none equals the padding here (0) or RoBERTa's padding (1).
     """
     lengths_B = np.asarray(lengths, np.int32)
     generator = np.random.Generator(np.random.Philox(key=1))

@@ -662,7 +662,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
 
 
 def test_full_training_of_named_backbone_ignores_pretrained(tmp_path) -> None:
-    """With --config.backbone=NAME, --config.pretrained has a use only if --config.data.tokenizer=pretrained."""
+    """`full` starts from random weights: with --config.backbone=NAME it reads at most the pretrained tokenizer."""
 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]

@@ -155,7 +155,7 @@ def checkpoints_at_the_same_time(workdir: Path) -> list[int]:
 
 
 def checkpoints_in_turns(workdir: Path) -> list[list[int]]:
-    """Returns the steps of the latest checkpoints of two runs in turns.
+    """Trains two runs in turns. Returns the steps of the latest checkpoints of each run.
 
     A run saves a checkpoint while the checkpoint of the other run still waits for process 1.
     """
