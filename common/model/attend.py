@@ -1,5 +1,6 @@
 """Softmax attention over whole sequences, and over a decoding cache."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -111,10 +112,34 @@ def _attend(
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
         # Mask with a finite number: with -inf, the softmax of a row whose keys are all masked would be NaN.
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
-        weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BGSK.dtype)
+        weights_BHTS = softmax(logits_BHTS, value_BGSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
         blocks.append(_by_groups(weights_BHTS, value_BGSK[:, :, :seen]))
     return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(logits_BHTS: jax.Array, dtype: Any) -> jax.Array:
+    """Returns the softmax over the last axis, computed in float32 and rounded to `dtype`.
+
+    The backward pass computes the gradient in float32 from the rounded softmax, so a training step keeps the weights of
+    attention only in `dtype`.
+    """
+    return jax.nn.softmax(logits_BHTS, axis=-1).astype(dtype)
+
+
+def _softmax_forward(logits_BHTS, dtype):
+    weights_BHTS = softmax(logits_BHTS, dtype)
+    return weights_BHTS, weights_BHTS
+
+
+def _softmax_backward(dtype, weights_BHTS, g_BHTS):
+    weights_BHTS = weights_BHTS.astype(jnp.float32)
+    change_BHTS = weights_BHTS * g_BHTS.astype(jnp.float32)
+    return (change_BHTS - weights_BHTS * change_BHTS.sum(-1, keepdims=True),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:

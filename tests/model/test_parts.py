@@ -13,6 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as stablehlo
 
 from common.model import attend as attend_module
 from common.model.block import Context
+from common.model.dropout import dropout, fold
 from common.model.embed import Embed
 from common.model.feed_forward import ACTIVATIONS, FeedForward
 from common.model.norm import LayerNorm
@@ -138,6 +139,51 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
     )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_dropout_equals_the_formula_with_the_same_mask(
+    monkeypatch, causal, dtype, tolerance
+):
+    """Values and gradients equal (softmax(q k) * mask) v in float32, where each block of queries draws its own mask."""
+    monkeypatch.setattr(attend_module, "BLOCK", 4)
+    random = np.random.default_rng(8)
+    arrays = (random.normal(size=(2, 11, 3, 8)) for _ in range(4))
+    query, key, value, weight = (jnp.asarray(x, dtype) for x in arrays)
+    drawn, rate = jax.random.key(3), 0.25
+    mask_BHTS = np.zeros((2, 3, 11, 11), np.float32)
+    for start, end, seen in attend_module.spans(11, 11, causal):
+        ones = jnp.ones((2, 3, end - start, seen))
+        mask_BHTS[:, :, start:end, :seen] = dropout(ones, rate, fold(drawn, start))
+
+    def ours(query, key, value):
+        y = attend_module.attend(query, key, value, causal=causal, dropout_rate=rate, key=drawn)
+        return (y * weight).astype(jnp.float32).sum(), y
+
+    def formula(query, key, value):
+        logits_BHTS = jnp.einsum("bthk,bshk->bhts", query, key) * 8**-0.5
+        if causal:
+            logits_BHTS = jnp.where(jnp.tri(11), logits_BHTS, -jnp.inf)
+        y = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(logits_BHTS) * mask_BHTS, value)
+        return (y * weight).sum(), y
+
+    exact = (x.astype(jnp.float32) for x in (query, key, value))
+    found = jax.jit(jax.grad(ours, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+    expected = jax.jit(jax.grad(formula, argnums=(0, 1, 2), has_aux=True))(*exact)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0, atol=tolerance * abs(b).max())
+
+
+def test_backward_pass_of_softmax_keeps_only_the_rounded_weights():
+    """Weights in float32 would raise the memory traffic of attention by half."""
+    x = jax.ShapeDtypeStruct((2, 3, 11, 11), jnp.float32)
+    backward = jax.eval_shape(
+        lambda x: jax.vjp(lambda x: attend_module.softmax(x, jnp.bfloat16), x)[1], x
+    )
+    kept = [(array.shape, array.dtype) for array in jax.tree.leaves(backward)]
+    assert kept == [(x.shape, jnp.bfloat16)]
 
 
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "10.0"])
