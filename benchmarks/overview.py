@@ -81,15 +81,15 @@ PANELS = (
         },
     ),
     Panel(
-        "perception: Rotten Tomatoes, MiniLM, 200 steps",
-        "perception/worth_rotten_tomatoes/runs",
+        "perception: Rotten Tomatoes, 8,000 texts, MiniLM",
+        "perception/worth_8000_texts/runs",
         "weighted_f1",
         "test weighted F1, %",
         {
             "full": "everything, from random weights",
-            "full_pretrained": "everything, pretrained",
             "lora": "LoRA",
             "head": "head",
+            "tf_idf": "counted words",
         },
     ),
 )
