@@ -137,7 +137,9 @@ def test_evaluations_include_values_that_are_not_finite(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     lines = [x for x in metrics.read_text().splitlines() if '"step": 15, "valid' not in x]
     metrics.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl lacks evaluations of the validation curve"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl lacks evaluations of the validation curve"
+    ):
         evaluations(tmp_path, "valid/error")
 
 
