@@ -106,18 +106,18 @@ def attention(results: Path) -> Iterator[Change]:
 
 
 def compilation(results: Path) -> Iterator[Change]:
-    """Yields CPU seconds of compilation of a translation model with 32 encoder layers.
+    """Yields the CPU seconds of compilation of a translation model with 32 encoder layers, and the seconds to step 1.
 
-    The target of "each bucket" is 8 s. The target of "before step 1" is a third of the older commit's seconds.
+    The targets are 8 CPU seconds for a bucket, and a third of the older commit's seconds for "before step 1".
     """
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]
     command = "benchmarks.compilation --layers 32"
     for column, name, most in (
-        ("lower and compile CPU s", "each bucket", 8.0),
-        ("before step 1 CPU s", "before step 1", old["before step 1 CPU s"] / 3),
+        ("lower and compile CPU s", "each bucket (CPU s)", 8.0),
+        ("before step 1 s", "before step 1 (s)", old["before step 1 s"] / 3),
     ):
-        name = f"compilation, 32 layers, {name} (CPU s)"
+        name = f"compilation, 32 layers, {name}"
         codes = f"{old['commit']}, {new['commit']}"
         yield Change(name, old[column], new[column], codes, most, command)
 

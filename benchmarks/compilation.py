@@ -1,16 +1,19 @@
 """Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
 
 Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
-and without data. Each measurement has its own process, without a compilation cache. "before step 1 CPU s" counts the
-process from its start to the end of the compilation. With --checkouts, measures the code of several commits:
+and without data. Each measurement has its own process, without a compilation cache. "before step 1" counts from the
+start of the process to the end of the compilation, in CPU seconds and in seconds. Rows have medians over the rounds.
+With --checkouts, measures the code of several commits in turns:
 `git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from common.report.table import markdown
@@ -42,11 +45,13 @@ with jax.set_mesh(mesh):
     middle = time.process_time()
     compiled = lowered.compile()
     end = time.process_time()
+seconds = time.time() - float(sys.argv[2])
 kernels = compiled.as_text().count(" fusion(")
 memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
-print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, kernels, memory]))
+print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, seconds, kernels, memory]))
 """
-"""Program that prints the measurements of one depth. Each checkout runs this program with its own code, so every
+"""Program that prints the measurements of one depth. Its arguments are the number of encoder layers and the time at
+which its process was started, in seconds since the epoch. Each checkout runs this program with its own code, so every
 measured commit must have the functions that the program uses."""
 
 COLUMNS = (
@@ -57,9 +62,22 @@ COLUMNS = (
     "compile CPU s",
     "lower and compile CPU s",
     "before step 1 CPU s",
+    "before step 1 s",
     "fused kernels",
     "temporary GiB",
 )
+
+
+def measure(checkout: Path, layers: int) -> list[float]:
+    """Returns the measurements of COLUMNS from "start CPU s" on, from a process that runs the code of `checkout`."""
+    path = str(checkout.absolute())
+    # Threads of OpenBLAS wait in busy loops, which would count as CPU seconds.
+    settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    environment = os.environ | settings | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", MEASURE, str(layers), str(time.time())]
+    done = subprocess.run(command, cwd=path, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -68,29 +86,28 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 32], help="encoder layers")
     parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/compilation.json"))
     options = parser.parse_args()
 
     from benchmarks.harness import machine
 
+    where = machine()
     rows = []
     for layers in options.layers:
-        for checkout in options.checkouts:
-            path = str(checkout.absolute())
-            # Threads of OpenBLAS wait in busy loops, which would count as CPU seconds.
-            settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-            settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-            environment = os.environ | settings | {"PYTHONPATH": path}
-            command = [sys.executable, "-c", MEASURE, str(layers)]
-            done = subprocess.run(
-                command, cwd=path, env=environment, stdout=subprocess.PIPE, check=True
-            )
+        rounds = [
+            [measure(one, layers) for one in options.checkouts] for _ in range(options.rounds)
+        ]
+        for checkout, found in zip(options.checkouts, zip(*rounds, strict=True), strict=True):
+            medians = map(statistics.median, zip(*found, strict=True))
             git = ["git", "describe", "--always", "--dirty"]
-            commit = subprocess.run(git, cwd=path, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append((commit.stdout.strip(), layers, *json.loads(done.stdout.splitlines()[-1])))
-            print(markdown(COLUMNS, rows[-1:]), flush=True)
-    print(markdown(COLUMNS, rows))
-    found = {"machine": machine(), "rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
+            commit = subprocess.run(
+                git, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
+            )
+            rows.append((commit.stdout.strip(), layers, *medians))
+        print(markdown(COLUMNS, rows), flush=True)
+    found = {"machine": where, "rounds": options.rounds}
+    found["rows"] = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
     print(f"written to {options.out}")
