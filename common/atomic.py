@@ -12,12 +12,14 @@ from common.errors import UserError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path. On exit, renames the file at this path to `path`.
+    """Context manager that yields a temporary path, where the caller writes a file.
 
-    Several processes may write the same path. The last rename wins.
+    On exit, renames this file to `path`; after an exception, deletes this file. Several processes may write the same
+    path. The last rename wins.
 
     Raises:
-        UserError: the folder of `path` cannot be created or written, or the disk is full.
+        UserError: the folder of `path` cannot be created or written, the disk is full, or the caller's block raises any
+            other OSError.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -32,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Writes a file atomically: calls `write` on a temporary file; see `replacing`."""
+    """Writes a file atomically: calls `write` with a temporary file that is open for writing; see `replacing`."""
     with replacing(path) as temporary, temporary.open("xb") as file:
         write(file)
 

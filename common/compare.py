@@ -64,7 +64,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
             f"--case {name}: the name becomes a folder name; begin with a letter, a digit or '_', and use only"
             " letters, digits, '_', '-' and '.'",
         )
-        check(name not in cases, f"--case {name}: two cases have this name")
+        check(name not in cases, f"--case {name}: two cases have this name; rename one of them")
         fields: dict[str, str] = {}
         for text in texts:
             key, equals, value = text.partition("=")
@@ -74,10 +74,16 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
                 key != "seed",
                 f"--case {name} {text}: leave out the seed, because --seeds sets the seeds of all cases",
             )
-            check(key not in fields, f"--case {name}: {key} is given twice")
+            check(
+                key not in fields,
+                f"--case {name}: {key} is given twice; leave out one of the two values",
+            )
             fields[key] = value
         cases[name] = fields
-    check(len(cases) > 1, "give at least two cases: --case NAME [FIELD=VALUE ...]")
+    check(
+        len(cases) > 1,
+        f"give at least two cases, each --case NAME [FIELD=VALUE ...]; the command line has {len(cases)}",
+    )
     return cases
 
 

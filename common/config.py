@@ -35,7 +35,7 @@ def load(spec: str) -> ConfigDict:
     near = _nearest(path, Path("configs").glob("*.py"))
     check(Path(path).is_file(), f"no configuration file {path}{near}")
     module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
-    check(module_spec is not None, f"{path} is not a Python file")
+    check(module_spec is not None, f"{path} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
@@ -52,7 +52,8 @@ def load(spec: str) -> ConfigDict:
         raise UserError(f"--config={spec}: {error}") from error
     except Exception as error:  # The user's code may raise any type of exception.
         frame, reason = last_frame(error), f"{type(error).__name__}: {error}"
-        if "config is locked" in str(error):  # ml_collections lists all other fields
+        if "config is locked" in str(error):
+            # Shorten the message of ml_collections, which lists all fields of the configuration.
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
             near = f"; did you mean {near[0]}?" if near else ""
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
@@ -109,11 +110,18 @@ def _read(option: str, text: str, current: Any) -> Any:
                 raise ValueError
             return value
     except (ValueError, TypeError, KeyError, SyntaxError) as error:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
-        example = ",".join(map(str, current)) if isinstance(current, tuple) else ""
-        kind = kinds.get(type(current)) or f"a list such as {example or '1,2'}"
-        raise UserError(f"{option} must be {kind}, got {text!r}") from error
+        raise UserError(f"{option} must be {_form(current)}, got {text!r}") from error
     return text
+
+
+def _form(current: Any) -> str:
+    """Describes the texts that `_read` converts for a field with the value `current`."""
+    if isinstance(current, tuple):
+        items = {int: "of whole numbers ", float: "of numbers ", str: "of quoted texts "}
+        kind = items.get(type(current[0]), "") if current else ""
+        return f"a list {kind}such as {','.join(map(repr, current)) or '1,2'}"
+    kinds = {bool: "true or false", int: "a whole number in digits"}
+    return kinds.get(type(current), "a finite number")
 
 
 def float_or_text(text: str) -> float | str:
@@ -199,23 +207,31 @@ def check_folder(option: str, folder: Path) -> None:
     """
     path = folder.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    check(existing.is_dir(), f"cannot write to {option}={folder}: {existing} is not a folder")
+    check(
+        existing.is_dir(),
+        f"cannot write to {option}={folder}: {existing} is not a folder; choose another folder",
+    )
     check(
         os.access(existing, os.W_OK),
-        f"cannot write to {option}={folder}: {existing} is not writable",
+        f"cannot write to {option}={folder}: {existing} is not writable; choose another folder",
     )
 
 
 def check_rate(option: str, rate: float) -> None:
     """Raises a UserError unless `rate`, a rate of dropout or of skipped layers, is from 0 to 0.99."""
-    check(_is_real(rate) and 0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate!r}")
+    check(
+        _is_real(rate) and 0 <= rate <= 0.99,
+        f"{option} must be a number from 0 to 0.99, got {rate!r}",
+    )
 
 
 def check_int(option: str, value: int, least: int = 1) -> None:
-    """Raises a UserError unless `value` is an integer of at least `least`."""
+    """Raises a UserError unless `value` is an integer of at least `least`. A bool or a float is not an integer."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    kind = "" if whole else f" of type {type(value).__name__}"
     check(
-        isinstance(value, Integral) and not isinstance(value, bool) and value >= least,
-        f"{option} must be a whole number of at least {least}, got {value!r}",
+        whole and value >= least,
+        f"{option} must be a whole number of at least {least}, got {value!r}{kind}",
     )
 
 
@@ -370,12 +386,13 @@ def parser_for(program: str) -> argparse.ArgumentParser:
 
 
 def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
-    """Returns an argparse type: an integer of at least `least`."""
+    """Returns an argparse type: an integer of at least `least`, in digits."""
 
     def read(text: str) -> int:
+        hint = "" if text.isdecimal() else "; use digits only"
         check(
             text.isdecimal() and int(text) >= least,
-            f"{option} must be a whole number of at least {least}, got {text!r}",
+            f"{option} must be a whole number of at least {least}, got {text!r}{hint}",
         )
         return int(text)
 
@@ -389,7 +406,7 @@ def float_arg(option: str) -> Callable[[str], float]:
         try:
             return _finite(text)
         except ValueError as error:
-            raise UserError(f"{option} must be a number, got {text!r}") from error
+            raise UserError(f"{option} must be a finite number, got {text!r}") from error
 
     return read
 

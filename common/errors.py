@@ -34,16 +34,20 @@ def check(condition: bool, message: str) -> None:
 def last_frame(error: Exception) -> traceback.FrameSummary:
     """Returns the innermost frame of an exception's traceback that is not in site-packages.
 
-    This is a line of a user's file, unless the standard library raised the exception. If all frames are in
-    site-packages, returns the innermost frame.
+    This is a line of a user's file, unless the standard library or this project raised the exception. If all frames are
+    in site-packages, returns the innermost frame.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return ([frame for frame in frames if "site-packages" not in frame.filename] or frames)[-1]
 
 
 def file_error(path: object, error: Exception) -> UserError:
-    """Returns the error for a file whose reading raised `error`: the file cannot be read, or its content is damaged."""
+    """Returns a UserError for the exception `error`, which reading the file `path` has raised.
+
+    For an OSError with an error number, the message says that the file cannot be read. For any other exception, the
+    message says that the file is damaged.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return UserError(f"cannot read {path}: {error.strerror}")
     reason = f"missing or unknown entry {error}" if isinstance(error, KeyError) else error
-    return UserError(f"{path} is damaged: {reason}")
+    return UserError(f"{path} is damaged: {reason}; correct or restore the file")

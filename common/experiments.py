@@ -100,7 +100,7 @@ def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
         )
         check(
             len(set(map(float_or_text, parts))) == len(parts),
-            f"--sweep {text}: a value is given twice; leave one out",
+            f"--sweep {text}: a value is given twice (values such as 1e-3 and 0.001 are equal); leave one out",
         )
         check(
             name not in sweep,
@@ -143,7 +143,10 @@ class ExperimentSuite:
           UserError: the configuration is invalid or names no paper, or its data are invalid.
         """
         paper = config.get("paper") or ""
-        check(paper.isidentifier(), "the configuration names no paper: set its field paper")
+        check(
+            paper.isidentifier(),
+            f"the field paper of the configuration is {paper!r}: set it to the folder of a paper, such as gmlp_lm",
+        )
         return importlib.import_module(f"{paper}.run").prepare(config, self.mesh)
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
@@ -226,7 +229,8 @@ class ExperimentSuite:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
         A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
-        checkpoints, the summary must also be newer than data files, a user's data module and pretrained weights.
+        checkpoints, the summary must also be newer than data files, a user's data module and pretrained weights. If the
+        workdir has no checkpoints, the stored configuration may lack fields that the code has gained since the run.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -370,7 +374,7 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: `metrics.jsonl` lacks an evaluation of the run's validation curve.
+      UserError: the steps of the evaluations in `metrics.jsonl` are not the steps of the run's validation curve.
     """
     logged = [
         {key: math.nan if value is None else value for key, value in m.items()}
@@ -382,6 +386,7 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
     whole = finite == [point["step"] for point in curve["points"]]
     check(
         whole,
-        f"{workdir / METRICS} lacks evaluations of the validation curve: remove {workdir} to train the run again",
+        f"{workdir / METRICS} and the validation curve in {SUMMARY} have evaluations at different steps: remove"
+        f" {workdir} to train the run again",
     )
     return logged

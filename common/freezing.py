@@ -23,7 +23,7 @@ def variables_below(
 
 
 def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
-    """Yields (submodule, attribute, initializer) for every Param in `module`.
+    """Yields (submodule, name of the Param in the submodule, initializer) for every Param in `module`.
 
     The initializers are specs of the function `draw`, and come from the method `frozen_init()` of each submodule.
 
@@ -37,8 +37,8 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
         known = part.frozen_init() if hasattr(part, "frozen_init") else {}
         if path[-1] not in known:
             raise ValueError(
-                f"{'/'.join(map(str, path))} cannot be initialised from a seed:"
-                f" {type(part).__name__}.frozen_init() has no entry {path[-1]!r}; add the entry"
+                f"{'/'.join(map(str, path))} cannot be initialised from a seed: give {type(part).__name__} a method"
+                f" frozen_init() that returns {{{path[-1]!r}: INITIALIZER}}"
             )
         draw = known[path[-1]]
         yield part, path[-1], matrix if draw == ("matrix",) else draw

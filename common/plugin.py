@@ -68,7 +68,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
         )
         check(
             declared.minimum is None or all(isinstance(x, int | float) for x in declared),
-            f"{option}={name}: the default and the minimum of the option {key} must be numbers, got {declared}",
+            f"{option}={name}: if an option has a minimum, the default and the minimum of the option {key} must be"
+            f" numbers, got {declared}",
         )
     return part
 
@@ -88,7 +89,7 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if an option is below its minimum.
+    """Raises a UserError if an option is below its minimum, or has a minimum and is not a number.
 
     Args:
       prefix: text before the name of an option in the message, such as "--config.".
@@ -99,5 +100,5 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
         check(
             option.minimum is None
             or (isinstance(values[name], int | float) and values[name] >= option.minimum),
-            f"{prefix}{name} must be at least {option.minimum}, got {values[name]!r}",
+            f"{prefix}{name} must be a number of at least {option.minimum}, got {values[name]!r}",
         )

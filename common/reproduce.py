@@ -76,7 +76,10 @@ def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict
     paths = {}
     for name, value in named_values(option, texts, names).items():
         path = open_path(value)
-        check(path.exists(), f"{option}={name}={value}: {value} does not exist")
+        check(
+            path.exists(),
+            f"{option}={name}={value}: {value} does not exist; give the path of a file or folder",
+        )
         paths[name] = path
     return paths
 

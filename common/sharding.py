@@ -55,7 +55,7 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     """
     devices = jax.devices() if devices is None else devices
     shape = [int(sizes.get(axis, 1)) for axis in MESH_AXES]
-    requested = dict(zip(MESH_AXES, shape, strict=True))
+    requested = ", ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, shape, strict=True))
     check(
         all(size >= 1 or size == -1 for size in shape) and shape.count(-1) <= 1,
         f"--config.mesh sizes must be positive, and at most one size may be -1: got {requested}",
@@ -84,7 +84,7 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
     slices = len(set(slice_of.values()))
     check(
         shape[0] % slices == 0,
-        f"--config.mesh.data={shape[0]} must be a multiple of the {slices} slices of the TPU topology",
+        f"--config.mesh.data={shape[0]} must be a multiple of {slices}, the number of TPU slices",
     )
     if slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)

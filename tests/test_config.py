@@ -82,17 +82,18 @@ def test_override(config, key, text, value):
 @pytest.mark.parametrize(
     ("key", "text", "told"),
     [
-        ("seed", "1.5", "--config.seed must be a whole number, got '1.5'"),
-        ("seed", "", "--config.seed must be a whole number, got ''"),
-        ("model.width", "1e3", "--config.model.width must be a whole number, got '1e3'"),
-        ("model.dropout", "half", "--config.model.dropout must be a number, got 'half'"),
-        ("model.dropout", "nan", "--config.model.dropout must be a number, got 'nan'"),
-        ("model.dropout", "inf", "--config.model.dropout must be a number, got 'inf'"),
+        ("seed", "1.5", "--config.seed must be a whole number in digits, got '1.5'"),
+        ("seed", "", "--config.seed must be a whole number in digits, got ''"),
+        ("model.width", "1e3", "--config.model.width must be a whole number in digits, got '1e3'"),
+        ("model.dropout", "half", "--config.model.dropout must be a finite number, got 'half'"),
+        ("model.dropout", "nan", "--config.model.dropout must be a finite number, got 'nan'"),
+        ("model.dropout", "inf", "--config.model.dropout must be a finite number, got 'inf'"),
         ("model.remat", "yes", "--config.model.remat must be true or false, got 'yes'"),
-        ("data.buckets", "a,b", "must be a list such as 16,32, got 'a,b'"),
-        ("data.buckets", "8,1.5", "must be a list such as 16,32"),
-        ("data.buckets", "(8", "must be a list such as 16,32"),
-        ("data.buckets", "{[]: 1}", "must be a list such as 16,32"),
+        ("data.buckets", "a,b", "must be a list of whole numbers such as 16,32, got 'a,b'"),
+        ("data.buckets", "8,1.5", "must be a list of whole numbers such as 16,32"),
+        ("data.buckets", "(8", "must be a list of whole numbers such as 16,32"),
+        ("data.buckets", "{[]: 1}", "must be a list of whole numbers such as 16,32"),
+        ("data.names", "a", "must be a list of quoted texts such as 'a', got 'a'"),
         ("data.none", "x y", "must be a list such as 1,2"),
         ("model.widht", "8", "unknown option --config.model.widht; did you mean model.width?"),
         ("widht", "8", "unknown option --config.widht; did you mean model.width?"),
@@ -171,7 +172,7 @@ def test_an_invalid_value_of_an_option_keeps_its_own_message():
     parser = parser_for("perception.worth")
     parser.add_argument("--margin", type=float_arg("--margin"))
     parser.add_argument("--rounds", type=int)
-    with pytest.raises(UserError, match=r"^--margin must be a number, got 'x'$"):
+    with pytest.raises(UserError, match=r"^--margin must be a finite number, got 'x'$"):
         parser.parse_args(["--margin=x"])
     with pytest.raises(UserError, match="invalid int value: 'x'"):
         parser.parse_args(["--rounds=x"])

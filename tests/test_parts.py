@@ -131,7 +131,7 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: adapt(alpha=0.0), f"alpha {ABOVE_0}, got 0.0"),
         (lambda: adapt(alpha=math.inf), f"alpha {ABOVE_0}, got inf"),
         *[
-            (lambda d=d: adapt(dropout=d), "dropout must be from 0 to 0.99, got ")
+            (lambda d=d: adapt(dropout=d), "dropout must be a number from 0 to 0.99, got ")
             for d in (1.0, -0.1, math.nan, None, "0.1")
         ],
         (lambda: adapt("0"), NO_LIST + "'0'"),
@@ -173,7 +173,7 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: block(activation="tanh"), "activation='tanh': choose one of"),
         (lambda: block(activation=jax.nn.gelu), "activation=.* choose one of"),
         *[
-            (lambda d=d: block(dropout=d), "dropout must be from 0 to 0.99, got ")
+            (lambda d=d: block(dropout=d), "dropout must be a number from 0 to 0.99, got ")
             for d in (1.0, None)
         ],
         (lambda: block(rngs=0), "rngs must be nnx.Rngs"),

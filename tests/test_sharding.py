@@ -72,7 +72,9 @@ def test_slices_divide_the_data_axis() -> None:
 
 @pytest.mark.parametrize("data", [1, 3])
 def test_data_axis_must_be_a_multiple_of_the_slices(data: int) -> None:
-    with pytest.raises(UserError, match=f"data={data} must be a multiple of the 2 slices") as error:
+    with pytest.raises(
+        UserError, match=f"data={data} must be a multiple of 2, the number of TPU slices"
+    ) as error:
         sharding.make_mesh({"data": data, "fsdp": -1}, slices_of(2, 2 if data == 1 else 6))
     assert "\n" not in str(error.value)
 

@@ -172,7 +172,7 @@ def test_logits_of_a_prefix_match_the_longer_text(made, length):
         ("must be divisible by 2", "hidden", 33),
         ("model.layers must be at least 1", "layers", 0),
         ("model.attention must be at least 0", "attention", -1),
-        ("dropout must be from 0 to 0.99", "dropout", 1.0),
+        ("dropout must be a number from 0 to 0.99", "dropout", 1.0),
         ("windows has 1 lengths for 2 layers", "windows", (4,)),
         ("windows must be at least 1", "windows", (0, 4)),
     ],

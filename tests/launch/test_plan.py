@@ -272,7 +272,7 @@ def test_only_gradients_cross_the_network_between_slices() -> None:
 
 @needs_libtpu
 def test_plan_needs_a_data_axis_that_the_slices_divide() -> None:
-    with pytest.raises(UserError, match="data=1 must be a multiple of the 2 slices"):
+    with pytest.raises(UserError, match="data=1 must be a multiple of 2, the number of TPU slices"):
         estimate.estimate(small(data=1, fsdp=8), find("2xv5e:2x2"))
 
 

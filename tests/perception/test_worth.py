@@ -577,7 +577,9 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
     assert "must be ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
-    assert "must be a number, got 'x'" in refused(adapters, "add", "--adapters", f"{lora}:x", out)
+    assert "must be a finite number, got 'x'" in refused(
+        adapters, "add", "--adapters", f"{lora}:x", out
+    )
     assert "is not empty" in refused(
         adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'data'}"
     )

@@ -250,7 +250,9 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
         in told(kept[0])
     )
     assert "has no frozen reservoirs to tune" in told(plain, reservoirs="tune")
-    assert "--config.lora.rank must be at least 0" in told(reservoirs, **{"lora.rank": -1})
+    assert "--config.lora.rank must be a number of at least 0" in told(
+        reservoirs, **{"lora.rank": -1}
+    )
     tuned = {"lora.rank": 2, "reservoirs": "tune"}
     assert "--config.reservoirs must be keep, got tune" in told(reservoirs, **tuned)
     assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)

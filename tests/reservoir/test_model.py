@@ -52,7 +52,7 @@ def test_invalid_fields_are_rejected(make_config):
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
         ({"reservoir": "bigru", "reservoir_hidden": 15}, "reservoir_hidden=15: the two directions"),
         ({"reservoir_hidden": -1}, "reservoir_hidden must be at least 0"),
-        ({"kernel": 0}, "kernel must be at least 1"),
+        ({"kernel": 0}, "kernel must be a number of at least 1"),
         ({"layerdrop": 1.0}, "layerdrop"),
         ({"layerdrop": -0.1}, "layerdrop"),
     ):

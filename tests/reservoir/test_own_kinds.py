@@ -155,9 +155,9 @@ def test_label_of_a_users_kind(make_config, own_package):
 
 
 def test_options_of_a_users_kind(make_config, own_package):
-    with pytest.raises(UserError, match="feature_scale must be at least 0, got -1"):
+    with pytest.raises(UserError, match="feature_scale must be a number of at least 0, got -1"):
         validate(make_config(OWN, reservoirs=1, feature_scale=-1.0).model)
-    with pytest.raises(UserError, match="gain must be at least 0, got 'one'"):
+    with pytest.raises(UserError, match="gain must be a number of at least 0, got 'one'"):
         validate(make_config("my_package.incomplete:declared", reservoirs=1, gain="one").model)
 
 
@@ -248,7 +248,10 @@ def test_options_are_fields_of_the_command_line(own_package, fields, expected):
     [
         (["model.feature_scale=2"], "unknown option --config.model.feature_scale"),
         (["model.feature_scal=2", f"model.reservoir={OWN}"], "did you mean model.feature_scale?"),
-        (["model.feature_scale=x", f"model.reservoir={OWN}"], "feature_scale must be a number"),
+        (
+            ["model.feature_scale=x", f"model.reservoir={OWN}"],
+            "feature_scale must be a finite number",
+        ),
         (["model.gap=1.5", f"model.placement={SPREAD}"], "gap must be a whole number"),
         (
             ["model.gap=1", "model.placement=my_package.placements:number"],

@@ -226,7 +226,10 @@ def test_incomplete_own_methods_are_rejected(
 
 def test_invalid_fields_of_own_methods_are_rejected(own_package):
     for fields, message in (
-        ({"reservoirs": "my_package.others:low"}, "--config.gain must be at least 1, got 0"),
+        (
+            {"reservoirs": "my_package.others:low"},
+            "--config.gain must be a number of at least 1, got 0",
+        ),
         ({"reservoirs": OWN, "lora.rank": 2}, "so --config.reservoirs must be keep"),
     ):
         with pytest.raises(UserError, match=message):

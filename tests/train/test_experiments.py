@@ -138,7 +138,8 @@ def test_evaluations_include_values_that_are_not_finite(tmp_path: Path) -> None:
     lines = [x for x in metrics.read_text().splitlines() if '"step": 15, "valid' not in x]
     metrics.write_text("\n".join(lines) + "\n")
     with pytest.raises(
-        UserError, match=r"metrics\.jsonl lacks evaluations of the validation curve"
+        UserError,
+        match=r"metrics\.jsonl and the validation curve in summary\.json have evaluations at",
     ):
         evaluations(tmp_path, "valid/error")
 
