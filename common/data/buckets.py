@@ -53,8 +53,8 @@ class BucketedBatches(EndlessBatches):
             seed: seed of the shuffling.
 
         Raises:
-            UserError: the buckets are not positive and ascending, no example fits into a bucket, or `multiple` does not
-                divide `rows`.
+            UserError: the buckets are not positive and strictly ascending, no example fits into a bucket, or `rows` is
+                neither 0 nor a positive multiple of `multiple`.
             ValueError: `source` and `target` have different numbers of sentences, or the number of processes does not
                 divide `multiple`.
         """
@@ -142,14 +142,17 @@ def _check(
         raise ValueError(f"{len(source)} source sentences but {len(target)} target sentences")
     check_buckets("--config.data.buckets", buckets)
     if multiple % jax.process_count():
-        raise ValueError(f"{jax.process_count()} processes cannot split {multiple} rows evenly")
+        raise ValueError(
+            f"the number of processes, {jax.process_count()}, must divide multiple={multiple}"
+        )
 
 
 def check_buckets(option: str, buckets: Sequence[int]) -> None:
-    """Raises a UserError unless the lengths of the buckets are positive and ascend."""
+    """Raises a UserError unless at least one length is given, and the lengths are positive and strictly ascending."""
     check(
         bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
-        f"{option} must be ascending lengths above 0, got {tuple(buckets)}",
+        f"{option} must be one or more lengths above 0 in strictly ascending order, got"
+        f" {','.join(map(str, buckets)) or 'none'}",
     )
 
 

@@ -33,7 +33,7 @@ class ExampleBatches(EndlessBatches):
             seed: seed of the shuffling.
 
         Raises:
-            UserError: `multiple` does not divide `rows`.
+            UserError: `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
         check_rows(rows, multiple)

@@ -37,14 +37,17 @@ def source_folder(place: str) -> Path:
         UserError: the folder is missing, or the bucket cannot be read.
     """
     folder = open_folder(os.path.expanduser(place))
-    check(folder.is_dir(), f"no directory {shown(folder)} (--config.data.source)")
+    check(
+        folder.is_dir(),
+        f"no directory {shown(folder)} (--config.data.source): give files:DIR with an existing directory",
+    )
     return folder
 
 
 def names_in(folder: Path) -> str:
-    """Returns the names of at most ten files of a folder, for an error message."""
+    """Returns the names of the first ten files of a folder, for an error message. "..." stands for all other files."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    return ", ".join(names[:10]) or "none"
+    return ", ".join([*names[:10], *["..."] * (len(names) > 10)]) or "none"
 
 
 ADVICE = "; convert the text to UTF-8"
@@ -75,14 +78,19 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         if path.suffix.lower() == ".zip":
             with zipfile.ZipFile(path) as archive:
                 names = [n for n in archive.namelist() if not n.endswith("/")]
-                check(len(names) == 1, f"{path} contains {len(names)} files instead of exactly one")
+                check(
+                    len(names) == 1,
+                    f"{path} contains {len(names)} files instead of exactly one: make an archive of one file",
+                )
                 with archive.open(names[0]) as file:
                     yield file
         else:
             with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged or truncated: {error}") from error
+        raise UserError(
+            f"{path} is damaged or truncated: {error}; copy or download it again"
+        ) from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except RuntimeError as error:  # zipfile raises a RuntimeError for an encrypted archive.
@@ -138,7 +146,8 @@ def decoded_lines(
             number += 1
             yield line.removesuffix("\r")
         if error:
-            raise UserError(f"{name} line {number + 1} is not {used.upper()}{hint}") from error
+            shown_name = used.removesuffix("-sig").upper()
+            raise UserError(f"{name} line {number + 1} is not {shown_name}{hint}") from error
         pieces.append(rest)
         if not chunk:
             break
@@ -155,12 +164,12 @@ def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
 
 
 def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
-    """Yields the lines of the file `path`. After the last line, raises a UserError if all lines were blank."""
+    """Yields `lines`, the lines of the file `path`. After the last line, raises a UserError if all lines are blank."""
     blank = True
     for line in lines:
         blank = blank and not line.strip()
         yield line
-    check(not blank, f"{path} is empty")
+    check(not blank, f"{path} is empty or contains only white space")
 
 
 def read_lines(path: Path) -> list[str]:

@@ -83,7 +83,9 @@ def load_labelled(
             or does not agree with `classes`; a text is empty; a label is missing or is not one of the classes.
     """
     if len(data.fields.split()) not in (1, 2):
-        raise UserError(f"--config.data.fields={data.fields!r} must name one or two text fields")
+        raise UserError(
+            f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space"
+        )
     label = data.get("label", LABEL)
     records, names = open_records(
         data.source,
@@ -102,7 +104,8 @@ def load_labelled(
     for split, examples in found.items():
         if not examples:
             raise UserError(
-                f"{data.source} has no examples in its {split} split: check --config.data.splits.{split}"
+                f"{data.source} has no {'labelled ' * unlabelled}examples in its {split} split: check"
+                f" --config.data.splits.{split}"
             )
     if names and classes and len(names) != classes:
         raise UserError(
@@ -137,8 +140,8 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
     count = math.ceil(SHARES[split] * len(train))
     if count == len(train):
         raise UserError(
-            f"{source} has only {count} training examples, too few to cut a {split} split from them: add examples or a"
-            f" {split} split"
+            f"{source} has only {count} training example left, too few to cut a {split} split from it: add examples, or"
+            f" add a {split} split"
         )
     order = np.random.default_rng(SEED).permutation(len(train))
     splits[split] = [train[i] for i in order[:count]]
@@ -179,7 +182,7 @@ def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
     for label in labels:
         # A missing label may be NaN, which is not equal to itself.
         if label is None or label != label or not str(label).strip():
-            raise UserError(f"{place}: the label is missing: add a label or remove the example")
+            raise UserError(f"{place}: the label is missing; add a label or remove the example")
         if isinstance(label, list | dict):
             raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
     return {str(label): label for label in labels}
@@ -210,12 +213,12 @@ def _read(
             if not isinstance(part, str) or not part.strip():
                 fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
                 raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} is {fault}: add a text or remove the example"
+                    f"{place}: the field {name.replace('|', ' or ')} is {fault}; add a text or remove the example"
                 )
             if has_surrogate(part):
                 raise UserError(
                     f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate (half of a surrogate"
-                    " pair, such as \\ud83d), which is not valid Unicode: remove or replace it"
+                    " pair, such as \\ud83d), which is not valid Unicode; remove or replace the surrogate"
                 )
         own = []
         for name, label in _labels(record, label_field, several).items():

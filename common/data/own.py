@@ -38,7 +38,7 @@ def own_examples(
         ) from error
     check(
         bool(examples) or optional,
-        f"--config.data.source={source} has no example in split {split!r}: return at least one",
+        f"--config.data.source={source} has no example in split {split!r}: the function must return at least one",
     )
     for number, example in enumerate(examples):
         check(

@@ -48,12 +48,15 @@ def read_names(path: Path) -> list[str] | None:
     except ValueError as error:
         raise file_error(path, error) from error
     distinct = isinstance(names, list) and len(set(map(str, names))) == len(names) > 0
-    check(distinct, f"{path} must be a list of distinct names, one per class")
+    check(distinct, f"{path} must be a JSON list of one or more distinct names, one per class")
     return [str(name) for name in names]
 
 
 def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
     tried = [f"{name}{ending}" for name in names.split("|") if name for ending in _ENDINGS]
+    check(
+        bool(tried) or optional, f"--config.data.splits.{split} is empty: name a file in {folder}"
+    )
     path = next((folder / file for file in tried if (folder / file).is_file()), None)
     if path is None and not optional:
         raise UserError(
@@ -120,7 +123,7 @@ def parse_rows(
             continue
         if not columns:
             columns, header = len(row), reader.line_num
-        fault = f" has a different number of columns than line {header}"
+        fault = f" has a different number of columns than line {header} ({len(row)} instead of {columns})"
         yield f"{path} line {reader.line_num}", row if len(row) == columns else fault
 
 

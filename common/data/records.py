@@ -72,13 +72,15 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
 
     check(
         name in MANUAL,
-        f"--config.data.source=embedded:{name} does not exist; choose one of {', '.join(sorted(MANUAL))}",
+        f"--config.data.source=embedded:{name} does not exist; choose one of"
+        f" {', '.join(f'embedded:{known}' for known in sorted(MANUAL))}",
     )
     make, parts, classes = MANUAL[name]
     names = [field.split("|")[0] for field in fields.split()]
     check(
         len(names) == parts,
-        f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r} has {len(names)}",
+        f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r} has {len(names)}: name one"
+        " field for each text",
     )
 
     def records(split: str) -> Iterator[Record]:

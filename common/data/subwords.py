@@ -44,7 +44,8 @@ def load(path: Path) -> LosslessTokenizer:
         raise UserError(f"{path}: {error}") from error
     except Exception as error:  # `tokenizers` raises plain Exceptions.
         raise UserError(
-            f"cannot read a tokenizer from {path}: the file is damaged or not a tokenizer"
+            f"cannot read a tokenizer from {path}: the file is damaged or not a tokenizer; restore it, or delete it if"
+            " it is in a cache"
         ) from error
 
 

@@ -22,7 +22,7 @@ class Crops(EndlessBatches):
             multiple: number that must divide `rows`.
 
         Raises:
-            UserError: the sequence is too short, or `multiple` does not divide `rows`.
+            UserError: the sequence is too short, or `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
         if len(tokens) <= length:

@@ -157,7 +157,7 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
         UserError, match=r"must be files:DIR, tfds:NAME, hf:NAME, embedded:NAME or import:"
     ):
         load_labelled(data("file:sst2"))
-    with pytest.raises(UserError, match=r"choose one of python, python_pairs"):
+    with pytest.raises(UserError, match=r"choose one of embedded:python, embedded:python_pairs"):
         load_labelled(data("embedded:java"))
     with pytest.raises(UserError, match="has 2 texts per example"):
         load_labelled(data("embedded:python_pairs"))
