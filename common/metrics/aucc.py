@@ -34,10 +34,10 @@ def outline(
       held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
     Raises:
-      UserError: the curve is empty or the horizon is not a positive number.
+      UserError: the curve is empty or the horizon is not a finite number above 0.
     """
     if horizon is not None and not (math.isfinite(horizon) and horizon > 0):
-        raise UserError(f"the AUCC horizon must be a positive number, not {horizon}")
+        raise UserError(f"the AUCC horizon must be a finite number above 0, not {horizon}")
     if not curve.points:
         raise UserError(f"the {curve.name} curve has no validation points")
     points = curve.running_best() if held else curve.points
@@ -95,7 +95,7 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
       The point, or None if the curve never reaches the fraction.
 
     Raises:
-      UserError: `fraction` is outside of (0, 1], or the curve is empty and `best` is None.
+      UserError: `fraction` is not in (0, 1], or the curve is empty and `best` is None.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of the best value must be in (0, 1], not {fraction}")

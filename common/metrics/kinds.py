@@ -44,15 +44,15 @@ def load(path: Path) -> Predictions:
         names = {stem(field.name): field.name for field in fields(kind)}
         arrays = {names[name]: x for name, x in saved.items()}
         made = kind(**plain, **arrays)
-        lengths = {n: len(x) for n, x in arrays.items() if len(x) or n not in ("hits_E", "words_E")}
+        lengths = {n: len(x) for n, x in saved.items() if len(x) or n not in ("hits", "words")}
         if wrong := [name for name, length in lengths.items() if length != len(made)]:
             raise ValueError(
-                f"{', '.join(wrong)} must have {len(made)} entries, one for each example"
+                f"{len(wrong)} of its arrays ({', '.join(wrong)}) must have {len(made)} entries, one for each example"
             )
-        if lost := [n for n, x in arrays.items() if x.dtype.kind == "f" and np.isnan(x).any()]:
-            raise ValueError(f"NaN in {', '.join(lost)}")
+        if lost := [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]:
+            raise ValueError(f"NaN in {len(lost)} of its arrays ({', '.join(lost)})")
         if not len(made):
-            raise ValueError("no examples")
+            raise ValueError("it contains no examples")
         return made
     except Exception as error:  # A damaged archive may raise any type of exception.
         raise file_error(path, error) from error
