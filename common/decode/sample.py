@@ -33,7 +33,7 @@ class Sampling:
     def validate(self) -> None:
         check(self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}")
         check(self.top_k >= 0, f"--top_k must be at least 0 (0 for all tokens), got {self.top_k}")
-        check(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p:g}")
+        check(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p}")
 
 
 def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:

@@ -13,7 +13,7 @@ def copy_of(text: str) -> Path:
     """Returns `text` as a path. For an address in a bucket, returns the path of the local copy, without downloading.
 
     Raises:
-      UserError: the address has an unknown scheme, or lacks the bucket or the folder.
+      UserError: the address has an unknown scheme, lacks the bucket or the folder, or has an empty part, "." or "..".
     """
     scheme, separator, place = text.partition("://")
     if not separator:
@@ -22,7 +22,9 @@ def copy_of(text: str) -> Path:
     if scheme not in SCHEMES:
         raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
     if len(parts) < 2 or {"", ".", ".."} & set(parts):
-        raise UserError(f"{text}: an address in a bucket must be {scheme}://BUCKET/FOLDER")
+        raise UserError(
+            f"{text}: an address in a bucket must be {scheme}://BUCKET/FOLDER, without empty parts, '.' or '..'"
+        )
     return ROOT.joinpath(scheme, *parts)
 
 

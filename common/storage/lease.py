@@ -6,8 +6,8 @@ it replaces the object, on condition that no other process has replaced the obje
 A process acquires the lease at once in three cases: the folder has no lease, the last holder has released the lease, or
 the last holder used the same local copy (`mirror.identity`). In the third case, the file lock of the run proves that
 the last holder has exited. In all remaining cases, the process watches the object. If the object changes, the holder is
-alive, and the process raises a UserError. If the object does not change for TRAINLESS_LEASE_SECONDS, the holder counts
-as dead, and the process takes the lease.
+alive, and the process raises a UserError. If the object does not change for the holder's TRAINLESS_LEASE_SECONDS, which
+the object contains, the holder counts as dead, and the process takes the lease.
 
 If two processes take the lease at the same time, the store accepts one of the two writes. The clocks of hosts are not
 compared, but must run at about the same speed. A holder that cannot renew the lease in time stops uploading until the

@@ -116,7 +116,9 @@ class Store:
         try:
             return self._repeat(self._upload, name, path)
         except Changed as error:
-            raise UserError(f"cannot write {name} to {self._address}: {error}") from error
+            raise UserError(
+                f"cannot write {name} to {self._address} ({error}): check that the bucket exists, or try again"
+            ) from error
 
     def delete(self, name: str) -> None:
         """Deletes an object. Does nothing if the object does not exist."""

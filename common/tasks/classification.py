@@ -18,7 +18,7 @@ from common.train.task import Batch, BatchSpec, Task, integers
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
+    """Raises a UserError for an invalid value of `data.batch`, `data.buckets` or `eval.tokens_per_batch`."""
     check_least(config, ("data.batch", "eval.tokens_per_batch"))
     check_buckets("--config.data.buckets", config.data.buckets)
 
@@ -26,7 +26,7 @@ def validate(config: ConfigDict) -> None:
 class Classification(Task):
     """Texts, labels and batches of a classifier.
 
-    Subclasses implement `objective`, `build`, `tokenize`, `loss`, `predict` and `save`.
+    Subclasses set `objective`, and implement `build`, `tokenize`, `loss`, `predict` and `save`.
 
     Args:
       tokenizer: tokenizer of the texts; None is allowed if `labelled` is None.
@@ -90,9 +90,9 @@ class Classification(Task):
         raise NotImplementedError
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Returns a batch with `tokens` (B, L) and `lengths`, `ids` and `labels`, each (B,).
+        """Returns a batch with `tokens` (B, L), `lengths` and `ids`, each (B,), and `labels`.
 
-        Padding rows have id -1 and length 0.
+        The labels are (B,), or (B, C) if an example may have several classes. Padding rows have id -1 and length 0.
         """
         ids_B = batch["ids"]
         lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)

@@ -1,7 +1,7 @@
 """Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows.
 
-Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text, or for its
-bytes (`bytes_n`, and all arrays in `words_by_window`).
+Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text. In `bytes_n` and in
+`words_by_window`, n stands for the bytes of a text.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,12 +50,13 @@ def validate(config: ConfigDict) -> None:
     )
     check(
         bool(evaluation.prompt or not evaluation.sample),
-        "--config.eval.prompt is empty, but --config.eval.sample needs a prompt",
+        f"--config.eval.sample={evaluation.sample} needs a prompt, but --config.eval.prompt is empty: set"
+        " --config.eval.prompt, or set --config.eval.sample=0",
     )
     shares = data.shares
     check(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
-        f"--config.data.shares must be three positive numbers that add up to 1, got {tuple(shares)}",
+        f"--config.data.shares must be three positive numbers that add up to 1, got {','.join(map(str, shares))}",
     )
 
 
@@ -245,8 +246,8 @@ class LanguageModelling(Task):
         check(
             not has_checkpoints(workdir)
             or lossless.in_run(workdir).fingerprint == self.tokenizer.fingerprint,
-            f"the tokenizer differs from the tokenizer in {workdir}, because --config.data.tokenizer or the training"
-            " text has changed since the run began; choose another --workdir",
+            f"the tokenizer differs from the tokenizer in {workdir}, because --config.data.tokenizer,"
+            " --config.data.vocab_size or the training text has changed since the run began; choose another --workdir",
         )
         self.tokenizer.save(workdir)
 

@@ -46,7 +46,8 @@ def check_complete(
         logits = jax.eval_shape(forward, *abstract_model.shapes())
     check(
         logits.shape == (rows, classes),
-        f"{option}: the model returned an array of shape {logits.shape}; expected {(rows, classes)}",
+        f"{option}: for {rows} texts and {classes} classes, the model returned an array of shape {logits.shape} instead"
+        f" of {(rows, classes)}",
     )
     check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
     found = {**abstract_model.trainable, **abstract_model.frozen}

@@ -135,7 +135,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if number == len(lines):
                 return
             raise UserError(
-                f"{path} is damaged: line {number} is not a JSON object with an integer step"
+                f"{path} is damaged: line {number} is not a JSON object with an integer step; restore the file"
             ) from None
         yield line, values
 

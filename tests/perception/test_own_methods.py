@@ -313,7 +313,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
         ("others:not_only_adapters", r"trains the parameter encoder/embed/\S+ beside adapters"),
         ("others:all_frozen", "freezes all parameters: train at least one"),
-        ("others:wrong_shape", r"returned an array of shape \(2, 2\); expected \(2, 6\)"),
+        ("others:wrong_shape", r"returned an array of shape \(2, 2\) instead of \(2, 6\)"),
         ("others:undeclared", "reads_gain .* reads config.gain, but the method declares no option"),
         ("others:fails", r"ZeroDivisionError in divides .*others.py, line \d+\): division by zero"),
         ("others:lacks_rngs", r"TypeError in make_model .* unexpected keyword argument 'rngs'"),
