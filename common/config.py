@@ -57,7 +57,10 @@ def load(spec: str) -> ConfigDict:
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
             near = f"; did you mean {near[0]}?" if near else ""
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
-        raise UserError(f"{frame.filename}, line {frame.lineno}: {reason}") from error
+        # A call of get_config with a wrong number of arguments raises in this file, an unreadable file in importlib.
+        outside = frame.filename != __file__ and not frame.filename.startswith("<frozen")
+        place = f"{frame.filename}, line {frame.lineno}" if outside else f"--config={spec}"
+        raise UserError(f"{place}: {reason}") from error
     check(
         isinstance(config, ConfigDict),
         f"get_config of {path} must return a ConfigDict, got {type(config).__name__}",

@@ -119,6 +119,7 @@ class ExperimentSuite:
       seeds: number of runs of each case; their seeds are 1, 2, ...
       fields: configuration overrides from the command line, each "--config.a.b=VALUE".
       out: folder of the tables and figures. The workdirs are in `out`/runs.
+      mesh: the device mesh of all runs.
       turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
         run before it starts the next. See `common.train.turns.fit_in_turns`.
       sweep: configuration field "a.b" -> values that `runs` tries for every case.

@@ -49,7 +49,7 @@ class TokenizedCorpus:
 
     @property
     def needed(self) -> np.ndarray:
-        """Number of tokens of each sentence with its end token, (sentences,)."""
+        """Number of tokens of each sentence, including the end token unless `end` is None, (sentences,)."""
         return self.lengths + (self.end is not None)
 
     def __len__(self) -> int:
@@ -58,7 +58,9 @@ class TokenizedCorpus:
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns the token ids of a sentence, (length,)."""
         if not 0 <= index < len(self):
-            raise IndexError(f"sentence {index} does not exist: there are {len(self)} sentences")
+            raise IndexError(
+                f"the index of a sentence must be at least 0 and less than {len(self)}, got {index}"
+            )
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 

@@ -68,7 +68,10 @@ class Predictions(ABC):
 
     @property
     def costs_E(self) -> np.ndarray:
-        """Cost of each example in `cost_unit`. `common.report --examples` sorts examples by the difference in cost."""
+        """Cost of each example in `cost_unit`.
+
+        `common.report --examples` sorts examples by the absolute difference between the costs of two runs.
+        """
         return self.nats_E
 
     @abstractmethod

@@ -1,4 +1,7 @@
-"""Computes the output layer of a language model from features of its training text (`head_start`)."""
+"""Computes the output layer of a language model with the function that the configuration field `head_start` names.
+
+The function gets features of training tokens and the tokens that follow.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -168,6 +168,7 @@ def _is_screen(stream: TextIO) -> bool:
     """Returns whether a stream is a terminal with at least one line. On a terminal with 0 lines tqdm prints nothing."""
     if not stream.isatty():
         return False
-    with suppress(OSError):  # a stream without file descriptor raises an OSError
+    # The size of a stream without file descriptor is unknown: an OSError counts as at least one line.
+    with suppress(OSError):
         return os.get_terminal_size(stream.fileno()).lines > 0
     return True
