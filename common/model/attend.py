@@ -110,7 +110,7 @@ def _attend(
             mask_BHTS &= abs(offset_TS) < window
         if key_lengths_B is not None:
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
-        # Mask with a finite number: with -inf, the softmax of a row whose keys are all masked would be NaN.
+        # Mask with a finite number: with -inf, the softmax of a query whose keys are all masked would be NaN.
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
         weights_BHTS = softmax(logits_BHTS, value_BGSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
@@ -173,7 +173,8 @@ def attend_cached(
     """Returns the output of attention, (B, T, H, K), for the queries of a decoding step.
 
     Args:
-      keys_BGKS, values_BGSK, masks_B1TS: one array for each part of the cache (`DecodeCache.parts`).
+      keys_BGKS, values_BGSK, masks_B1TS: one array for each part of the cache (`DecodeCache.parts`). A mask is True
+        where a query attends to a key.
     """
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     logits_BHTS = [_by_groups(query_BHTK, key_BGKS, jnp.float32) for key_BGKS in keys_BGKS]

@@ -55,7 +55,7 @@ class Attention(Sublayer):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries (B, L, H, K), and keys and values, each (B, L, G, K).
 
-        Subclasses rotate queries and keys by the positions `positions_L`.
+        Subclasses may rotate queries and keys by the positions `positions_L`, and use `key` for dropout of adapters.
         """
         del positions_L, key
         return self._split(self.query(x_BLD)), *self._project(x_BLD)

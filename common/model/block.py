@@ -24,7 +24,7 @@ class Context:
       lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
       encoded_BSD: for a decoder, the encoder's output.
       encoded_lengths_B: number of tokens of each row of the encoder's output.
-      relative: parameters of relative positions that all attention layers share.
+      relative: biases or embeddings of relative positions, which all attention layers share; None without them.
     """
 
     lengths_B: jax.Array | None = None

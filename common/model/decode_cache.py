@@ -22,8 +22,8 @@ class CacheSpec:
     Attributes:
       length: maximum number of positions.
       dtype: dtype of the cached values.
-      recent: size of `DecodeCache.recent`, the number of positions that a loop may write before it calls `settle`. 0
-        for a cache with a single array of `length` positions.
+      recent: number of positions in `DecodeCache.recent`, the most that a loop of decoding steps may write before
+        `settle`. 0 for a cache with a single array of `length` positions.
     """
 
     length: int
@@ -38,6 +38,7 @@ class CacheSpec:
         Args:
           shape: shape of the values of one position.
           axis: axis along which the positions are concatenated.
+          dtype: dtype of the cache; None for the dtype of this spec.
         """
 
         def filled(positions: int) -> jax.Array:

@@ -23,11 +23,12 @@ def _positions(kind: str, maximum: int, width: int, rngs: nnx.Rngs) -> nnx.Modul
 
 
 class Embed(nnx.Module):
-    """Looks up token embeddings, scales them by sqrt(width) if `scale`, and adds position embeddings.
+    """Adds embeddings of tokens, positions and token types. Scales token embeddings by sqrt(width) if `scale`.
 
     Args:
       positions: "sinusoidal", "learned" or "none".
       maximum: maximum sequence length, for learned positions.
+      dropout_rate: dropout of the sum of the embeddings.
       pad: token id whose embedding is initialised with zeros, as in fairseq; None to draw all embeddings.
       types: number of BERT's token types (segments); 0 for no token types.
     """

@@ -62,5 +62,5 @@ class Encoder(nnx.Module):
         return self.stack(x_BLD, self._context(lengths_B), fold(key, 1))
 
     def hidden(self, tokens_BL: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
-        """Returns the hidden states, each (B, L, D): the embeddings, and every layer's output before the final norm."""
+        """Returns the embeddings, then the output of every block, each (B, L, D). Does not apply the final norm."""
         return self.stack.hidden(self._enter(tokens_BL, None), self._context(lengths_B))

@@ -40,9 +40,9 @@ def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax
 
 
 class GatedMlp(Sublayer):
-    """Computes W2 (u * s(v)), equations 1 to 3 of Liu et al. (2021).
+    """Computes W2 (u * s(v)) + b2, equations 1 to 3 of Liu et al. (2021) with biases.
 
-    u and v are the two halves of activation(W1 x). The map s(v) = W norm(v) + b is linear over positions.
+    u and v are the two halves of activation(W1 x + b1). The map s(v) = W norm(v) + b is linear over positions.
 
     Args:
       spatial: the map over positions with the weights W and the bias b.
@@ -83,7 +83,7 @@ class GatedMlp(Sublayer):
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
-        """Returns the caches of norm(v), (B, H, L, hidden / 2H), and of the attention layer."""
+        """Returns two caches: norm(v), (B, H, L, hidden / (2 H)), and the cache of the attention layer, () if None."""
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
         heads = self.spatial.heads

@@ -18,7 +18,7 @@ from common.variables import AbstractModel, split
 
 
 def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
-    """Returns the model with stacked arrays. Its stacks scan their repeating blocks (`common.model.scan`).
+    """Returns the model with stacked arrays for repeating blocks. Its stacks scan these blocks (`common.model.scan`).
 
     Args:
       least: minimum number of blocks of a scanned stack; 0 scans no stack.

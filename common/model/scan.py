@@ -21,8 +21,8 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     The elements `start` to `stop` - 1 of a run are copies of its first `period` elements. For example, "LLLRLRLLL" has
     the runs "LLL", "RLRL" and "LL". An element that does not repeat is a run of its own.
 
-    Works greedily from left to right. At each start, chooses the period whose copies after the first copy cover the
-    most elements, and the shortest such period in a tie.
+    Works greedily from left to right. At each start, chooses the period whose repetitions, without the first `period`
+    elements, cover the most elements. In a tie, chooses the shortest period.
     """
     found, start = [], 0
     while start < len(kinds):
@@ -42,7 +42,7 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
 def interleaved(
     kinds: Sequence[Hashable], frozen: Sequence[bool]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns (indices of trained blocks, indices of frozen blocks) if one scan can run the whole stack, else None.
+    """Returns (indices of trained blocks, indices of frozen blocks) if one scan should run the whole stack, else None.
 
     Each iteration of the scan runs the frozen blocks directly below a trained block, and then the trained block.
     Returns None in these cases:
@@ -144,7 +144,8 @@ def _frozen_loop(
     frozen block once, into arrays that all iterations share, with one slot per frozen block.
 
     With this function, one scan runs the whole stack, so a trained block compiles once instead of once per run
-    (`ScannedStack.runs`). A step with 32 layers compiles in about 8 CPU seconds (results/benchmarks/README.md).
+    (`ScannedStack.runs`). The training step of a translation model with 32 encoder layers compiles in about 8 CPU
+    seconds instead of 24.5 unrolled (results/benchmarks/README.md).
 
     Args:
       call: function (x, context, value) -> output of a block.

@@ -22,10 +22,10 @@ BLOCK = 256
 
 @jax.custom_vjp
 def causal_product(matrix_LL: jax.Array, values_LD: jax.Array) -> jax.Array:
-    """Returns tril(matrix) @ values, (L, D) in float32, and skips most of the upper triangle.
+    """Returns tril(matrix) @ values, (L, D) in float32, without computing the blocks above the diagonal.
 
     Each block of rows is multiplied with the columns up to the block's last row only. With n blocks, the product and
-    each gradient cost (n + 1) / 2n of the dense product. A whole training step of a byte language model (768
+    each gradient cost (n + 1) / (2 n) of the dense product. A whole training step of a byte language model (768
     positions, batch 2, two CPU cores) takes about 10 % less time in bfloat16, and up to 4 % less in float32, than with
     the dense product.
     """
@@ -122,7 +122,7 @@ class Spatial(nnx.Module):
     def frozen_init(self) -> dict[str, tuple]:
         """Returns {parameter: initializer} for a frozen layer. An initializer is a spec of `common.freezing.draw`.
 
-        The rows of a frozen W have an expected squared norm of 1. A frozen W near 0 would never mix positions.
+        A whole row of a frozen W has an expected squared norm of 1. A frozen W near 0 would never mix positions.
         """
         return {"weight": ("uniform", (3 / self.weight.shape[-1]) ** 0.5), "bias": ("ones",)}
 

@@ -31,8 +31,8 @@ AXES = ("batch", None, "heads", None)
 def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
     """Returns whether `attend` can split these shapes over the current mesh and is efficient for them.
 
-    Sequences shorter than `LANES` would be mostly padding. The size of the mesh axis tensor must divide the number of
-    key-value heads.
+    The kernel is not efficient for sequences shorter than `LANES`, which `attend` would pad. The size of the mesh axis
+    tensor must divide the number of key-value heads.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tensor = 1 if mesh.empty or "tensor" in mesh.manual_axes else mesh.shape["tensor"]

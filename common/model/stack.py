@@ -87,7 +87,7 @@ class Stack(nnx.Module):
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
-        """Returns x and the output of every block before the final norm, each (B, L, D)."""
+        """Returns x, then the output of every block, each (B, L, D). Does not apply the final norm."""
         states = [x_BLD]
         for block in self.blocks:
             states.append(block(states[-1], context))
