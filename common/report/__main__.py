@@ -85,9 +85,10 @@ def _show_examples(options: Namespace) -> None:
     from common.report.table import text
     from common.report.versus import example_table
 
+    more = [*options.runs, *([f"--wandb={options.wandb}"] if options.wandb else [])]
     check(
-        not (options.runs or options.wandb),
-        "--examples takes two runs: leave out GROUP arguments and --wandb",
+        not more,
+        f"--examples takes two runs and no further GROUP or --wandb: leave out {', '.join(more)}",
     )
     check(
         not options.margin,
@@ -113,7 +114,8 @@ def _compare(options: Namespace) -> None:
     margins = versus.parse_margins(options.margin)
     check(
         bool(options.runs) != bool(options.wandb),
-        "name the runs to compare: either by GROUP arguments or by a wandb project, --wandb=ENTITY/PROJECT",
+        "name the runs to compare either by GROUP arguments or by --wandb=ENTITY/PROJECT; the command has"
+        f" {'both' if options.runs else 'neither'}",
     )
     check_folder("--out", options.out)
     project = options.wandb

@@ -76,7 +76,8 @@ def read(paper: str) -> list[Claim]:
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
     rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    check(rows[:1] == [names], f"{path}: the columns must be {', '.join(names)}")
+    header = ", ".join(rows[0]) if rows else "nothing"
+    check(rows[:1] == [names], f"{path}: the columns must be {', '.join(names)}, got {header}")
     claims: dict[str, Claim] = {}
     for number, row in enumerate(rows[1:], start=2):
         where, cells = f"{path}, line {number}", len(row)

@@ -44,10 +44,11 @@ class AuccRow:
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
     """Returns the horizon in units of the axis.
 
-    Returns None if all curves end at 0 on the axis, as on the axis "flops" for runs without a FLOP count.
+    Returns None if `horizon` names the longest or the shortest curve, and this curve ends at 0 on the axis. An example
+    is the axis "flops" for runs without a FLOP count.
 
     Raises:
-      UserError: the horizon is not a positive number, or is before the first validation of a run.
+      UserError: the horizon is not a finite number above 0, or is before the first validation of a run.
     """
     if horizon in ("longest", "shortest"):
         curves = [curve for group in compared for curve in group.curves]
@@ -56,13 +57,13 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
             return None
     check(
         not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
-        f"--horizon={horizon} must be a positive number, longest or shortest",
+        f"--horizon={horizon} must be a finite number above 0, longest or shortest",
     )
     for run in (run for group in compared for run in group.runs):
         first = run.curve.points[0].at(axis)
         check(
             first <= horizon,
-            f"the horizon {horizon:g} ({axis}) is before the first validation of {run.name}, at {first:g}:"
+            f"the horizon {horizon:g} ({axis}) is before the first validation of {run.place}, at {first:g}:"
             " choose a later horizon",
         )
     return float(horizon)
@@ -195,8 +196,9 @@ def seed_table(
 ) -> Table:
     """Returns a table with unrounded numbers and a row for each run.
 
-    The columns are the best and the test value, the AUCC, and the first points on the axis at which the run reaches the
-    PERCENTS of its own best value and of the best value of all runs.
+    The columns after the seed are the best value, the test value, the AUCC and its ratio to the largest AUCC. The last
+    columns are the axis values at which the run first reaches the PERCENTS of its own best value, and of the best value
+    of all runs.
     """
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))

@@ -49,7 +49,7 @@ def layers_figure(
         name = group.runs[0].name
         check(
             group.layers is not None,
-            f"the configuration of {name} has no number of layers: leave out {name} and its group",
+            f"the configuration of {name} has no number of layers: leave out the group of {name}",
         )
     areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
     tests = [[run.test for run in group.runs] for group in compared]

@@ -90,8 +90,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
 
     Raises:
-      UserError: `runs` is empty, the metrics differ, a run is given twice, or two runs have the same configuration and
-        the same seed other than None.
+      UserError: `runs` is empty, the metrics differ, a run is given twice, or two runs of a group have the same seed
+        (other than None).
     """
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
@@ -174,14 +174,14 @@ def _others(
 
 
 def check_metric(runs: Iterable[Run]) -> None:
-    """Raises a UserError if two runs are evaluated by different metrics on validation data."""
+    """Raises a UserError if the validation curves of two runs differ in the metric or its mode ("max" or "min")."""
     first, *others = runs
     for run in others:
         here, there = run.curve, first.curve
         check(
             (here.name, here.mode) == (there.name, there.mode),
-            f"{run.name} measures {here.name}, but {first.name} measures {there.name}: compare runs with the same"
-            " metric",
+            f"{run.place} measures {here.name} ({here.mode}), but {first.place} measures {there.name} ({there.mode}):"
+            " compare runs with the same metric",
         )
 
 
@@ -194,5 +194,6 @@ def _check_distinct(members: Sequence[Sequence[Run]]) -> None:
             )
             check(
                 one.seed is None or one.seed != other.seed,
-                f"{one.name} and {other.name} have the same configuration and seed {one.seed}: leave out one of them",
+                f"{one.place} and {other.place} belong to one group and have the same seed {one.seed}: leave out one"
+                " of them",
             )

@@ -74,12 +74,12 @@ class Run:
         """Value of the objective on the test split, for the best checkpoint.
 
         Raises:
-          UserError: the summary has no such value.
+          UserError: the summary has no number for this value.
         """
         value = self.summary["test"].get(self.curve.name)
         missing = (
-            f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}: leave out this run, or train with"
-            " --config.eval.test=true"
+            f"the run {self.place} has no number as test {self.curve.name} in its {SUMMARY}: leave out this run, or"
+            " train with --config.eval.test=true"
         )
         check(isinstance(value, int | float), missing)
         return value
@@ -183,7 +183,7 @@ def load_group(argument: str) -> list[Run]:
     if not _is_pattern(argument) or Path(argument).exists():
         return load_local(argument)
     matches = sorted(glob.glob(os.path.expanduser(argument)))
-    check(bool(matches), f"no run matches {shown(Path(argument))}: correct the pattern")
+    check(bool(matches), f"no file or folder matches {shown(Path(argument))}: correct the pattern")
     return load_local(*matches)
 
 
@@ -272,7 +272,8 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
     ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(
         bool(ended),
-        f"wandb: none of the {len(remotes)} matching runs of {project} has finished with a summary",
+        f"wandb: none of the {len(remotes)} matching runs of {project} has finished with a summary: check the names of"
+        " project and group, or wait until a run has finished",
     )
     unfinished = [remote.name for remote, summary in remotes if "curve" not in summary]
     _tell("wandb: skipped runs without a summary", unfinished)

@@ -32,9 +32,10 @@ def write(
     """
     comparisons = versus.against_first(compared, margins)
     known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
-    for metric in margins:
+    for metric, margin in margins.items():
         check(
-            metric in known, f"these runs are not compared by {metric}: leave out --margin={metric}"
+            metric in known,
+            f"these runs are not compared by {metric}: leave out --margin={metric}={margin:g}",
         )
     measure = (axis, horizon)
     tables = {

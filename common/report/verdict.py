@@ -41,7 +41,7 @@ _AT_ONCE = 100
 """Number of resamples in one matrix product, which limits the memory that the weights need as floats."""
 
 MOST_SEEDS = 100
-"""Maximum number of seeds per group that `Comparison.more_seeds` considers."""
+"""Maximum number of seeds, in the group with fewer seeds, that `Comparison.more_seeds` considers."""
 
 MARGINS = {
     "bleu": 0.5,
@@ -75,17 +75,17 @@ class Sample:
 
     @property
     def seed_variance(self) -> float:
-        """The sample variance over seeds, s²; 0 if `seedless`, NaN for a single seed."""
+        """Sample variance of `values`, s²; 0 if `seedless`, NaN for a single seed."""
         if self.seedless:
             return 0.0
         return float(np.var(self.values, ddof=1)) if len(self.values) > 1 else math.nan
 
     @property
     def idiosyncratic_variance(self) -> float:
-        """The part of the variance over seeds that the finite test set causes.
+        """The part of `seed_variance` that the finite test set causes.
 
-        This is the mean over runs of the bootstrap variance of (metric of the run - mean metric of all runs), corrected
-        for the number of runs.
+        This is the mean over runs of the bootstrap variance of (metric of the run - mean metric of all runs), times
+        R / (R - 1) for R runs. It is 0 without `resampled_RB`, for a single run, and if `seedless`.
         """
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
@@ -177,9 +177,9 @@ class Comparison:
     def word(self) -> str:
         """The verdict on A against B.
 
-        "equivalent" if the second p-value is below 0.05: the whole interval lies within the margin. Otherwise "better"
-        or "worse" if the first p-value is below 0.05. Otherwise, or if `decidable` is False, "undecided". Uses the
-        corrected p-values if they exist.
+        "undecided" if `decidable` is False. Otherwise "equivalent" if the second p-value is below 0.05. Otherwise
+        "better" or "worse" if the first p-value is below 0.05. Otherwise "undecided". Uses the corrected p-values if
+        they exist, else `p_values`.
         """
         if not self.decidable:
             return "undecided"
@@ -192,12 +192,12 @@ class Comparison:
 
     @property
     def more_seeds(self) -> int | None:
-        """Number of additional seeds per group that would decide the comparison, if means and deviations stay the same.
+        """Number of additional seeds per group that would decide the comparison.
 
-        Assumes Holm's largest correction, which the smallest p-value gets. None if even MOST_SEEDS seeds would not
-        decide the comparison: then only a larger test set or a wider margin helps. If a group with randomness has a
-        single seed, its deviation is unknown. This is then the number of seeds that the group needs to reach
-        LEAST_SEEDS.
+        Assumes that means and variances stay the same, and Holm's largest correction, which the smallest p-value gets.
+        None if even MOST_SEEDS seeds would not decide the comparison: then only a larger test set or a wider margin
+        helps. With a single seed, the variance of a group with randomness is unknown. The result is then the largest
+        number of seeds that a group lacks to reach LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -273,7 +273,7 @@ def compare(
     for name, margin in margins.items():
         check(
             math.isfinite(margin) and margin >= 0,
-            f"the margin of {name} must be a number of at least 0, got {margin}",
+            f"the margin of {name} must be a finite number of at least 0, got {margin}",
         )
     found = _on_examples(a, b, margins)
     objective, mode = a[0].curve.name, a[0].curve.mode
@@ -361,7 +361,7 @@ def _same_tokens(predicted: Sequence[Predictions]) -> bool:
 def shared_variance(a: Sample, b: Sample, examples: int) -> float:
     """Returns `Comparison.example_variance`; NaN for a single example.
 
-    This is the bootstrap variance of A - B, minus the variance that the seed variances already contain.
+    This is the bootstrap variance of A - B, minus the part that the seed variances already contain, and at least 0.
     """
     if examples < 2:
         return math.nan
@@ -386,7 +386,7 @@ def resample(
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """Returns how often each resample contains each example, (B, E) uint16. Every call returns the same counts."""
+    """Returns how often each resample contains each example, (B, E) uint16. The random seed is fixed."""
     generator = np.random.default_rng(0)
     weights_BE = np.empty((resamples, count), np.uint16)
     for weights_E in weights_BE:

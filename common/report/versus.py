@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import check_choice, flatten
+from common.config import flatten
 from common.errors import UserError, check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
@@ -29,8 +29,8 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
         two groups would have the same name, each group is named by its whole argument.
 
     Raises:
-      UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
-        and seed.
+      UserError: an argument does not name a finished run, the metrics differ, or two runs of a group have the same
+        seed.
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
@@ -69,13 +69,14 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
         metric, equals, number = text.partition("=")
         form = f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5"
         check(bool(metric and equals), form)
-        check_choice("the metric of --margin", metric, MODES)
+        known = ", ".join(MODES)
+        check(metric in MODES, f"--margin={text}: unknown metric {metric}; choose one of {known}")
         try:
             margin = float(number)
         except ValueError as error:
             raise UserError(form) from error
         valid = math.isfinite(margin) and margin >= 0
-        check(valid, f"--margin={text}: a margin must be a number of at least 0")
+        check(valid, f"--margin={text}: a margin must be a finite number of at least 0")
         check(metric not in chosen, f"--margin={text} is a second margin of {metric}: give one")
         chosen[metric] = margin
     return chosen
@@ -125,8 +126,8 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
         }
         check(
             len(names) == 1,
-            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}); without predictions.npz in every"
-            " run, their test examples cannot be compared: compare runs on the same data",
+            f"{a[0].place} and {b[0].place} differ in {field} ({here or 'missing'} and {there or 'missing'}); without"
+            " predictions.npz in every run, their test examples cannot be compared: compare runs on the same data",
         )
 
 
@@ -203,10 +204,10 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
 
 
 def example_table(one: Run, other: Run, most: int) -> Table:
-    """Returns a table of the `most` test examples with the largest differences in cost between two runs.
+    """Returns a table of the `most` test examples with the largest absolute differences in cost between two runs.
 
     Raises:
-      UserError: a run has no predictions, or the runs have different test examples.
+      UserError: a run has no predictions, or the runs have different test examples or metrics.
     """
     mine, theirs = one.predictions(), other.predictions()
     for run, predictions in ((one, mine), (other, theirs)):
@@ -214,7 +215,8 @@ def example_table(one: Run, other: Run, most: int) -> Table:
         check(predictions is not None, missing)
     check(
         mine.pairing == theirs.pairing,
-        f"{one.place} and {other.place} were tested on different examples: compare runs with the same test set",
+        f"{one.place} and {other.place} have different test examples or metrics: compare runs with the same test set"
+        " and metrics",
     )
     difference_E = mine.costs_E - theirs.costs_E
     order = np.argsort(-np.abs(difference_E), kind="stable")[:most]

@@ -63,7 +63,7 @@ def test_damaged_claim_error_names_the_line(row, complaint, paper):
 
 
 def test_wrong_columns_raise_user_error(paper):
-    with pytest.raises(UserError, match="the columns must be id, section"):
+    with pytest.raises(UserError, match=r"the columns must be id, section, .*, got id, claim$"):
         read(paper(header="id,claim"))
 
 

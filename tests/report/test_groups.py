@@ -91,9 +91,9 @@ def test_ignored_fields_do_not_make_groups():
 def test_incomparable_runs_raise_user_errors():
     with pytest.raises(UserError, match="no runs"):
         groups([])
-    with pytest.raises(UserError, match="b measures bits, but a measures bleu"):
+    with pytest.raises(UserError, match=r"b measures bits \(min\), but a measures bleu \(max\)"):
         groups([made([1.0], "a"), made([1.0], "b", metric="bits", mode="min")])
-    with pytest.raises(UserError, match="a and b have the same configuration and seed 1"):
+    with pytest.raises(UserError, match="a and b belong to one group and have the same seed 1"):
         groups([made([1.0], "a"), made([2.0], "b")])
     twice = run_of(summary([1.0]), "a", folder=Path("runs/a"))
     with pytest.raises(

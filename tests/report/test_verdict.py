@@ -470,13 +470,13 @@ def test_resamples_are_deterministic_and_shared():
 
 @pytest.mark.parametrize("margin", [math.nan, math.inf])
 def test_non_finite_margins_raise_user_errors(margin):
-    with pytest.raises(UserError, match="the margin of bleu must be a number of at least 0"):
+    with pytest.raises(UserError, match="the margin of bleu must be a finite number of at least 0"):
         compare([made([1.0])], [made([2.0])], {"loss": 0.0, "bleu": margin})
 
 
 def test_negative_margins_raise_user_errors():
     with pytest.raises(
-        UserError, match="the margin of bleu must be a number of at least 0, got -1"
+        UserError, match="the margin of bleu must be a finite number of at least 0, got -1"
     ):
         compare([made([1.0])], [made([2.0])], {"bleu": -1})
 

@@ -1,6 +1,7 @@
 """python -m common.report on groups of runs: verdicts, and the examples on which two runs differ."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,9 @@ def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkey
 def test_named_groups_have_the_same_metric(tmp_path):
     for name, measured in {"words": classes(0.8, 1), "lines": translations(5, 1)}.items():
         keep(tmp_path / name, measured, seed=1)
-    with pytest.raises(UserError, match=r"^words measures accuracy, but lines measures bleu: "):
+    lines, words = (f"{tmp_path}/{name} measures" for name in ("lines", "words"))
+    message = f"{words} accuracy (max), but {lines} bleu (max): "
+    with pytest.raises(UserError, match="^" + re.escape(message)):
         named_groups([f"a={tmp_path}/lines", f"b={tmp_path}/words"])
 
 
@@ -132,7 +135,7 @@ def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
     for name, share in (("a", 0.8), ("b", 0.9)):
         keep(tmp_path / name, classes(share, 1), seed=1, reservoir=name)
     with pytest.raises(
-        UserError, match=r"^these runs are not compared by bleu: leave out --margin=bleu"
+        UserError, match=r"^these runs are not compared by bleu: leave out --margin=bleu="
     ):
         report("a", "b", "--margin=bleu=0.5")
     report("a", "b", "--margin=weighted_f1=0.5")
@@ -218,7 +221,7 @@ def test_seedless_runs_make_a_group(tmp_path, report):
     [
         ({"params": {}}, "params is {}, without the numbers trainable and total"),
         ({"timing": "alone"}, "timing is 'alone', not"),
-        ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
+        ({"test": {"accuracy": "60"}}, "the run a has no number as test accuracy"),
     ],
 )
 def test_damaged_summary_field_raises_one_line_error(fields, complaint, tmp_path, report):
@@ -270,22 +273,28 @@ def test_example_table_of_classes(tmp_path, report):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["a", "b", "--margin=bleu=-1"], "--margin=bleu=-1: a margin must be a number of at least"),
+        (
+            ["a", "b", "--margin=bleu=-1"],
+            "--margin=bleu=-1: a margin must be a finite number of at",
+        ),
         (["a", "b", "--margin=bleu"], "--margin=bleu: give METRIC=NUMBER"),
-        (["a", "b", "--margin=blue=1"], "the metric of --margin='blue': choose one of accuracy"),
+        (
+            ["a", "b", "--margin=blue=1"],
+            "--margin=blue=1: unknown metric blue; choose one of accur",
+        ),
         (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: give METRIC=NUMBER"),
         (
             ["a", "other"],
             "a/s1 and other/s1 have different test examples or metrics",
         ),
-        (["a", "nobody*"], "no run matches nobody*"),
+        (["a", "nobody*"], "no file or folder matches nobody*"),
         (["x" * 5000], "cannot read xxx"),
         (["a", "a"], "the run a/s1 is in both groups"),
         (["a", "a/s[12]"], "the run a/s1 is in both groups"),
         (["--examples", "a", "b"], "--examples: a names 3 runs, but each argument must name one"),
         (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs"),
         (["--examples", "a/s1", "without"], "the run without has no predictions.npz"),
-        (["--examples", "a/s1", "other/s1"], "a/s1 and other/s1 were tested on different examples"),
+        (["--examples", "a/s1", "other/s1"], "a/s1 and other/s1 have different test examples or"),
     ],
 )
 def test_errors_are_one_line(arguments, complaint, tmp_path, report):

@@ -43,7 +43,10 @@ def test_groups_of_runs_are_read_from_a_bucket(bucket, one_store, given):
 
 
 def test_missing_runs_in_a_bucket_raise_one_line_error(bucket, one_store):
-    for given, told in (("/none", "{} does not exist"), ("/none/*", "no run matches {}")):
+    for given, told in (
+        ("/none", "{} does not exist"),
+        ("/none/*", "no file or folder matches {}"),
+    ):
         with pytest.raises(UserError) as caught:
             load_group(bucket.address + given)
         assert told.format(bucket.address + given) in str(caught.value)
