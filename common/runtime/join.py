@@ -23,11 +23,17 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     try:
         count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
     except (KeyError, ValueError) as error:
+        got = " and ".join(
+            f"{name}={os.environ[name]}" if name in os.environ else f"no {name}"
+            for name in (PROCESSES, PROCESS)
+        )
         raise UserError(
-            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers, got"
-            f" {os.environ.get(PROCESSES)!r} and {os.environ.get(PROCESS)!r}"
+            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers: got {got}"
         ) from error
-    check(0 <= index < count, f"{PROCESS} must be between 0 and {count - 1}, got {index}")
+    check(
+        0 <= index < count,
+        f"{PROCESS}={index} must be at least 0 and below {PROCESSES}={count}",
+    )
     token = os.environ.get(TOKEN, "")
     check(not token or token.isalnum(), f"{TOKEN} must contain only letters and digits")
     silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)

@@ -27,8 +27,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
       settings: function that returns {name: value} of the settings that must be equal on all processes.
 
     Raises:
-      UserError: an environment variable is invalid, the port is in use, or the token or a setting differs between
-        processes.
+      UserError: an environment variable is invalid, the port is in use, two processes have the same number, or the
+        token or a setting differs between processes.
     """
     if address := os.environ.get(COORDINATOR):
         from common.runtime.join import join
@@ -120,7 +120,7 @@ def check_agreement(known: Callable[[], Mapping[str, str]]) -> None:
 
 
 def all_or_none(call: Callable[[], Any]) -> Any:
-    """Returns `call()` if it succeeds on all processes. All processes must call this function.
+    """Returns the result of `call()` if it succeeds on all processes. All processes must call this function.
 
     Raises:
       RuntimeError: on every process, if `call()` raised an exception on at least one process. A run with one process

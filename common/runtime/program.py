@@ -52,7 +52,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
         if several():
             leave(1)
     except Exception as error:
-        # Search the text for ENOSPC (disk full), because storage libraries raise exceptions of other types.
+        # Search the message for the text of ENOSPC (disk full): storage libraries raise exceptions of other types.
         if os.strerror(errno.ENOSPC) not in str(error):
             if not several():
                 raise

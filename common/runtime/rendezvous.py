@@ -27,7 +27,7 @@ LONGEST = 2**20
 
 
 class MissedRendezvous(Exception):
-    """Raised if processes miss the rendezvous. The message names the missing processes."""
+    """Raised if processes do not connect in time. The message names the missing processes."""
 
 
 def rendezvous(
@@ -56,7 +56,9 @@ def rendezvous(
     settings = dict(settings or {})
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"TRAINLESS_COORDINATOR must be host:port, got {address!r}")
+        raise UserError(
+            f"TRAINLESS_COORDINATOR must be host:port with a port from 1 to 65535, got {address!r}"
+        )
     if index == 0:
         return _receive(_listen(host, int(port), count), count, token, seconds, settings)
     return _arrive((host.strip("[]"), int(port)), index, token, seconds, settings)
@@ -167,7 +169,8 @@ def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[
     """
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    how = ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more
+    values = ((n, other.get(n, "missing"), first.get(n, "missing")) for n in names[:3])
+    how = ", ".join(f"{n} is {here}, not {there}" for n, here, there in values) + more
     return f"process {number} ({host}) differs from process 0: {how}"
 
 

@@ -16,7 +16,8 @@ class Signals:
     The previous handler, which usually ends the process, handles a second signal with the same number.
 
     Attributes:
-      received: number of the last signal; None before the first signal.
+      received: number of the last signal; None before the first signal. A vote may set the number of a signal that
+        another process received.
       continued: whether the process was suspended (SIGSTOP) and continued (SIGCONT) within the context.
     """
 

@@ -297,7 +297,7 @@ def test_differing_settings_are_named():
 
 
 def test_invalid_settings_raise_user_errors(monkeypatch):
-    with pytest.raises(UserError, match="must be host:port, got 'somewhere'"):
+    with pytest.raises(UserError, match="with a port from 1 to 65535, got 'somewhere'"):
         rendezvous("somewhere", 2, 1, 1)
     with socket.create_server(("", 0)) as taken:
         with pytest.raises(UserError, match="process 0 cannot listen on port"):
