@@ -1,8 +1,8 @@
 """Checkpoints of a run: the latest (to resume), the best (for evaluation or averaging), and permanent snapshots.
 
 A checkpoint has a JSON part, `meta` (`common.train.run_state`), and arrays: "trainable", "frozen" and, in the latest
-checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a checkpoint that has
-nothing else (`save_frozen`). Checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
+checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a checkpoint of their
+own (`save_frozen`). Checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
 """
 
 import itertools
@@ -22,7 +22,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 from common.errors import UserError, check
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main, warn
 from common.sharding import abstract
-from common.storage.addresses import address
+from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
 from common.variables import AbstractModel, Params
 
@@ -245,14 +245,14 @@ class Checkpoints:
             for newer, reason in damaged.items():
                 self._set_aside(newer)
                 warn(
-                    f"checkpoint {newer} is damaged ({reason}): moved to {self._directory / 'damaged'},"
-                    f" resuming from step {step}"
+                    f"the checkpoint of step {newer} is damaged ({reason}): moved to"
+                    f" {shown(self._directory / 'damaged')}, resuming from step {step}"
                 )
             return result
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
         raise UserError(
-            f"no intact checkpoint in {self._directory} ({reasons}): restore the files, or choose another --workdir to"
-            " start again"
+            f"no intact checkpoint in {shown(self._directory)} ({reasons}): restore the files, or choose another"
+            " --workdir to start again"
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
@@ -268,8 +268,9 @@ class Checkpoints:
         chosen = max(steps, default=None) if step is None else step
         if chosen not in steps:
             raise UserError(
-                f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
-                " not reached its first evaluation, or the checkpoint was removed; resume the run, or restore the files"
+                f"no best checkpoint{'' if step is None else f' of step {step}'} in {shown(self._directory / 'best')}:"
+                " the run has not reached its first evaluation, or the checkpoint was removed; resume the run, or"
+                " restore the files"
             )
         return self.restore_from("best", chosen, target)
 
@@ -285,12 +286,12 @@ class Checkpoints:
             path, what = self._directory / kind / str(step), kind.removesuffix("s")
             if differences := _differences(path, target):
                 raise UserError(
-                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences};"
+                    f"the {what} checkpoint, {shown(path)}, does not match the configuration of its run: {differences};"
                     " restore the run's config.json, or train again in another folder"
                 ) from error
             raise UserError(
-                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): restore its files, or train again in"
-                " another folder"
+                f"the {what} checkpoint, {shown(path)}, is damaged ({_reason(error)}): restore its files, or train"
+                " again in another folder"
             ) from error
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
@@ -370,9 +371,10 @@ def snapshots(workdir: Path) -> list[int]:
 def check_snapshot(workdir: Path, step: int) -> None:
     """Raises a UserError if the run has no snapshot at `step`."""
     existing = snapshots(workdir)
+    steps = ", ".join(map(str, existing)) or "none"
     check(
         step in existing,
-        f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; snapshots of steps: {existing or 'none'}"
+        f"no snapshot of step {step} in {shown(workdir / 'checkpoints' / SNAPSHOTS)}; snapshots of steps: {steps}"
         " (training with --config.checkpoint.snapshots=N saves a snapshot every N steps)",
     )
 
@@ -391,7 +393,8 @@ def _differences(path: Path, target: Any) -> str:
         for parts in (tree, _in_checkpoint(target, tree))
     )
     lines = [
-        f"{name} is {stored.get(name, 'missing')} in the checkpoint, {expected.get(name, 'missing')} in the model"
+        f"the array {name} is {stored.get(name, 'missing')} in the checkpoint, {expected.get(name, 'missing')} in the"
+        " model"
         for name in sorted(stored.keys() | expected.keys())
         if stored.get(name) != expected.get(name)
     ]

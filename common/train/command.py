@@ -63,7 +63,10 @@ def train(
 
 
 def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
-    """Returns {name: value} of the settings that must be equal on all processes: all but `data.cache_dir`."""
+    """Returns {name: value} of the settings that must be equal on all processes.
+
+    These are the program, the code, the options, and all fields of the configuration except `data.cache_dir`.
+    """
     from common.train.workdir import code_version
 
     code = code_version("common", "configs", program.partition(".")[0])

@@ -27,5 +27,6 @@ def validate(config: ConfigDict) -> None:
     )
     check(
         bool(config.train.steps or config.eval.start),
-        "--config.train.steps=0 trains nothing: evaluate the initial model with --config.eval.start=true",
+        "--config.train.steps=0 trains nothing: set it above 0, or evaluate the initial model with"
+        " --config.eval.start=true",
     )

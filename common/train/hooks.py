@@ -37,7 +37,8 @@ class Hook:
     def vote(self, run: Run) -> int:
         """Returns the vote of this process. `due` receives the maximum over all processes.
 
-        Not called after every step: without a vote, `due` receives 0.
+        Several processes do not vote after every step (`common.runtime.processes.Votes`). Without a vote, `due`
+        receives 0.
         """
         return 0
 

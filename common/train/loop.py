@@ -191,6 +191,9 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.
+
+    Raises:
+      UserError: the loss or the gradient norm is not finite.
     """
     if unread is None:
         return
@@ -201,7 +204,7 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
         raise UserError(
             f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}:"
             f" training stopped; {kept if run.checkpoints.exist else 'no checkpoint was saved'}"
-            " (try a lower learning rate)"
+            " (try a lower --config.optimizer.learning_rate)"
         )
     run.state.tokens += values["weight"]
     run.state.flops += flops

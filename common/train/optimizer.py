@@ -130,6 +130,7 @@ OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad, "adafactor": ada
 
 
 def validate(optimizer: ConfigDict) -> None:
+    """Raises a UserError if a field of the configuration group `optimizer` has an invalid value."""
     check_choice("--config.optimizer.name", optimizer.name, OPTIMIZERS)
     check_choice("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
     check_choice("--config.optimizer.decay", optimizer.decay, DECAYS)

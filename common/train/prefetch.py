@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from common.errors import check
+from common.errors import UserError, check
 from common.sharding import batch_sharding
 from common.train.task import Batch
 
@@ -26,19 +26,21 @@ def device_prefetch(
     """Yields (batch on the devices, data state after the batch). Copies the next `ahead` batches in advance.
 
     Raises:
-      UserError: `batches` is not iterable, or yields a value that is not a pair of dictionaries.
+      UserError: `batches` is not iterable, or yields a value that is not a tuple of two dictionaries.
     """
     check(
         isinstance(batches, Iterable),
-        f"Task.batches must return an iterator; it returned {batches!r:.80}",
+        f"Task.batches must return an iterable of batches; it returned {batches!r:.80}",
     )
     queue: deque = deque()
     for pair in batches:
-        check(
-            isinstance(pair, tuple)
-            and [isinstance(part, Mapping) for part in pair] == [True, True],
-            f"Task.batches must yield (batch, data state), two dictionaries; it yielded {pair!r:.80}",
-        )
+        parts = pair if isinstance(pair, tuple) else ()
+        if [isinstance(part, Mapping) for part in parts] != [True, True]:
+            types = f" ({', '.join(type(part).__name__ for part in parts)})" if parts else ""
+            raise UserError(
+                "Task.batches must yield a tuple of two dictionaries, (batch, data state); it yielded the type"
+                f" {type(pair).__name__}{types}"
+            )
         batch, data_state = pair
         queue.append((put(batch, mesh), data_state))
         if len(queue) > ahead:

@@ -57,7 +57,7 @@ def still_ended(run: "Run") -> str:
 
 
 def run_state(meta: dict[str, Any]) -> RunState:
-    """Returns the run state that `RunState.to_json` wrote. Appends the current commit of the code to `commits`."""
+    """Returns the run state that `RunState.to_json` wrote. Adds the current commit to `commits`, if missing."""
     meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
     plain = {name: meta[name] for name in PLAIN}
     state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)

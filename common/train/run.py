@@ -56,7 +56,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of finished training steps."""
+        """Number of training steps so far. The last step may still be running."""
         return self.train_state.step
 
     @property

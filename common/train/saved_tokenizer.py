@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from common.errors import check
+from common.storage.addresses import shown
 from common.train.workdir import has_checkpoints
 
 
@@ -28,7 +29,7 @@ def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
-        f"the tokenizer differs from {path}, because the training text or the file of the tokenizer has changed since"
-        " the run began: choose another --workdir",
+        f"the tokenizer differs from {shown(path)}, because the training text or the file of the tokenizer has changed"
+        " since the run began: restore it, or choose another --workdir",
     )
     tokenizer.save(path)

@@ -171,7 +171,7 @@ class Step:
             sums = loss(build(trainable), batch, key)
             check(
                 isinstance(sums, tuple) and [jnp.shape(x) for x in sums] == [(), ()],
-                f"Task.loss must return (loss, weight), two scalars; it returned {sums!r:.80}",
+                f"Task.loss must return a tuple of two scalars, (loss, weight); it returned {sums!r:.200}",
             )
             return sums
 
@@ -304,7 +304,9 @@ class Step:
         number: int,
         key: tuple | None = None,
     ) -> tuple:
-        """Returns (trainable, opt_state, metrics) after step `number`, from 0. Donates `trainable` and `opt_state`.
+        """Runs step `number`, counted from 0. Returns (trainable, opt_state, metrics).
+
+        Donates `trainable` and `opt_state`.
 
         Args:
           key: `cache_key(batch, number)`, so that the training loop computes it once per step; None to compute it.

@@ -18,7 +18,8 @@ from common.train.run import Run
 def finish(run: Run, signals: Signals) -> dict:
     """Tests the best checkpoint if `eval.test` is set. Writes and returns the summary.
 
-    Also writes the test predictions, if the task makes predictions, and a plot of the curve, if the run has a step.
+    Also writes the test predictions, if the task makes predictions, and a plot of the curve, if the run has trained a
+    step.
     """
     timing = run.state.conditions.describe()
     run.checkpoints.wait()

@@ -94,6 +94,7 @@ def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
                 run.save()
                 run.checkpoints.wait()
         if isinstance(failure, Preempted) and live:
-            others = f"{failure}, and the {len(live)} runs that took turns with it"
+            runs = "the run" if len(live) == 1 else f"the {len(live)} runs"
+            others = f"{failure}, and {runs} that took turns with it"
             failure = Preempted(failure.exit_code - 128, others)
         raise failure

@@ -70,7 +70,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
     checkpoints.
 
     Raises:
-      UserError: the folder holds another run or other files, or another process is training in it.
+      UserError: the folder holds another run or other files, is not writable, or another process is training in it.
     """
     try:
         _check(workdir, config)
@@ -96,7 +96,8 @@ def check_shared(workdir: Path) -> None:
     while not (workdir / CONFIG).is_file():
         check(
             time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",
+            f"--workdir={workdir} is not the folder that process 0 has opened, because {CONFIG} is missing: use a folder"
+            " that all processes share",
         )
         time.sleep(0.5)
     check(
@@ -133,10 +134,14 @@ def differences(saved: dict, config: ConfigDict) -> list[str]:
     """
     old, new = flatten(from_json(saved)), flatten(from_json(to_json(config)))
     return [
-        f"{key} (saved {old.get(key)!r}, now {new.get(key)!r})"
+        f"{key} (saved {_shown(old, key)}, now {_shown(new, key)})"
         for key in sorted(old.keys() | new.keys())
         if old.get(key, ADDED.get(key)) != new.get(key) and not key.startswith(FREE)
     ]
+
+
+def _shown(values: dict, key: str) -> str:
+    return repr(values[key]) if key in values else "missing"
 
 
 def has_checkpoints(workdir: Path) -> bool:
@@ -218,7 +223,7 @@ def code_version(*packages: str, root: Path = ROOT) -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the code, with "+" for uncommitted changes.
+    """Returns the commit of the code, with "+" for uncommitted changes to tracked files.
 
     Outside of a git checkout, returns the environment variable TRAINLESS_COMMIT, or "unknown" without this variable.
     """

@@ -87,10 +87,10 @@ INVALID = {
     "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
-    "OneValue": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[\]",
-    "LossPerRow": r"Task.loss must return \(loss, weight\), two scalars; it returned .*float32\[8,1\]",
-    "NoBatches": "Task.batches must return an iterator; it returned None",
-    "NoDataState": r"Task.batches must yield \(batch, data state\), two dictionaries; it yielded {'x'",
+    "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
+    "LossPerRow": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[8,1\]",
+    "NoBatches": "Task.batches must return an iterable of batches; it returned None",
+    "NoDataState": r"Task.batches must yield a tuple of two dictionaries, .*; it yielded the type dict$",
 }
 """{class: regular expression of the error before the first step}."""
 

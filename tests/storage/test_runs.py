@@ -111,7 +111,7 @@ def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys
     folder = open_folder(bucket.address)
     assert result(folder, toy.run(folder)) == whole
     said = capsys.readouterr()
-    assert "checkpoint 10 is damaged" in said.err and "resuming from step 5 of" in said.out
+    assert "checkpoint of step 10 is damaged" in said.err and "resuming from step 5 of" in said.out
     assert any(path.startswith("checkpoints/damaged/10.0/") for path in bucket.paths())
 
 

@@ -64,7 +64,9 @@ def test_differing_data_end_all_processes_with_code_2(outputs, folder):
 
 def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results, outputs, folder):
     assert [found["unreadable_checkpoint"] for found in results] == [5, 5]
-    (warning,) = (x for _, lines in outputs for x in lines if "checkpoint 10 is damaged" in x)
+    (warning,) = (
+        x for _, lines in outputs for x in lines if "checkpoint of step 10 is damaged" in x
+    )
     assert "process 1: OSError: Input/output error" in warning
     assert (folder / "unreadable_checkpoint/checkpoints/damaged/10.0").is_dir()
 

@@ -387,7 +387,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(
         else:
             path.unlink()
     summary = toy.run(tmp_path / "run")
-    assert "checkpoint 10 is damaged" in capsys.readouterr().err
+    assert "checkpoint of step 10 is damaged" in capsys.readouterr().err
     assert summary["steps"] == 20
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
     assert (tmp_path / "run" / "checkpoints" / "damaged" / "10.0").is_dir(), "nothing is deleted"

@@ -53,7 +53,7 @@ def test_the_mean_of_snapshots(workdir: Path) -> None:
 
 def test_missing_snapshot_is_refused(workdir: Path) -> None:
     with pytest.raises(
-        UserError, match=r"no snapshot of step 8 in .*; snapshots of steps: \[7, 14\]"
+        UserError, match=r"no snapshot of step 8 in .*; snapshots of steps: 7, 14 \("
     ):
         load(workdir, toy.Model, 8)
 
@@ -72,7 +72,6 @@ def test_checkpoint_of_another_model_is_not_called_damaged(workdir: Path) -> Non
         ) as caught:
             load(workdir, Wider, *steps)
         message = str(caught.value)
-        assert (
-            "more/bias is missing in the checkpoint, (1,) in the model, more/kernel is" in message
-        )
+        lost = "more/bias is missing in the checkpoint, (1,) in the model, the array more/kernel is"
+        assert lost in message
         assert "and 2 more; restore" in message and "damaged" not in message
