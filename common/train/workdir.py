@@ -96,8 +96,8 @@ def check_shared(workdir: Path) -> None:
     while not (workdir / CONFIG).is_file():
         check(
             time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened, because {CONFIG} is missing: use a folder"
-            " that all processes share",
+            f"--workdir={workdir} is not the folder that process 0 has opened ({CONFIG} is missing): use a folder that"
+            " all processes share",
         )
         time.sleep(0.5)
     check(
