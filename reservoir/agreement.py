@@ -84,7 +84,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         dropout.
 
     Raises:
-      UserError: the run has an estimator that never skips, no snapshots, or no trained layer below a reservoir.
+      UserError: the folder has no run of this paper, or the run has an estimator that never skips, no snapshots, or no
+        trained layer below a reservoir.
     """
     config = read_config(workdir, "RUNS", "reservoir")
     with complete(workdir):
@@ -99,7 +100,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     steps = snapshots(workdir)
     check(
         bool(steps),
-        f"{shown(workdir)} has no snapshots; train it with --config.checkpoint.snapshots=N",
+        f"{shown(workdir)} has no snapshots; train a run with --config.checkpoint.snapshots=N, which keeps a snapshot"
+        " every N steps",
     )
     config, task = run.prepare(config, mesh)
     step = Step.of(config, task, mesh)

@@ -4,7 +4,7 @@ A reservoir F stands between trained layers P below and T above. In training, F 
 F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A skipping
 step does not differentiate F. In this step, P is a policy with density N(mu, sigma^2) and action a, and gets the
 REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
-REINFORCE is learned and called the value. r is the root mean square of g over all positions that are not padding:
+REINFORCE is learned and called the value. r is the root mean square of g over D and over all positions except padding:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
@@ -12,8 +12,8 @@ With scale = 1 and r V as the paper's value, this is the paper's formula. Becaus
 depend on the size of g. If the loss is multiplied by a positive number, the gradient of mu is multiplied by the same
 number, as in backpropagation. The fields of `config.model.backskip` set what the paper leaves open:
 
-    estimator      "policy": as above. Controls: in skipping steps, mu gets g ("identity") or 0 ("zero"); "noise" adds
-                   the noise of the policy, but all steps are ordinary. "none" disables backskipping
+    estimator      "policy": as above. Controls: "identity" and "zero" add no noise; in skipping steps, mu gets g or 0.
+                   "noise" adds the noise of the policy, but all steps are ordinary. "none" disables backskipping
     warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value also
                    learns in ordinary steps
     anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up). Once
@@ -22,7 +22,7 @@ number, as in backpropagation. The fields of `config.model.backskip` set what th
     reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding: every layer that
                    reads the residual stream first normalizes it, so a shift of y does not change the loss. Such a run
                    prints a warning. "own_rms" (not in the paper): minus the root mean square of g over D, divided by
-                   the standard deviation of this root mean square over the batch
+                   the standard deviation of this root mean square over all positions except padding
     scale          factor of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
 
@@ -76,7 +76,7 @@ class Rewards(NamedTuple):
     Attributes:
       reward_BL: reward R, 0 at padding.
       valid_BL: whether g is not 0 at the position. False at padding.
-      size: r, the root mean square of g over the valid positions.
+      size: r, the root mean square of g over D and over the valid positions.
     """
 
     reward_BL: jax.Array

@@ -81,7 +81,7 @@ class Downstream(NamedTuple):
     group: Group
 
     def hours(self) -> list[float]:
-        """Returns the hours of each pretraining run up to the snapshot `tuning.step`. Step 0 means the whole run."""
+        """Returns the training hours of each pretraining run up to the step `tuning.step`; 0 means the whole run."""
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
@@ -219,7 +219,9 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     config.wandb.mode = "disabled"
     fixed = [f for f in suite.finetune if f.startswith(FIXED)]
     check(
-        not fixed, f"remove --finetune={' and --finetune='.join(fixed)}: the figure sets this field"
+        not fixed,
+        f"remove --finetune={' and --finetune='.join(fixed)}: reservoir.reproduce sets"
+        f" {' and '.join(f.partition('=')[0] for f in fixed)}",
     )
     try:
         override_all(config, [f"--config.{field}" for field in suite.finetune])
@@ -293,7 +295,8 @@ def table4(suite: "ExperimentSuite") -> None:
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
     check(
         bool(names),
-        f"--data=probing={folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt: choose another folder",
+        f"--data=probing={shown(folder)} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt: choose another"
+        " folder",
     )
     tasks = [load_task(folder, name) for name in names]
     paper, rows = printed("reservoir", "table4"), []

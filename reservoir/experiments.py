@@ -38,7 +38,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         empty, runs the depths of the scale.
       models: keys of `targets.MODELS` to run. If empty, runs all rows of the table or figure.
       data_paths: setting, fine-tuning task or "probing" -> folder of its data.
-      finetune: overrides "a.b=VALUE" of fine-tuning. The inherited attribute `fields` overrides pretraining.
+      finetune: overrides "a.b=VALUE" of fine-tuning runs. The inherited attribute `fields` is for all other runs.
     """
 
     settings: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     finetune: tuple[str, ...] = ()
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
-        """Returns the configuration of the run of a case with the seed `seed`.
+        """Returns the configuration of a case's run with the seed `seed`.
 
         Raises:
           UserError: an override on the command line is invalid.
@@ -78,10 +78,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def needed(self, target: str) -> dict[str, list[Case]]:
         """Returns {setting: cases} for a table or figure. A case is a model (a row) with a number of layers.
 
-        The cases of a setting are ordered by model, then by number of layers.
+        The cases of a setting are in the order of `Needs.models`, and the cases of a model in that of `setting_depths`.
 
         Raises:
-          UserError: the command line excludes every case, or the reservoirs do not fit into the layers.
+          UserError: the command line excludes every case, or `case` fails.
         """
         settings, models, one_depth = NEEDS[target]
         selected = {}
@@ -136,7 +136,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             )
         except ValueError as error:
             raise UserError(
-                f"--depths={layers}: {error}; set the number of reservoirs by --depths={layers}:R"
+                f"--depths={layers}: {error}; set a smaller number R of reservoirs by --depths={layers}:R"
             ) from error
         if model == UPDATABLE:
             layers -= number
@@ -166,7 +166,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         `reservoir.methods` has all suffixes.
 
         Raises:
-          UserError: the setting, row or suffix is unknown, or the reservoirs do not fit into the layers.
+          UserError: the setting, row or suffix is unknown, the text after "@" is not a number, or `case` fails.
         """
         prefix, _, row = text.partition(": ")
         setting, at, layers = prefix.partition("@")
@@ -196,7 +196,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
           layers: number of layers. None takes `curve_depth`.
 
         Raises:
-          UserError: the row is unknown, or the reservoirs do not fit into the layers.
+          UserError: the row is unknown, or `case` fails.
         """
         check_choice(f"in the claim {text!r}, row", model, MODELS)
         if self.settings and setting not in self.settings:

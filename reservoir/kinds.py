@@ -134,7 +134,10 @@ def find(name: str) -> Kind | None:
     if name == "none":
         return None
     kind = plugin.find(option, name, Kind, {"none": None, **RESERVOIRS})
-    check(callable(kind.build), f"{option}={name}: build must be a function, got {kind.build!r}")
+    check(
+        callable(kind.build),
+        f"{option}={name}: the field build must be a function, got {kind.build!r}",
+    )
     return kind
 
 

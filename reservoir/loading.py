@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from common.config import complete, float_arg, int_arg, parser_for
 from common.errors import check
 from common.sharding import make_mesh
+from common.storage.addresses import shown
 from common.storage.folders import open_folder
 from common.train.checkpoint import snapshots
 from common.train.restore import load_run, read_config
@@ -92,8 +93,8 @@ def _newest(workdir: Path, count: int) -> list[int]:
     steps = snapshots(workdir)
     check(
         count <= len(steps),
-        f"--average={count} needs {count} snapshots, but {workdir} has {len(steps)}: average fewer, or train with"
-        " --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
+        f"--average={count} needs {count} snapshots, but {shown(workdir)} has {len(steps)}: average fewer, or train"
+        " with --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
     )
     return steps[-count:]
 

@@ -23,7 +23,7 @@ def main() -> None:
         required=True,
         action="append",
         metavar="FILE",
-        help=f"text file, plain or .gz; repeat the option for several files; {EMBEDDED} needs no file",
+        help=f"text file, plain, .gz or .zip; repeat the option for several files; {EMBEDDED} needs no file",
     )
     parser.add_argument(
         "--documents",
@@ -52,7 +52,10 @@ def main() -> None:
         check_choice("--tasks", name, MAKERS)
     paths = {name: task_path(options.out, name) for name in names}
     for path in paths.values():
-        check(not path.exists(), f"{path} exists already: remove the file, or choose another --out")
+        check(
+            not path.exists(),
+            f"{shown(path)} exists already: remove the file, or choose another --out",
+        )
 
     files = []
     for name in options.text:

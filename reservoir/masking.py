@@ -39,7 +39,7 @@ def most(length: int, rate: float) -> int:
 
 
 def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> Masked:
-    """Masks a fraction `rate` of the text tokens of every row, all with the same probability.
+    """Masks a fraction `rate` of the text tokens of every row. Each text token has the same probability.
 
     A row with n text tokens has floor(rate * n + u) masked tokens, with u uniform in [0, 1). The average is rate * n,
     and the maximum is floor(rate * n) + 1. The masked positions of a row depend only on the row and its key.

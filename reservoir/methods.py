@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from common import plugin
 from common.errors import UserError, check
 from common.plugin import Option
+from common.storage.addresses import shown
 from reservoir.kinds import imported_part
 from reservoir.placement import placement
 
@@ -85,7 +86,7 @@ def _trains_all(model: ConfigDict) -> bool:
 def _check_tune(config: ConfigDict, pretrained: "Pretrained") -> None:
     check(
         not _trains_all(pretrained.config.model),
-        f"{RESERVOIRS}=tune: {pretrained.workdir} has no frozen reservoirs to tune; use {RESERVOIRS}=keep",
+        f"{RESERVOIRS}=tune: {shown(pretrained.workdir)} has no frozen reservoirs to tune; use {RESERVOIRS}=keep",
     )
 
 
@@ -93,17 +94,19 @@ def _check_freeze_now(config: ConfigDict, pretrained: "Pretrained") -> None:
     option, model = f"{RESERVOIRS}=freeze_now", pretrained.config.model
     check(
         _trains_all(model),
-        f"{option} needs a run without frozen reservoirs; {pretrained.workdir} has"
-        f" --config.model.reservoir={model.reservoir}",
+        f"{option} needs a run without frozen reservoirs, but {shown(pretrained.workdir)} has"
+        f" --config.model.reservoir={model.reservoir}: choose another --config.pretrained",
     )
-    try:
-        chosen = placement(model.encoder_layers, config.freeze_now)
-    except ValueError as error:
-        raise UserError(f"--config.freeze_now={config.freeze_now}: {error}") from error
     check(
-        bool(chosen),
+        config.freeze_now >= 1,
         f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
     )
+    try:
+        placement(model.encoder_layers, config.freeze_now)
+    except ValueError as error:
+        raise UserError(
+            f"--config.freeze_now={config.freeze_now} freezes every other layer, like reservoirs: {error}"
+        ) from error
 
 
 METHODS = {
@@ -143,7 +146,7 @@ def find(name: str) -> Method:
     for part, function in (("frozen", method.frozen), ("change", method.change)):
         check(
             callable(function) or (part == "change" and function is None),
-            f"{RESERVOIRS}={name}: {part} must be a function, got {function!r}",
+            f"{RESERVOIRS}={name}: the field {part} must be a function, got {function!r}",
         )
     return method
 

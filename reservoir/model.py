@@ -69,7 +69,7 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
     """Returns the indices of a stack's reservoirs, from 0. Includes trained reservoirs (`model.reservoir_trained`).
 
     Raises:
-      ValueError: the reservoirs do not fit into the layers, or the placement is unknown.
+      ValueError: `reservoir.placement.placement` fails.
     """
     names = STACKS[stack]
     if model.reservoir == "none":
@@ -119,7 +119,7 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
 
 
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
-    """Returns the encoder. In training, each layer is dropped with probability `model.layerdrop` (LayerDrop)."""
+    """Returns the encoder's stack. Training drops each layer with probability `model.layerdrop` (LayerDrop)."""
     layers = blocks(model, "encoder", rngs=rngs)
     return transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
 
@@ -173,8 +173,8 @@ def validate(model: ConfigDict) -> None:
     """Checks the fields of `config.model` that concern reservoirs. Adds missing options of kinds and placements.
 
     Raises:
-      UserError: a field is out of range, the reservoirs do not fit into the layers, or a user's kind of reservoir is
-        incomplete.
+      UserError: a field has an invalid value, the reservoirs do not fit into the layers, or a user's kind of reservoir
+        is incomplete.
     """
     check_choice("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
     check_choice("--config.model.init", model.init, INITS)

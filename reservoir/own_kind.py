@@ -43,9 +43,9 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
     with user_code(option, Kind, "model"):
         abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
         outputs = jax.eval_shape(run, *abstract_model.shapes())
-    for output, positions in zip(outputs, (length, 1), strict=False):
+    for output, method, positions in zip(outputs, ("__call__", "step"), (length, 1), strict=False):
         expected = (rows, positions, model.width)
         check(
             output.shape == expected,
-            f"{option} returned an array of shape {output.shape} in the {stack}; expected {expected}",
+            f"{option}: {method} returned an array of shape {output.shape} in the {stack}; expected {expected}",
         )

@@ -32,22 +32,22 @@ class ParallelText:
 
 
 def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
-    """Returns the sentence pairs of a split, in the order of the source.
+    """Returns the sentence pairs of a split, in the order of the data source.
 
-    Drops pairs with an empty side from the training split. Other splits keep these pairs, because scores count every
-    line.
+    Drops pairs with an empty or blank side from the training split. Other splits keep these pairs, because scores count
+    every line.
 
     Args:
         data: a configuration with these fields:
             `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
                 pairs (source sentence, target sentence).
-            `source_language`, `target_language`: names of the languages in the source, such as "de".
-            `splits`: names of train, valid and test in the source.
+            `source_language`, `target_language`: names of the languages in the data source, such as "de".
+            `splits`: names of train, valid and test in the data source.
             `tfds_dir`: folder of TFDS's data sets; "" for TFDS's default.
-        split: "train", "valid" or "test", or the name of any other split in the source.
+        split: "train", "valid" or "test", or the name of any other split in the data source.
 
     Raises:
-        UserError: the source or the split is unknown, missing or damaged.
+        UserError: the data source or the split is unknown, missing, damaged or empty.
     """
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
@@ -81,7 +81,7 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         text = ParallelText([source for source, _ in kept], [target for _, target in kept])
     check(
         len(text) > 0,
-        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} text in split {name}",
+        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair in split {name}",
     )
     return text
 

@@ -73,8 +73,8 @@ def freeze(
         value stays.
 
     Raises:
-      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, all parameters are frozen
-        already, or `only` selects no parameter.
+      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, the module has no `nnx.Param`
+        (for example, because all parameters are frozen already), or `only` selects no parameter.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -121,10 +121,12 @@ def _initializer(init: Any) -> Initializer | None:
 
     def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         value = init(key, shape)
+        found = getattr(value, "shape", None)
+        returned = f"{value!r:.80}" if found is None else f"an array of the shape {found}"
         check(
-            getattr(value, "shape", None) == shape,
-            f"init must be a function (key, shape) -> array, such as nnx.initializers.orthogonal(), but for the shape"
-            f" {shape} it returns {value!r:.80}",
+            found == shape,
+            f"init must be a function (key, shape) -> array of this shape, such as nnx.initializers.orthogonal(), but"
+            f" for the shape {shape} it returns {returned}",
         )
         return jnp.asarray(value)
 
@@ -198,7 +200,8 @@ class Backskip(nnx.Module):
         output of F (needs D = N), and "zero" gives them no gradient. "noise" adds noise, but never skips F.
       sigma: standard deviation of the noise of "policy" and "noise".
       reward: "signed" (as in the paper): minus the mean over N of the gradient at the output of F. This reward is 0 up
-        to rounding if a norm that ignores shifts reads the output. "own_rms": minus the root mean square over N.
+        to rounding if a norm that ignores shifts reads the output. "own_rms": minus the root mean square over N of the
+        gradient at the output of F.
       scale: factor of the policy gradient.
       rngs: source of the value network's parameters (stream "params") and of the noise (stream "noise").
 

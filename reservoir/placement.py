@@ -66,7 +66,7 @@ def placement(
     Raises:
       ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
         layer, the strategy is unknown, or the function "module:function" fails or returns invalid indices.
-      UserError: the module cannot be imported.
+      UserError: the function "module:function" cannot be imported, is not callable, or has an option without a default.
     """
     function = _function(strategy, "placement")
     if function is None:
@@ -81,10 +81,12 @@ def placement(
     except ValueError:
         raise
     except Exception as error:  # A user's function may raise any type of exception.
-        raise UserError(f"{strategy} raises {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{strategy} fails, or does not return indices ({type(error).__name__}: {error})"
+        ) from error
     if not valid:
         raise ValueError(
-            f"{strategy} returned {indices}; it must return {reservoirs} different indices below {layers}"
+            f"{strategy} returned {indices}; it must return {reservoirs} different indices from 0 to {layers - 1}"
         )
     return tuple(sorted(indices))
 
@@ -110,7 +112,7 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
     for name, default in found.items():
         check(
             default is not inspect.Parameter.empty,
-            f"{option}={strategy}: the parameter {name} is an option, so it needs a default",
+            f"{option}={strategy}: the keyword-only parameter {name} is an option, so it needs a default",
         )
     return found
 
@@ -130,7 +132,8 @@ def _check_fit(layers: int, span: int, what: str) -> None:
 def _pattern(layers: int, pattern: str) -> tuple[int, ...]:
     if not pattern or set(pattern) - {"L", "R"}:
         raise ValueError(
-            f"unknown placement {pattern!r}; use one of {', '.join(PLACEMENTS)}, or a pattern of L and R"
+            f"unknown placement {pattern!r}; use one of {', '.join(PLACEMENTS)}, a pattern of L and R, or"
+            " module:function"
         )
     if len(pattern) != layers:
         raise ValueError(

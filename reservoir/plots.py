@@ -35,7 +35,10 @@ def fig5(suite: ExperimentSuite) -> None:
 
 
 def fig7(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test score of masked language models against depth, and the deepest models' validation curves."""
+    """Plots AUCC and test score of masked language models against the number of trained layers.
+
+    Also plots the validation curves of the deepest models.
+    """
     for setting, groups in _depth(suite, "fig7").items():
         deepest = max(case.layers for case in groups)
         _curves(
@@ -65,7 +68,10 @@ def fig12(suite: ExperimentSuite) -> None:
 
 
 def fig13(suite: ExperimentSuite) -> None:
-    """Plots validation curves with backskipping and with backpropagation through the reservoirs."""
+    """Plots validation curves with backskipping, and of three comparisons.
+
+    The comparisons are backpropagation through the reservoirs, the identity gradient, and a model without reservoirs.
+    """
     for setting, groups in suite.groups("fig13").items():
         _curves(suite, "fig13", setting, list(groups.values()))
 

@@ -53,7 +53,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="override a field of the fine-tuning runs in fig2, fig6 and fig11, such as train.steps=100",
+        help="override a field of the fine-tuning runs in fig2, fig6, fig11 and claims, such as train.steps=100",
     )
     parser.add_argument(
         "--dry-run",
@@ -105,7 +105,7 @@ def _depths(text: str) -> dict[int, int | None]:
     """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, or None for the default number.
 
     Raises:
-      UserError: a number is malformed, or a depth occurs twice.
+      UserError: a number is malformed, a depth is 0, or a depth occurs twice.
     """
     from common.errors import check
 
@@ -114,7 +114,7 @@ def _depths(text: str) -> dict[int, int | None]:
         layers, colon, reservoirs = part.partition(":")
         check(
             layers.isdecimal() and int(layers) > 0 and (reservoirs.isdecimal() or not colon),
-            f"--depths={text}: {part!r} must be LAYERS or LAYERS:RESERVOIRS",
+            f"--depths={text}: {part!r} must be LAYERS or LAYERS:RESERVOIRS, such as 6 or 8:3, with at least 1 layer",
         )
         check(int(layers) not in depths, f"--depths={text}: the depth {layers} occurs twice")
         depths[int(layers)] = int(reservoirs) if colon else None

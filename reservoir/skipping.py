@@ -30,7 +30,8 @@ def warmup(config: ConfigDict) -> int:
 def skips(config: ConfigDict, step: int) -> bool:
     """Returns whether a step skips the reservoirs, as a function of the seed and the step.
 
-    No step of the warm-up skips the reservoirs. Afterwards the probability of skipping grows (`is_skipping_step`).
+    No step of the warm-up skips the reservoirs. Afterwards the probability of skipping grows (`is_skipping_step`). With
+    an estimator in `NEVER`, no step skips the reservoirs.
     """
     settings = config.model.backskip
     return settings.estimator not in NEVER and is_skipping_step(
@@ -129,7 +130,9 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that a run with skipping steps is longer than its warm-up. Warns if the reward is 0 by construction.
+    """Checks that a run with skipping steps has at least two steps after its warm-up.
+
+    Warns if the reward is 0 by construction.
 
     Raises:
       UserError: the run has at most one step after the warm-up. (The first step after the warm-up never skips.)

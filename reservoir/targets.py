@@ -137,7 +137,7 @@ MODELS = {
     "Noise and true gradients": Row("transformer", {"backskip.estimator": "noise"}),
     **{name: Row("transformer", {"placement": name}) for name in PLACEMENTS},
 }
-"""Name of a row in tables -> row. The names of Figure 5's rows are placements."""
+"""Name of a row in tables -> row. The last rows, for Figure 5, have the names of placements."""
 
 
 PLAIN_T_FFN = (PLAIN, T, FFN)

@@ -10,7 +10,9 @@ SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers
 
 
 def check_transformer(model: ConfigDict) -> None:
-    """Checks the fields of a transformer in `config.model`. Fields in `SIZES` may be missing.
+    """Checks the fields of a transformer in `config.model`.
+
+    The dropout rates and the fields in `SIZES`, except `width` and `heads`, may be missing.
 
     Raises:
       UserError: a field has an invalid value.

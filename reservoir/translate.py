@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.runtime import program
+from common.storage.addresses import shown
 
 
 def _read(path: Path | None) -> list[str]:
@@ -24,7 +25,7 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UserError(f"cannot write --output={path}: {error.strerror}") from error
+        raise UserError(f"cannot write --output={shown(path)}: {error.strerror}") from error
 
 
 def main() -> None:

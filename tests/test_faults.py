@@ -336,7 +336,10 @@ TEXTS = [
     (lambda folder: (folder / "train.en").write_text("one\n"), f"has {PAIRS} lines but"),
     (lambda folder: (folder / "valid.de").write_bytes(b"a\nb\nM\xfcll\n"), "valid.de line 3 is"),
     (_spoil_gzip, "train.de.gz is damaged or truncated"),
-    (lambda folder: (folder / "train.de").write_text("\n" * PAIRS), "has no de-en text in split"),
+    (
+        lambda folder: (folder / "train.de").write_text("\n" * PAIRS),
+        "has no de-en sentence pair in",
+    ),
 ]
 
 

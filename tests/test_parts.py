@@ -62,7 +62,9 @@ WHOLE, ABOVE_0, FROM_0 = (
 )
 NO_LIST = r"targets must be a list of names of layers, such as \['query'\], or None for all, got "
 NO_INPUT = r"the input must have the shape \(..., 4\), without empty axes, got "
-NO_ARRAY = r"init must be a function \(key, shape\) -> array, .* for the shape \(4, 4\) it returns "
+NO_ARRAY = (
+    r"init must be a function \(key, shape\) -> array of .* for the shape \(4, 4\) it returns "
+)
 FLAX = "the model must be a Flax NNX module, got "
 
 
@@ -85,7 +87,10 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: freeze(model(), rngs()), r"init=Rngs\(.{0,75} draws new kernels: pass rngs="),
         (lambda: freeze(model(), 3, rngs=rngs()), "init=3: choose one of orthogonal, xavier"),
         (lambda: freeze(model(), nnx.initializers.orthogonal, rngs=rngs()), NO_ARRAY + "<function"),
-        (lambda: freeze(model(), lambda key, shape: jnp.ones(3), rngs=rngs()), NO_ARRAY + "Array"),
+        (
+            lambda: freeze(model(), lambda key, shape: jnp.ones(3), rngs=rngs()),
+            NO_ARRAY + r"an array .*\(3,\)",
+        ),
         (lambda: freeze(model(), None, only="layers"), "only='layers' selects no parameter"),
         (lambda: freeze(model(), None, only=3), "only must be an NNX filter, .* got 3"),
         # Backskip

@@ -22,6 +22,7 @@ from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS
 from common.data.tokenizer import Tokenizer
 from common.errors import check
+from common.storage.addresses import shown
 from common.train.prefetch import put
 from common.train.restore import load_run, read_config
 from common.train.task import ModelState
@@ -154,7 +155,7 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     task = read_config(workdir, paper="reservoir").get("task", "translation")
     check(
         task in openers,
-        f"{workdir} is a run of the task {task}; probing needs {' or '.join(openers)}",
+        f"{shown(workdir)} is a run of the task {task}; probing needs a run of the task {' or '.join(openers)}",
     )
     return openers[task](workdir, mesh, pool)
 

@@ -34,10 +34,11 @@ _CLOSING = ('"', "'", "”", "’", ")", "]")
 
 
 def sentences(lines: Iterable[str]) -> list[Sentence]:
-    """Returns the distinct sentences of a text as tokens, if they begin with a word and have a length in `BINS`.
+    """Returns the distinct sentences of a text, each as its tokens.
 
-    A sentence ends at the end of a line. It also ends after a full stop, exclamation mark or question mark and closing
-    quotes or brackets, unless a lower-case letter follows.
+    Drops sentences with a length outside of `BINS`, or with a first token that is not a word or number. A sentence ends
+    at the end of a line. It also ends after a full stop, exclamation mark or question mark with any closing quotes and
+    brackets, unless a lower-case letter follows.
     """
     distinct: dict[Sentence, None] = {}
     for line in lines:
@@ -108,8 +109,8 @@ def _shiftable(sentence: Sentence) -> list[int]:
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
     """Makes the task word_content: which of n target words does a sentence contain? Each sentence contains one.
 
-    Target words are the most frequent words of at least four letters, except the 2n most frequent words of the text.
-    Words are compared in lower case.
+    Target words are the most frequent words of at least four letters, except the 2n most frequent tokens (words and
+    punctuation marks) of the text. Words are compared in lower case.
     """
     size = min(TARGETS, max(2, count // PER_TARGET))
     lower = [[token.lower() for token in sentence] for sentence in pool]
@@ -119,7 +120,8 @@ def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     check(
         len(targets) == size,
         f"the text has {len(targets):,} possible target words (4 letters or more, without the {2 * size:,} most"
-        f" frequent words), too few for the {size:,} target words of --count={count}; lower --count or give more text",
+        f" frequent words and punctuation marks), too few for the {size:,} target words of --count={count}; lower"
+        " --count or give more text",
     )
     groups: dict[str, list[Sentence]] = {word: [] for word in targets}
     for sentence, tokens in zip(pool, lower, strict=True):

@@ -54,7 +54,7 @@ def validate(config: ConfigDict) -> None:
     check_least(config, ("data.batch", "eval.batch"))
     check(
         0 < config.data.masked < 1,
-        f"--config.data.masked must be a fraction between 0 and 1, got {config.data.masked}",
+        f"--config.data.masked must be above 0 and below 1, got {config.data.masked}",
     )
     check(
         config.eval.sequences >= 0,

@@ -160,7 +160,7 @@ class Translator:
         self._search: Callable | None = None
 
     def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Iterator[Batch]:
-        """Returns batches that together contain every sentence once, of which this process gets only its rows."""
+        """Returns batches that together contain every sentence once. A process gets only its rows of each batch."""
         return evaluation_batches(
             source,
             target,
@@ -216,7 +216,7 @@ class Translator:
             tokens = len(encoded[number])
             check(
                 tokens <= self.longest,
-                f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest:,};"
+                f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest};"
                 " split the line or raise --max_tokens (memory grows with the square of the length)",
             )
         result = [""] * len(lines)

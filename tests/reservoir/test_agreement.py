@@ -121,5 +121,5 @@ def test_runs_that_cannot_be_measured_are_rejected(identity, tmp_path, mesh):
         next(measure(noise, mesh, 1, 1))
     bare = changed(identity, tmp_path / "bare", "identity")
     shutil.rmtree(bare / "checkpoints" / "snapshots")
-    with pytest.raises(UserError, match="bare has no snapshots; train it with"):
+    with pytest.raises(UserError, match="bare has no snapshots; train a run with"):
         next(measure(bare, mesh, 1, 1))

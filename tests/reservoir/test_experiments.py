@@ -265,7 +265,7 @@ def test_depths_option(tmp_path):
 
 
 def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
-    message = r"2 alternating reservoirs need 3 layers, but the stack has 2; set the number of .* --depths=2:R"
+    message = r"2 alternating reservoirs need 3 layers, but the stack has 2; set a smaller number .* --depths=2:R"
     with pytest.raises(UserError, match=message):
         make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}

@@ -71,7 +71,8 @@ def test_users_placement_is_imported():
     assert placement(3, 3, f"{__name__}:ends") == (0, 1, 2)
 
 
-OWN = "it must return 2 different indices below 3"
+OWN = "it must return 2 different indices from 0 to 2"
+KNOWN = "use one of alternate, bottom, middle, top, a pattern of L and R, or module:function"
 
 
 @pytest.mark.parametrize(
@@ -89,13 +90,13 @@ OWN = "it must return 2 different indices below 3"
             4,
             1,
             "botom",
-            "unknown placement 'botom'; use one of alternate, bottom, middle, top, or a pattern of L and R",
+            f"unknown placement 'botom'; {KNOWN}",
         ),
         (
             4,
             1,
             "",
-            "unknown placement ''; use one of alternate, bottom, middle, top, or a pattern of L and R",
+            f"unknown placement ''; {KNOWN}",
         ),
         (3, 2, f"{__name__}:nowhere", f"{__name__}:nowhere returned (0, 0); {OWN}"),
         (3, 2, f"{__name__}:above", f"{__name__}:above returned (2, 3); {OWN}"),
