@@ -205,7 +205,7 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
     """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder.
 
     Returns:
-      The metrics; {} for a kept run that has neither a checkpoint nor cached metrics.
+      The metrics; {} if the run has neither a checkpoint nor cached metrics.
     """
     if not has_checkpoints(workdir) and not (workdir / WHOLE).exists():
         return {}
@@ -224,9 +224,9 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
 
     The horizon is the end of the shortest curve. A row has two numbers per model: the best value up to the horizon, and
-    AUCC / horizon, the mean of the best value so far. If parameter counts differ by less than 1 %, the row
-    "data" is called "parameters and data". The row of equal seconds exists only for models that were trained in turns
-    (--turns).
+    AUCC / horizon, the best value so far averaged up to the horizon. If parameter counts differ by less than 1 %, the
+    row "data" is called "parameters and data". The row of equal seconds exists only for models that were trained in
+    turns (--turns).
     """
     counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {

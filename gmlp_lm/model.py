@@ -141,7 +141,7 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,
-        f"--config.model.hidden={model.hidden} must be divisible by 2 *"
+        f"--config.model.hidden={model.hidden} must be a multiple of {2 * model.gate_heads}, which is twice"
         f" --config.model.gate_heads={model.gate_heads}",
     )
     check(

@@ -169,7 +169,7 @@ def test_logits_of_a_prefix_match_the_longer_text(made, length):
         ("one of gpt, gmlp, tiny_attention", "kind", "rnn"),
         ("one of full, toeplitz", "spatial", "fourier"),
         ("one of gpt2, torch", "init", "zeros"),
-        ("must be divisible by 2", "hidden", 33),
+        ("hidden=33 must be a multiple of 2, which is twice", "hidden", 33),
         ("model.layers must be at least 1", "layers", 0),
         ("model.attention must be at least 0", "attention", -1),
         ("dropout must be a number from 0 to 0.99", "dropout", 1.0),
