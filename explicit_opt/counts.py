@@ -30,7 +30,7 @@ class Noise:
 
     Attributes:
       keep_V: q, (V,).
-      spill_V: 1 - q, (V,). Stored separately because, for frequent tokens, q rounds to 1 in float32.
+      spill_V: 1 - q, (V,). Stored separately because, for frequent tokens, q is near 1 and 1 - q would lose digits.
       uniform_V: p, (V,).
     """
 

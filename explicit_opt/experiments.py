@@ -148,8 +148,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
             and int(number) > 0
             and start in STARTS
             and (family, start, number == "1") != ("digits", "zero", False),
-            f"unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or 'digits LAYERS: START' with one of the"
-            f" starts {', '.join(STARTS)} (zero: one layer only), such as 'cat 2: warm'",
+            f"unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or 'digits LAYERS: START', such as"
+            f" 'cat 2: warm'; K and LAYERS are at least 1, START is one of {', '.join(STARTS)}, and digits with the"
+            " start zero have 1 layer",
         )
         corpus = "mnist" if family == "digits" else "babylm"
         suite = replace(self, fields=_fields_of(corpus, self.fields))

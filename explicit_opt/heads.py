@@ -349,7 +349,7 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
     labels = labels if sparse.issparse(labels) else _array("labels", labels)
     check(
         labels.shape[:1] == (examples,) and labels.ndim <= 2,
-        f"{examples} examples need {examples} labels, got labels of shape {labels.shape}",
+        f"labels of {examples} examples must have the shape ({examples},) or ({examples}, outputs), got {labels.shape}",
     )
     if labels.ndim == 1:
         check(
@@ -381,7 +381,11 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
     check(
         bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
         "the probabilities in labels must be at least 0 and add up to 1 for each example"
-        + (f", got sums from {sums_E.min():g} to {sums_E.max():g}" if examples else ""),
+        + (
+            f", got a lowest probability of {shares_EN.min():g} and sums from {sums_E.min():g} to {sums_E.max():g}"
+            if examples
+            else ""
+        ),
     )
     return sparse.csr_array(shares_EN.multiply(1 / sums_E[:, None]))
 
@@ -392,7 +396,7 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     weights_E = _array("weights", weights, np.float64)
     check(
         weights_E.shape == (examples,),
-        f"{examples} examples need {examples} weights, got weights of shape {weights_E.shape}",
+        f"weights of {examples} examples must have the shape ({examples},), got {weights_E.shape}",
     )
     check(
         bool(np.isfinite(weights_E).all() and (weights_E >= 0).all()),

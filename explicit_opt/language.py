@@ -117,7 +117,7 @@ class Windows:
 
 
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
-    """Returns the lines of each document that are not blank.
+    """Returns the lines of each document, without blank lines.
 
     Texts are tokenized line by line, so `data.documents` changes contexts, but not the tokens of a line.
     """

@@ -62,8 +62,8 @@ def explicit_solution(
     targets = np.asarray(targets)
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
-            f"{len(features)} examples need {len(features)} integer targets,"
-            f" got {targets.dtype} of shape {targets.shape}"
+            f"targets of {len(features)} examples must be integers of the shape ({len(features)},), got"
+            f" {targets.dtype} of the shape {targets.shape}"
         )
     outputs = int(targets.max()) + 1 if outputs is None else outputs
     if targets.min() < 0 or targets.max() >= outputs:
@@ -199,7 +199,7 @@ def _cooccurrences(features_EM, targets_E, outputs):
 def _check_priming(priming: float) -> None:
     if not (math.isfinite(priming) and priming >= 1):
         raise UserError(
-            f"the priming number K must be a finite number of at least 1, got {priming:g}: set another number, or scale"
+            f"the priming number K must be a finite number of at least 1, got {priming}: set another number, or scale"
             " the features if K is their mean L1 norm (the default)"
         )
 
