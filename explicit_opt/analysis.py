@@ -42,8 +42,8 @@ def formula(suite: ExperimentSuite) -> None:
 
     Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
     perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The
-    table also has the paper's values. For contexts of one token (K = 1), it has the lowest training perplexity that any
-    weights can reach, on all training tokens and on the measured tokens.
+    table also has the paper's values. For contexts of one token (K = 1), it has the training perplexity of the
+    maximum-likelihood bigram, on all training tokens (a bound, see `bigram_perplexity`) and on the measured tokens.
     """
     rows = []
     for documents in DOCUMENTS:

@@ -153,7 +153,7 @@ class Digits(Task):
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
                 f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
-                f" {self.outputs - 1}",
+                f" {self.outputs - 1}: use images of one size, and training images with the highest label",
             )
         self.images = cut
         self.levels = int(self.splits["train"][0].max()) + 1

@@ -304,8 +304,8 @@ def fig3(suite: ExperimentSuite) -> None:
 def fig2(suite: ExperimentSuite) -> None:
     """Draws the accuracy of digit classifiers over epochs, and the explicit solution's test accuracy over K.
 
-    The left panel has a curve of seed 1 for each `config.start` and number of layers. Also writes the numbers, and the
-    results of the baselines, as tables.
+    The left panel has a curve of seed 1 for each number of layers and each start in `TRAINED` ("zero" for one layer
+    only). Also writes the numbers, and the results of the baselines, as tables.
     """
     # Two layers cannot start from zeros: all outputs of the hidden layer would stay equal (see digits.validate).
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]

@@ -184,7 +184,10 @@ class NextToken(Task):
             limit = data.tokens if split == "train" else 0
             self.splits[split] = Windows(corpus.tokens, np.diff(ends), config.model.context, limit)
         for split, windows in self.splits.items():
-            check(len(windows) > 0, f"the text of --config.data.splits.{split} has no tokens")
+            check(
+                len(windows) > 0,
+                f"the text of --config.data.splits.{split} has no tokens: choose a text that is not blank",
+            )
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
         self.noise = Noise.of(self.targets_V)
@@ -262,7 +265,7 @@ class NextToken(Task):
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Returns the losses of a split, summed over examples of `STRETCH` consecutive tokens."""
+        """Returns the loss of each example of a split: the sum over its `STRETCH` consecutive tokens, in nats."""
         windows = self.splits[split]
         starts_E = np.arange(0, len(windows), STRETCH)
         nats_E = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_E)

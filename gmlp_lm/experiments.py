@@ -197,7 +197,7 @@ def _printed(corpus: str, kind: str) -> tuple:
 
 
 def _if_all(name: str, metrics: list[dict], digits: int) -> str:
-    """Returns mean and deviation of a metric, or "" if a run lacks the metric."""
+    """Returns the mean and the standard deviation of a metric over runs, or "" if a run lacks the metric."""
     return mean_std([m[name] for m in metrics], digits) if all(name in m for m in metrics) else ""
 
 

@@ -1,4 +1,4 @@
-"""Estimates the hours of the runs of a table or figure: python -m reservoir.reproduce table1 --dry-run"""
+"""Estimates the training hours for a table or figure: python -m reservoir.reproduce table1 --dry-run"""
 
 import math
 import time
@@ -23,7 +23,7 @@ SIZE = 2048
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints the model size and the estimated hours of each run of a table or figure, and the sum for missing runs."""
+    """Prints model size and estimated training hours of each run of a table or figure, and the sum for missing runs."""
     rows, total, speeds, models = [], 0.0, {}, {}
     for name, config in planned(suite, target):
         # Build each abstract model once, because many fine-tuning runs have the same model.

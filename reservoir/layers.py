@@ -12,9 +12,9 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """Returns the kind, the number of layers and the number of frozen layers of an encoder or language model.
 
     With reservoirs, the kind is the label of the reservoirs, such as "T" or "FFN". Without reservoirs, the kind is the
-    name of the model. As in Tables 1 and 3, backskipping and LayerDrop are separate kinds. A method of fine-tuning adds
-    its label, as in "T, tuned". Returns None if the configuration has no number of layers, or names a user's method of
-    fine-tuning that is not imported yet.
+    name of the model. As in Tables 1 and 3, backskipping and LayerDrop are separate kinds; so are trained reservoirs,
+    such as "T, trained". A method of fine-tuning adds its label, as in "T, tuned". Returns None if the configuration
+    has no number of layers, or names a user's method of fine-tuning that is not imported yet.
     """
     layers, method = _pretrained(config.get("model", {})), methods.of_run(config)
     if layers is None or method is None:

@@ -37,8 +37,8 @@ def controls(suite: ExperimentSuite) -> None:
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
-    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. The
-    column is empty if the runs were not trained in turns (--turns), or if no plain model has this depth.
+    The column "ratio" is the mean time until the best BLEU, divided by the plain model's mean time at the same depth.
+    The column is empty if the runs were not trained in turns (--turns), or if no plain model has this depth.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}

@@ -51,7 +51,7 @@ class Table:
         )
 
     def rows(self) -> list[tuple]:
-        """Returns rows (layer, kind, test accuracy of each task in percent). The first row has the majority class."""
+        """Returns rows (layer, kind, test accuracy of each task in percent), the first row for the majority class."""
         majority = [f"{value:.2f}" for value in self._majority.values()]
         return [
             (None, "majority class", *majority),
