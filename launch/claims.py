@@ -54,7 +54,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             estimate = ask(plan)
             check(
                 estimate.bound is not None,
-                f"the speed of these devices is unknown: choose a TPU with --topology in {paper}/{claims.CLAIMS}",
+                f"the speed of --topology={estimate.topology.name} is unknown: choose a TPU slice in"
+                f" {paper}/{claims.CLAIMS}",
             )
             check(
                 estimate.chip_hours is not None,
@@ -80,7 +81,7 @@ def plans_path(paper: str) -> Path:
     """Returns the path of PAPER/claims_plans.csv.
 
     Raises:
-      UserError: the paper has no claims.csv.
+      UserError: no package has this name, or the package has no claims.csv.
     """
     from common.errors import check
     from common.report import claims
@@ -88,7 +89,7 @@ def plans_path(paper: str) -> Path:
     known = paper.isidentifier() and find_spec(paper) is not None
     check(
         known and (files(paper) / claims.CLAIMS).is_file(),
-        f"no file {paper}/{claims.CLAIMS}: name the folder of a paper, such as reservoir",
+        f"unknown paper {paper!r}: give the name of a package that has the file {claims.CLAIMS}, such as reservoir",
     )
     return Path(str(files(paper) / claims.PLANS))
 

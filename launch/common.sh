@@ -84,5 +84,5 @@ find_commit() {
 need_committed() {
   local file=${1%%:*}
   [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||
-    fault "no file $file in commit ${commit:0:12}"
+    fault "no file $file in commit ${commit:0:12}: give a path relative to the repository root, and commit the file"
 }

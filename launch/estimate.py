@@ -186,7 +186,9 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         missing = _missing(message, topology.chip.memory) if topology.chip else None
         if missing is None:
             first, *_ = message.splitlines() or [type(error).__name__]
-            raise UserError(f"the compiler fails for {topology.name}: {first}") from error
+            raise UserError(
+                f"the step cannot be compiled for --topology={topology.name} ({first})"
+            ) from error
         raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.cache_key(batch, 0)]
     memory = compiled.memory_analysis()
@@ -263,8 +265,8 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
     """Returns rows (name, shape, partition, count) of all parameter arrays.
 
-    Arrays share a row if they have equal shape and partition and their names differ only in numbers. `count` is the
-    number of arrays in the row.
+    Arrays share a row if they have equal shape and partition and their names differ only in numbers. The name of the
+    row has a * for each number. `count` is the number of arrays in the row.
     """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):

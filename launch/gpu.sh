@@ -105,7 +105,8 @@ if [[ $where == host ]]; then
   gpus=${gpus:-${CUDA_VISIBLE_DEVICES-}}
   if [[ -z $gpus ]]; then
     need_program nvidia-smi "list the GPUs with --gpus 0,1,..."
-    listed=$(nvidia-smi --query-gpu=index --format=csv,noheader) || fault "nvidia-smi finds no GPU"
+    listed=$(nvidia-smi --query-gpu=index --format=csv,noheader) ||
+      fault "nvidia-smi failed: list the GPUs with --gpus 0,1,..."
     gpus=${listed//$'\n'/,}
   fi
   run=("$root/launch/local.sh" --module "$module" --gpus "$gpus")
@@ -215,7 +216,7 @@ if [[ -n $commit && -z $copied ]]; then
   step "copy the code" git clone --quiet --no-checkout "$root" "$code"
   step "check the commit out" git -C "$code" checkout --quiet --detach "$commit"
   # `runs` must exist, because the job writes through the link.
-  [[ -n $dry_run ]] || mkdir -p "$root/runs" || fault "cannot write to $root"
+  [[ -n $dry_run ]] || mkdir -p "$root/runs" || fault "cannot create $root/runs"
   step "link runs and data" ln -s "$root/runs" "$root/data" "$code"
 fi
 step "submit" "${submit[@]}"

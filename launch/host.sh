@@ -76,7 +76,7 @@ case $action in
     kill -TERM "$(cat "$home/pid")"
     deadline=$((SECONDS + $1))
     while running; do
-      ((SECONDS < deadline)) || fail "still running after $1 s"
+      ((SECONDS < deadline)) || fail "still running $1 s after SIGTERM; launch/tpu.sh status shows its state"
       sleep 0.2
     done
     ;;
@@ -86,7 +86,7 @@ case $action in
     elif [[ -e $home/exit ]]; then
       state="exited with code $(<"$home/exit")"
     elif [[ -e $home/pid ]]; then
-      state="lost: the host has been rebooted"
+      state="lost: the process has ended without an exit code, for example by a reboot"
     else
       state="not started"
     fi

@@ -65,7 +65,8 @@ done
 count=$1 config=$2
 shift 2
 need_positive N "$count"
-((${#gpus[@]} % count == 0)) || fault "${#gpus[@]} GPUs cannot be divided among $count processes: change N or --gpus"
+((${#gpus[@]} % count == 0)) ||
+  fault "${#gpus[@]} GPUs cannot be divided evenly among $count processes: change N or --gpus"
 
 find_python
 mkdir -p "$log_dir" || fault "cannot write to $log_dir"
@@ -155,7 +156,7 @@ describe() {
   fi
 }
 
-# Poll, because `wait` for several children reports neither the child that has exited nor its code.
+# Poll, because in bash 4 no form of `wait` reports which of several children has exited.
 deadline=
 while ((${#running[@]})); do
   for k in "${!running[@]}"; do

@@ -14,8 +14,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 case $1 in
   slurm | slurm-gpu)
     read -r first < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    # All hosts of a job compute the same port. The port is above Linux's ephemeral ports, and differs between the jobs
-    # on a host.
+    # All hosts of a job compute the same port. The port is above Linux's ephemeral ports. Two jobs on a host have
+    # different ports, unless their ids differ by a multiple of 4096.
     TRAINLESS_COORDINATOR=$first:$((61440 + SLURM_JOB_ID % 4096))
     TRAINLESS_NUM_PROCESSES=$SLURM_NTASKS
     TRAINLESS_PROCESS_ID=$SLURM_PROCID

@@ -73,9 +73,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
                 fastest = result
     if fastest is None:
         closest = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
-        raise UserError(
-            f"no mesh and batch size can run; in the attempt closest to fitting, {closest}"
-        )
+        which = "attempt closest to fitting" if isinstance(closest, TooLarge) else "first attempt"
+        raise UserError(f"no mesh and batch size can run; in the {which}, {closest}")
     chosen, configured = flatten(fastest.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in fastest.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")

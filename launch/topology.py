@@ -148,7 +148,7 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     check(
         math.prod(sizes) <= most,
-        f"--topology={name!r}: a slice of {kind} has at most {most:,} chips",
+        f"--topology={name!r}: a slice of {kind} has at most {most:,} chips, not {math.prod(sizes):,}",
     )
     check(
         len(sizes) in (2, 3)

@@ -84,7 +84,7 @@ case $action in
   -h | --help) usage && exit 0 ;;
   run | resume | status | follow | stop | delete) shift ;;
   '') fault "a command is required: run, resume, status, follow, stop or delete" ;;
-  *) fault "unknown command $action" ;;
+  *) fault "unknown command $action: use run, resume, status, follow, stop or delete" ;;
 esac
 while [[ ${1-} == -* ]]; do
   case $action:$1 in
@@ -119,7 +119,8 @@ done
 (($# >= 1)) || fault "NAME is required"
 name=$1
 shift
-[[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] || fault "NAME must be lower-case letters, digits and hyphens, not '$name'"
+[[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
+  fault "NAME must consist of a-z, 0-9 and hyphens, begin with a letter, and not end with a hyphen, got '$name'"
 
 # The request is saved for later commands. The variable `stage` is "asked", "started" or "deleted".
 folder=$root/runs/tpu-$name
@@ -155,7 +156,7 @@ read_request() {
         printf -v "$name" %s "${record#*=}"
         ;;
       create | ssh | arguments) local -n values=$name && values+=("${record#*=}") ;;
-      *) fault "$folder/request is damaged: it has the field $name" ;;
+      *) fault "$folder/request is damaged or of another version: it has the unknown field $name; remove the file" ;;
     esac
   done <"$folder/request"
   [[ $stage =~ ^(asked|started|deleted)$ ]] || fault "$folder/request is damaged or of an older version: remove it"
@@ -195,7 +196,10 @@ if [[ $action == run ]]; then
   find_workdir "$@"
   case $workdir in
     gs://*/* | /*) ;;
-    *) fault "--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG" ;;
+    *)
+      required="--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG"
+      fault "$required${workdir:+, not $workdir}"
+      ;;
   esac
   find_commit "$commit"
   need_committed "$1"
@@ -220,7 +224,8 @@ if [[ $action == run ]]; then
   fi
 else
   (($# == 0)) || fault "$action does not take the argument $1"
-  [[ -f $folder/request ]] || fault "unknown TPU VM $name: $folder/request does not exist"
+  [[ -f $folder/request ]] ||
+    fault "unknown TPU VM $name: $folder/request, which launch/tpu.sh run writes, does not exist"
   read_request
   need_gcloud
 fi
@@ -228,7 +233,7 @@ fi
 # The TPU VM of each slice. Google names the nodes of a queued resource PREFIX-0, PREFIX-1, ...
 nodes=("$name")
 ((slices == 1)) || for ((k = 0; k < slices; k++)); do nodes[k]=$name-$k; done
-((slice < slices)) || fault "--slice must be less than $slices, not $slice"
+((slice < slices)) || fault "--slice must be less than $slices, not $slice: slices are counted from 0"
 
 # --- gcloud --------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Golden files with the shardings and collectives of experiments of every paper; the memory traffic of attention.
 
-The tests fail if a change of sharding rules or layers changes the communication. pytest skips the tests unless the
-compilers have the pinned versions.
+The tests fail if a change of sharding rules or layers changes the communication. pytest skips all tests that compile
+unless the compilers have the pinned versions.
 """
 
 import importlib.metadata
@@ -25,8 +25,7 @@ GOLDEN = ROOT / "tests" / "golden_plans"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 JAX = "0.10.2"
 
-# (configuration, argument, mark). An experiment that compiles for minutes has the laptop size, the mark
-# "slow", or both.
+# (configuration, size, mark). An experiment that compiles for minutes has the size "laptop", the mark "slow", or both.
 PLANS = [
     ("babylm_sum", "", ""),
     ("mnist_explicit", "", ""),
@@ -118,9 +117,9 @@ def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
 
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 def test_attention_with_dropout_keeps_weights_in_bfloat16(quick_optimizations):
-    """Forward and backward pass access at most 13 times the bytes of the weights: masks, weights and their gradient.
+    """Forward and backward pass access less than 13 times the bytes of the attention weights in bfloat16.
 
-    With weights in float32 the factor would be 18.6.
+    They access the weights, their gradient and the masks. With weights in float32 the factor would be 18.6.
     """
     need("v5e:2x4")
     mesh = sharding.make_mesh({"data": 1}, find("v5e:2x4").devices[:1])

@@ -297,7 +297,7 @@ def test_host_processes_share_the_gpus(cluster):
         (("slurm", "--commit", "HEAD", "C.py:tiny"), "no file C.py in commit"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
         (("host", "-n", "x", "c.py"), "-n must be a positive whole number, not 'x'"),
-        (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided among 2"),
+        (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided evenly among 2"),
     ],
 )
 def test_invalid_usage_exits_with_code_2(cluster, arguments, message):
@@ -313,7 +313,7 @@ def test_missing_programs_exit_with_code_2(cluster):
     assert result.returncode == 2 and "sbatch is not installed" in result.stderr
     cluster.stand_in("nvidia-smi", "exit 9")
     result = gpu(cluster, "host", "c.py")
-    assert result.returncode == 2 and "nvidia-smi finds no GPU" in result.stderr
+    assert result.returncode == 2 and "nvidia-smi failed: list the GPUs" in result.stderr
 
 
 def test_help_lists_environment_variables(cluster):

@@ -51,7 +51,10 @@ def without_compiler(monkeypatch) -> None:
 
 
 def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
-    """fsdp and tensor shard 784 x 10 weights and Adam's moments; data and fsdp shard 64 rows. Adam has two counters."""
+    """fsdp and tensor shard 784 x 10 weights and Adam's moments; data and fsdp shard 64 rows.
+
+    The optimizer also has two counters of 4 bytes.
+    """
     assert found.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
     weights = 784 * 10 * 4 // 4
     rows = 64 // 4 * (784 + 1 + 1) * 4
@@ -166,7 +169,7 @@ def test_unknown_topology_raises_error(name: str, read: Callable) -> None:
 
 @pytest.mark.parametrize("name", ["v5e:16x32", "2xv5e:16x32"])
 def test_slice_larger_than_maximum_raises_error(name: str) -> None:
-    with pytest.raises(UserError, match="a slice of v5e has at most 256 chips"):
+    with pytest.raises(UserError, match="a slice of v5e has at most 256 chips, not 512"):
         find(name)
 
 
@@ -368,7 +371,7 @@ def test_other_compiler_errors_are_reported_in_one_line(monkeypatch, eight, word
     with pytest.raises(UserError) as error:
         estimate.estimate(small(), eight)
     assert not isinstance(error.value, estimate.TooLarge)
-    assert str(error.value) == f"the compiler fails for v5e:2x4: {words}"
+    assert str(error.value) == f"the step cannot be compiled for --topology=v5e:2x4 ({words})"
 
 
 def test_sweep_continues_after_compiler_errors(monkeypatch, capsys, eight: Topology) -> None:
@@ -403,7 +406,7 @@ class Fake:
 
 
 def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list[list[str]]]:
-    """Returns the options of the fastest estimate, and (data, fsdp, tensor, batch, accumulate) of each estimate."""
+    """Returns the options of the fastest estimate, and (data, fsdp, tensor, batch, accumulate) of each attempt."""
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room))
     sweep.best(small(), topology)
     shown = capsys.readouterr().out.splitlines()

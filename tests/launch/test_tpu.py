@@ -306,7 +306,7 @@ def test_new_run_replaces_request_once_started(cloud):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"stage=started\0PATH=/tmp\0", "it has the field PATH"),
+        (b"stage=started\0PATH=/tmp\0", "it has the unknown field PATH"),
         (b"stage=$(touch RAN)\0", "is damaged or of an older version"),
         (b'declare -- stage="started"\ntouch RAN\n', "is damaged or of an older version"),
     ],
@@ -563,10 +563,11 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         (("launch",), "unknown command launch"),
         (("run",), "NAME is required"),
         (("run", "pod"), "CONFIG is required"),
-        (("run", "Pod_1", "c.py"), "NAME must be lower-case letters"),
+        (("run", "Pod_1", "c.py"), "NAME must consist of a-z, 0-9 and hyphens"),
+        (("run", "pod-", "c.py"), "not end with a hyphen, got 'pod-'"),
         (("run", "pod", "c.py"), "--type is required"),
         (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR (which all hosts share) is required"),
-        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "or --workdir=/DIR"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "after CONFIG, not runs/x"),
         (("run", *TYPE, "pod", "c.py", "--workdir=gs://b"), "--workdir=gs://BUCKET/DIR or"),
         (
             ("run", *TYPE, "pod", "configs/X.py:tiny", "--workdir=/w"),
