@@ -49,10 +49,11 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 
 def exchanges(results: Path) -> Iterator[Change]:
-    """Yields the MiB of gradients that a device receives in a step, by mesh, with one and with four microbatches.
+    """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
-    The target with four microbatches is 2 % above the newer commit's traffic with one microbatch. A case without an
-    older commit compares four microbatches with one, if both were measured.
+    A case is a topology, a mesh and a dtype of the exchange. The target with four microbatches is 2 % above the newer
+    commit's traffic with one microbatch. A case without an older commit compares four microbatches with one, if both
+    were measured.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}

@@ -90,10 +90,11 @@ class Ratio:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Interval that covers the true median with a probability of at least 95 %. Its ends are measured ratios.
+        """Interval for the true median, with measured ratios as its ends.
 
-        This is the interval of the sign test, which makes no assumption about the distribution. Fewer than six rounds
-        cannot reach 95 %. Their interval goes from the smallest to the largest ratio.
+        From six rounds on, the interval covers the true median with a probability of at least 95 %. This is the
+        interval of the sign test, which makes no assumption about the distribution. With fewer rounds, the interval
+        goes from the smallest to the largest ratio, and covers the true median less often.
         """
         n, ratios = len(self.rounds), sorted(self.rounds)
         # The interval leaves out the k smallest and the k largest ratios. The probability that the true median lies

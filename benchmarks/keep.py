@@ -50,7 +50,7 @@ def main() -> None:
     )
     check(
         bool(runs),
-        f"{options.runs} has no finished run of a `reproduce` program: name the folder runs in its --out",
+        f"{options.runs} has no finished run: give the folder `runs` within the --out of a `reproduce` program",
     )
     for run in runs:
         keep(run, options.folder)

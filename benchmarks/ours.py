@@ -39,7 +39,7 @@ CHUNK = 16  # tokens that the generator draws per call of its compiled program
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
-    """Returns the configuration of a translator of IWSLT's size with 8 encoder layers.
+    """Returns the configuration of a translator of IWSLT's size with 8 encoder layers and dropout rate 0.
 
     Args:
       variant: kind of reservoir, a key of `reservoir.kinds.RESERVOIRS`, or "none".
@@ -61,7 +61,7 @@ def _translation(config: ConfigDict) -> Task:
 
 
 def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
-    """Returns random token ids without padding."""
+    """Returns {"source", "target_inputs", "target_outputs": random token ids (batch, length)}, without padding."""
     generator = np.random.default_rng(0)
     names = ("source", "target_inputs", "target_outputs")
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}

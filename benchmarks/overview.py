@@ -127,7 +127,10 @@ def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
 
 
 def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
-    """Writes the figure, with a column for each panel. A dot is a seed (a star in the first case), a bar their mean."""
+    """Writes the figure, with a column for each panel.
+
+    Each seed is a dot, or a star in the panel's first case. A bar marks the mean over the seeds of a case.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(panels), 7.5), layout="constrained")

@@ -144,10 +144,10 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
         true = runs[0].predictions()
         for path in sorted(folder.glob(f"{way}_seed*.json")):
             result = json.loads(path.read_text())
-            logs_MN = np.array(result["logs"])
+            logs_EC = np.array(result["logs"])
             run = folder / path.stem
             run.mkdir(exist_ok=True)
-            made = Classes.of_log_probabilities(true.examples, true.labels_E, logs_MN, true.names)
+            made = Classes.of_log_probabilities(true.examples, true.labels_E, logs_EC, true.names)
             made.save(run / PREDICTIONS)
             seed = int(path.stem.rpartition("seed")[2]) if way in RATES else None
             curve = Curve("weighted_f1", "max", [Point(0, 0.0, 0.0, result["valid"])])

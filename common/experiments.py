@@ -272,7 +272,8 @@ class ExperimentSuite:
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():
-            # A run of a sweep has no test results. Without checkpoints it must be trained again to be tested.
+            # In a sweep, only runs at the chosen grid point have test results. If a run at this point has a summary
+            # without test results, and no checkpoints, it is trained again to be tested.
             untested = _set(configs[name].copy_and_resolve_references(), {"eval.test": "False"})
             check(
                 has_checkpoints(workdir)

@@ -23,7 +23,7 @@ def keep(results: Path, name: str, accuracy: float | None, trained: int = 7840) 
 def results(tmp_path: Path) -> Path:
     keep(tmp_path, "digits_1_warm_seed1_learning_rate=1e-3", 92.0)
     keep(tmp_path, "digits_1_warm_seed2_learning_rate=1e-3", 93.0)
-    # A run of a sweep has no test result.
+    # In a sweep, only runs at the chosen grid point (here 1e-3) have test results.
     keep(tmp_path, "digits_1_warm_seed1_learning_rate=3e-3", None)
     keep(tmp_path, "digits_1_cold_seed1", 91.0, trained=99)
     keep(tmp_path, "digits_2_warm_seed1", 50.0)  # The panel does not show this case.

@@ -61,7 +61,7 @@ def test_page_has_every_machine_and_states_that_amx_is_missing():
 def test_interval_of_the_median():
     assert Ratio("a", "b", (3.0, 1.0, 2.0, 6.0, 5.0, 4.0)).interval == (1.0, 6.0)
     # The interval leaves out one of nine ratios at each end, so it misses the median with probability 2 * 10 / 512 =
-    # 3.9 %. An interval without two ratios at each end would miss the median with probability 18 %.
+    # 3.9 %. If the interval left out two ratios at each end, this probability would be 2 * 46 / 512 = 18 %.
     assert Ratio("a", "b", tuple(map(float, range(9)))).interval == (1.0, 7.0)
 
 

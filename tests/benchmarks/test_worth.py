@@ -25,7 +25,7 @@ OPTIONS = Namespace(
     length=64,
     runs=Path("runs/x"),
 )
-LABELS_M = np.array([0, 1, 0, 1])
+LABELS_E = np.array([0, 1, 0, 1])
 
 
 def test_lines_of_code_leave_out_blank_lines_comments_and_docstrings() -> None:
@@ -58,9 +58,9 @@ def test_later_rounds_only_train_another_seed() -> None:
 
 def our_run(folder: Path, seed: int) -> Run:
     """Writes and returns a run that is wrong in the third of four examples."""
-    logs_MN = np.log(np.eye(2)[[0, 1, 1, 1]] * 0.8 + 0.1)
+    logs_EC = np.log(np.eye(2)[[0, 1, 1, 1]] * 0.8 + 0.1)
     folder.mkdir(parents=True)
-    made = Classes.of_log_probabilities("test", LABELS_M, logs_MN, ("bad", "good"))
+    made = Classes.of_log_probabilities("test", LABELS_E, logs_EC, ("bad", "good"))
     made.save(folder / PREDICTIONS)
     curve = Curve("weighted_f1", "max", [Point(1, 1.0, 1.0, 50.0)])
     summary = {"config": {}, "test": made.metrics(), "params": {"trainable": 1, "total": 2}}
@@ -70,8 +70,8 @@ def our_run(folder: Path, seed: int) -> Run:
 
 
 def write_peer(folder: Path, seed: int) -> None:
-    """Writes the script's result of a classifier that is right in all examples."""
-    logs = np.log(np.eye(2)[LABELS_M] * 0.8 + 0.1).tolist()
+    """Writes the script's result file of a classifier that is right in all four examples."""
+    logs = np.log(np.eye(2)[LABELS_E] * 0.8 + 0.1).tolist()
     (folder / f"lora_seed{seed}.json").write_text(json.dumps({"valid": 60.0, "logs": logs}))
 
 
