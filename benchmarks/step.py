@@ -226,7 +226,9 @@ def main() -> None:
     options = parser.parse_args()
     for package in ("torch", "transformers", "peft", "g_mlp_pytorch"):
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"{package} is missing: pip install -r benchmarks/requirements.txt")
+            raise UserError(
+                f"the package {package} is not installed: pip install -r benchmarks/requirements.txt"
+            )
     path = Path(options.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Read the commit before the first row changes a tracked file, which would add "-dirty" to the commit.

@@ -221,7 +221,7 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(recipes) > 1 or len(sizes) > 1:
         raise ValueError(
-            f"the argument {argument!r} must be at most one of {', '.join(RECIPES)} and at most one of"
+            f"the argument {argument!r} must consist of at most one of {', '.join(RECIPES)} and at most one of"
             f" {', '.join(SIZES)}, such as code,tiny"
         )
     make = {"paper": paper, "code": code, "fixed": fixed}[recipes[0] if recipes else "paper"]

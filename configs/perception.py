@@ -130,7 +130,7 @@ def get_config(argument: str = "") -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(sizes) > 1 or len(words) - len(sizes) > 1:
         raise ValueError(
-            f"the argument {argument!r} must be at most one of {', '.join(RECIPES)} and at most one of"
+            f"the argument {argument!r} must consist of at most one of {', '.join(RECIPES)} and at most one of"
             f" {', '.join(SIZES)}, such as paper,tiny"
         )
     config = _paper(_base()) if "paper" in words else _base()

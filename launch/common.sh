@@ -30,12 +30,12 @@ need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 
 need_whole() {
   need_value "$@"
-  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fault "$1 must be a whole number, not '$2'"
+  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fault "$1 must be 0 or a positive whole number without leading zeros, not '$2'"
 }
 
 need_positive() {
   need_value "$@"
-  [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"
+  [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number without leading zeros, not '$2'"
 }
 
 need_program() { command -v "$1" >/dev/null || fault "$1 is not installed: $2"; }

@@ -105,7 +105,10 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown."""
+        """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown.
+
+        Returns None for CPU devices.
+        """
         kind = f"TPU {_read(self.name)[1]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 

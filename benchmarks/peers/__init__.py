@@ -16,5 +16,5 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"the peer {name} needs {error.name}: pip install -r benchmarks/requirements.txt"
+            f"benchmarks/peers/{name}.py needs the package {error.name}: pip install -r benchmarks/requirements.txt"
         ) from error

@@ -182,7 +182,7 @@ def test_missing_splits_are_cut_from_train(folder, capsys):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
     splits, _ = load_labelled(data(f"files:{folder}"), cut=("valid", "test"))
-    # 12 is 30 % of 40, and 3 is a tenth of the remaining 28.
+    # 12 is 30 % of 40, and 3 is a tenth of the remaining 28, rounded up.
     assert {name: len(text) for name, text in splits.items()} == {
         "train": 25,
         "valid": 3,

@@ -104,7 +104,7 @@ def test_sampling_has_no_collective_in_its_loop(kind: str, name: str) -> None:
 
 
 def test_weights_are_gathered_in_the_dtype_of_activations() -> None:
-    """Embedding tables, norms and biases stay in float32, because the model adds them in float32."""
+    """Kernels are gathered in bfloat16. Embedding tables, norms and biases stay in float32."""
     mesh = mesh_of("fsdp")
     state = programs.translation_state(programs.translation_config("bfloat16"), mesh)
     before = state.trainable | state.frozen

@@ -285,9 +285,18 @@ def test_host_processes_share_the_gpus(cluster):
         ((), "a command is required: slurm or host"),
         (("pbs",), "unknown command pbs"),
         (("slurm",), "CONFIG is required"),
-        (("slurm", "--nodes", "0", "c.py"), "--nodes must be a positive whole number, not '0'"),
-        (("slurm", "--gpus", "all", "c.py"), "--gpus must be a positive whole number, not 'all'"),
-        (("slurm", "--notice", "1m", "c.py"), "--notice must be a whole number, not '1m'"),
+        (
+            ("slurm", "--nodes", "0", "c.py"),
+            "--nodes must be a positive whole number without leading zeros, not '0'",
+        ),
+        (
+            ("slurm", "--gpus", "all", "c.py"),
+            "--gpus must be a positive whole number without leading zeros, not 'all'",
+        ),
+        (
+            ("slurm", "--notice", "1m", "c.py"),
+            "--notice must be 0 or a positive whole number without leading zeros, not '1m'",
+        ),
         (("slurm", "--partition", "gpu", "c.py"), "unknown option --partition of slurm"),
         (("slurm", "--sbatch"), "--sbatch needs a value"),
         (("slurm", "--nodes"), "--nodes needs a value"),
@@ -296,7 +305,10 @@ def test_host_processes_share_the_gpus(cluster):
         (("slurm", "--commit", "nowhere", "c.py"), "unknown commit nowhere"),
         (("slurm", "--commit", "HEAD", "C.py:tiny"), "no file C.py in commit"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
-        (("host", "-n", "x", "c.py"), "-n must be a positive whole number, not 'x'"),
+        (
+            ("host", "-n", "x", "c.py"),
+            "-n must be a positive whole number without leading zeros, not 'x'",
+        ),
         (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided evenly among 2"),
     ],
 )

@@ -168,9 +168,15 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
     ("args", "message"),
     [
         ((), "N and CONFIG are required"),
-        (("0", "c.py"), "N must be a positive whole number, not '0'"),
-        (("--grace", "soon", "2", "c.py"), "--grace must be a whole number, not 'soon'"),
-        (("--grace", "08", "2", "c.py"), "--grace must be a whole number, not '08'"),
+        (("0", "c.py"), "N must be a positive whole number without leading zeros, not '0'"),
+        (
+            ("--grace", "soon", "2", "c.py"),
+            "--grace must be 0 or a positive whole number without leading zeros, not 'soon'",
+        ),
+        (
+            ("--grace", "08", "2", "c.py"),
+            "--grace must be 0 or a positive whole number without leading zeros, not '08'",
+        ),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
     ],

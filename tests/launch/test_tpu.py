@@ -558,7 +558,10 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--slices", "0", "pod"), "--slices must be a positive whole number, not '0'"),
+        (
+            ("run", "--slices", "0", "pod"),
+            "--slices must be a positive whole number without leading zeros, not '0'",
+        ),
         ((), "a command is required"),
         (("launch",), "unknown command launch"),
         (("run",), "NAME is required"),
@@ -577,14 +580,20 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         (("run", "--spto", "pod"), "unknown option --spto of run"),
         (("run", "--spto"), "unknown option --spto of run"),
         (("stop", "--grace"), "--grace needs a value"),
-        (("stop", "--grace", "08", "pod"), "--grace must be a whole number, not '08'"),
+        (
+            ("stop", "--grace", "08", "pod"),
+            "--grace must be 0 or a positive whole number without leading zeros, not '08'",
+        ),
         (("run", "--type"), "--type needs a value"),
         (
             ("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"),
             "unknown commit nowhere",
         ),
         (("resume", "--spot", "pod"), "unknown option --spot of resume"),
-        (("resume", "--poll", "soon", "pod"), "--poll must be a whole number, not 'soon'"),
+        (
+            ("resume", "--poll", "soon", "pod"),
+            "--poll must be 0 or a positive whole number without leading zeros, not 'soon'",
+        ),
         (("resume", "pod"), "unknown TPU VM pod"),
         (("stop", "pod", "now"), "stop does not take the argument now"),
     ],

@@ -47,11 +47,11 @@ def model(kind: str, heads: int = 1, attention: bool = False) -> GatedMlp:
     return made
 
 
-def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
+def slow_map(part: Spatial, kind: str, values_BLF: np.ndarray) -> np.ndarray:
     """Computes the spatial map by a loop over weights."""
     weight, bias = np.asarray(part.weight[...]), np.asarray(part.bias[...])
-    y = np.zeros_like(values_BLC)
-    _, length, channels = values_BLC.shape
+    y = np.zeros_like(values_BLF)
+    _, length, channels = values_BLF.shape
     for c in range(channels):
         head = c // (channels // part.heads)
         for m in range(length):
@@ -66,7 +66,7 @@ def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
                         # Columns 0 to W - 1 are the previous window, columns W to 2 W - 1 the current window.
                         column = n - m // WINDOW * WINDOW + WINDOW
                         w = weight[head, m % WINDOW, column] if column >= 0 else 0
-                y[:, m, c] += w * values_BLC[:, n, c]
+                y[:, m, c] += w * values_BLF[:, n, c]
     return y
 
 

@@ -19,7 +19,7 @@ HEADER = "id,section,claim,metric,a,b,direction,printed,evidence"
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch):
-    """Returns a function that makes a package with rows of claims, and returns the package's name."""
+    """Returns a function that makes a package with the given rows of claims and returns the package's name."""
 
     def make(*rows: str, header: str = HEADER) -> str:
         name = f"paper_{len(list(tmp_path.iterdir()))}"

@@ -91,10 +91,10 @@ def values(points: list[Point | None]) -> list[float | None]:
 
 
 def test_times_to_percentages_of_each_runs_best_value(two):
-    (p95, p100), (f95, f100) = time_rows(two, percents=(50, 100))
-    assert at(p95, "seconds") == [2.0, 1.0] and values(p95) == [20.0, 20.0]
+    (p50, p100), (f50, f100) = time_rows(two, percents=(50, 100))
+    assert at(p50, "seconds") == [2.0, 1.0] and values(p50) == [20.0, 20.0]
     assert at(p100, "step") == [30, 30] and values(p100) == [40.0, 38.0]
-    assert at(f95, "seconds") == at(f100, "seconds") == [4.0]
+    assert at(f50, "seconds") == at(f100, "seconds") == [4.0]
 
 
 def test_times_to_percentages_of_the_overall_best_may_be_never(two):

@@ -166,7 +166,7 @@ def test_more_seeds_decide_at_the_same_deviation():
 
 
 def half_width(seeds: int) -> float:
-    """Returns half the width of the interval for two groups of `seeds` runs with variance 1."""
+    """Returns half the width of the interval for two groups of `seeds` runs, each with variance 1 over the seeds."""
     return float(stats.t.ppf(0.975, 2 * seeds - 2) * math.sqrt(2 / seeds))
 
 
@@ -313,7 +313,7 @@ def test_shared_hard_examples_cancel_out():
 
 
 def test_seed_disagreement_on_examples_counts_once():
-    """If the errors of runs are independent, the variance between seeds includes the variance of test examples."""
+    """If runs err on independent examples, the variance of accuracy over seeds includes the noise of test examples."""
     generator = np.random.default_rng(1)
     runs = [predicted(generator.random(500) < 0.8, seed=s) for s in range(40)]
     found = next(one for one in compare(runs[:20], runs[20:]) if one.metric == "accuracy")
@@ -360,7 +360,7 @@ def test_areas_are_compared_up_to_the_shortest_curve():
 
 
 def in_turns(values: list[float], seconds: float, session: str) -> list[Run]:
-    """Returns three seeds that alternated with the runs of the same session."""
+    """Returns runs of three seeds, which alternated with the other runs of the same session."""
     timing = {"kind": "turns", "sessions": [session]}
     return [made(values, seed=s, seconds=seconds, timing=timing) for s in (1, 2, 3)]
 
@@ -390,7 +390,7 @@ def test_runs_without_seed_are_seedless():
 
 
 def test_an_axis_without_extent_is_left_out():
-    """The runs have no counted FLOPs, so the axis of FLOPs has no extent."""
+    """One of the runs has no counted FLOPs, so the axis of FLOPs has no extent."""
     run = made([10, 20])
     points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
     flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))
@@ -431,7 +431,8 @@ def test_different_kinds_of_predictions_raise_user_error():
 def test_example_variance_is_the_shared_variance():
     """A is right with probability 0.9 on half of the examples and 0.5 on the other half; B has 0.5 and 0.9.
 
-    So the variance of an example's difference is 0.4 ** 2, which does not depend on single runs.
+    So the expected difference of an example is 0.4 or -0.4. Its variance over the examples is 0.4 ** 2, without the
+    randomness of single runs.
     """
     generator, count = np.random.default_rng(2), 2000
     first_E = np.arange(count) < count // 2

@@ -72,7 +72,7 @@ ABSENT, STOPPED, OTHERS = (3, 60), (60, 3), (60, 60)
 
 
 class Run:
-    """The processes of one case: three, except absent ones."""
+    """The processes of one case. A behaviour of None starts no process."""
 
     def __init__(self, behaviours: tuple[str | None, ...], arrival: int, silence: int):
         contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": "3"}
@@ -177,7 +177,7 @@ def test_lost_line_is_printed_before_an_abort(runs):
 
 
 def test_process_that_ends_normally_is_not_reported(runs):
-    """The other processes do not report this process as lost, even after three seconds without a heartbeat."""
+    """Process 1 ends first. The other processes report no loss, even after three seconds without its heartbeat."""
     codes, outputs = runs["well"].ends(0, 1, 2)
     assert codes == [0] * 3 and outputs == [""] * 3
 

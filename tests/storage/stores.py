@@ -25,7 +25,7 @@ class Proxy:
 
     Attributes:
       status: HTTP status with which the proxy answers every request; 0 forwards requests.
-      refused: number of further write requests that the proxy answers with 503.
+      refused: number of further requests, other than GET, that the proxy answers with 503.
       checks_generations: whether the proxy checks the condition `ifGenerationMatch`.
       requests: method and path of every request that was forwarded.
       refusals: `time.monotonic()` of every request that was answered with `status`.

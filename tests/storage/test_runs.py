@@ -211,7 +211,7 @@ def test_a_minute_of_503_changes_no_result(bucket, monkeypatch, tmp_path, capsys
     task = Interrupted(begin)
     toy.run(open_folder(bucket.address), task)
     refusals = bucket.proxy.refusals
-    # The pause before a request after the outage may be up to 30 s.
+    # Pauses between requests grow up to 30 s, so the last refusal may be 30 s before the end of the outage.
     assert len(refusals) > 5 and refusals[-1] - refusals[0] > OUTAGE / 3
     assert 15 < ended[0] < 22, (
         "checkpoints 10 and 15 are saved during the outage, 20 after the outage"

@@ -40,7 +40,7 @@ TASKS = {
 
 
 def rows(batch: dict) -> list[int]:
-    """Returns an identifier for each row of a batch: the number of the example or, without numbers, a checksum."""
+    """Returns an identifier for each row of a batch: its example number or, if the batch has no `ids`, a checksum."""
     if "ids" in batch:
         return batch["ids"].tolist()
     return [zlib.crc32(b"".join(map(bytes, row))) for row in zip(*batch.values(), strict=True)]

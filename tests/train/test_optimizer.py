@@ -75,7 +75,10 @@ def ours() -> list[dict]:
 
 
 def test_adagrad_equals_pytorch_from_the_first_step():
-    """p -= rate g / (sqrt(sum of g^2) + epsilon). The sum starts at 0, so a tiny first gradient moves p by the rate."""
+    """PyTorch subtracts rate g / (sqrt(sum of g^2) + epsilon).
+
+    The sum starts at 0, so a tiny first gradient moves the parameter by the rate.
+    """
     gradients = np.array([[1e-3, 0, 2, 1e-2], [-2e-3, 0, -1, 0], [1e-3, 0, 3, 5]], np.float32)
     values = np.array([1, 2, 3, 4], np.float32)
     optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-10)

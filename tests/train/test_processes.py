@@ -135,7 +135,7 @@ def test_losses_are_equal_for_any_number_of_processes(
 
 
 class Session:
-    """Starts training programs of one run, and waits for their progress."""
+    """The command lines of one run's training programs, and functions that wait for the progress of a program."""
 
     def __init__(self, workdir: Path, cache: Path):
         self.workdir = workdir

@@ -33,7 +33,7 @@ def load(workdir: Path, build: type = toy.Model, *steps: int) -> ModelState:
 
 def test_snapshot_has_the_values_of_its_step(workdir: Path, tmp_path: Path) -> None:
     assert snapshots(workdir) == [7, 14] and snapshots(tmp_path) == []
-    # The best checkpoint of a run of seven steps is its last step.
+    # This run is evaluated at step 7 only, so its best checkpoint is of step 7.
     toy.run(tmp_path / "short", train__steps=7, eval__steps=7)
     expected, found = load(tmp_path / "short"), load(workdir, toy.Model, 7)
     for name, value in expected.trainable.items():

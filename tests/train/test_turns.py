@@ -194,7 +194,7 @@ def test_processor_times_of_all_processes_and_of_this_one():
 
 @contextmanager
 def _load(code: str) -> Iterator[None]:
-    """Runs the Python code in one process per core, while the context is open."""
+    """While the context is open, runs the Python code in as many processes as the machine has cores."""
     import subprocess
 
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
