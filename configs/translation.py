@@ -105,7 +105,7 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1.5e-3, 800
     config.train.steps = 12_000
     config.eval.steps, config.eval.buckets = 250, (20, 40)
-    # Stop after 5 evaluations (1,250 steps, about 8 epochs) without a new best.
+    # Stop after 5 evaluations (1,250 steps, about 6 epochs) without a new best.
     config.eval.patience = 5
     config.checkpoint.steps = 250
     return config

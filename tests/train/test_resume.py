@@ -51,7 +51,7 @@ def curve(workdir: Path) -> list[tuple]:
 
 
 def final_checksum(workdir: Path) -> int:
-    """Returns the checksum of parameters and optimizer state."""
+    """Returns the checksum of parameters and optimizer state after the last step."""
     meta = workdir / "checkpoints" / "latest" / str(STEPS) / "meta" / "metadata"
     return json.loads(meta.read_text())["checksum"]
 
