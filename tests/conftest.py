@@ -22,7 +22,8 @@ keep_compiled(Path(__file__).parents[1] / ".cache")
 # Set JAX_DISABLE_MOST_OPTIMIZATIONS=0 to run all optimizations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
-    # Disable MLIR fusions and the LLVM module per thread, which take a third of the compilation time of small programs.
+    # Disable fusions by MLIR, and the split of a program into one LLVM module for each thread. Both together take a
+    # third of the compilation time of small programs.
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
 
@@ -38,8 +39,7 @@ gc.set_threshold(100_000, 20, 20)
 
 
 LONG = ("test_resume", "test_configs", "test_sharding", "test_experiments", "test_processes")
-"""Slow test modules, which run first. A pytest worker runs whole modules, so tests of a module share compiled
-programs."""
+"""Names of slow test modules. They run first, so that no worker starts one last while the other workers are idle."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,14 +47,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Restores the default handler of SIGINT, which tests send. Background jobs of shell scripts ignore SIGINT."""
+    """Restores Python's handler of SIGINT if SIGINT is ignored, as in background jobs of shell scripts.
+
+    Some tests send SIGINT.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def _resident() -> list[int]:
-    """Returns a list of the resident bytes of this process: at the start, then after each release of memory."""
+    """Returns a list with the resident bytes of this process. Each release of memory appends the bytes after it."""
     return [psutil.Process().memory_info().rss]
 
 
@@ -96,17 +99,14 @@ def _draw_one_curve() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., ConfigDict]:
-    """Returns a function (reservoir="none", **fields of config.model) that makes a translation configuration.
-
-    The model of the configuration is tiny.
-    """
+    """Returns a function (reservoir="none", **fields of config.model) -> translation configuration of a tiny model."""
 
     def make(reservoir: str = "none", **model) -> ConfigDict:
         config = translation.tiny(translation.iwslt(reservoir))
         config.model.width, config.model.hidden, config.model.heads = 16, 24, 2
         config.model.encoder_layers, config.model.decoder_layers = 3, 2
         config.model.max_length = 32
-        with config.model.unlocked():  # the model may have options of a user's kind
+        with config.model.unlocked():  # options of a user's kind of reservoir are new fields
             config.model.update(model)
         return config
 

@@ -4,12 +4,12 @@ mutmut changes one expression of a function at a time. A changed function is cal
 test of its module fails, otherwise the mutant survives. Two things differ from plain mutmut:
 
 - The tests of a module NAME.py are all of tests/**/test_NAME.py. Plain mutmut takes the tests that call a function. But
-  JAX calls a compiled function only while tracing it, and pytest makes a shared fixture during one test.
+  JAX calls a compiled function only while tracing it, and pytest makes a shared fixture only in its first test.
 - Decorated functions are changed too, because the rule of a verdict is in properties.
 
-Constants of a module are not changed. The exit code is 1 if less than 95 % of a module's mutants are killed, or if the
-survivors differ from the list in mutants.toml. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` read the
-results of this program in mutants/.
+Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if less than 95 % of any
+module's mutants are killed, or if the survivors differ from the list in mutants.toml. `mutmut run PATTERN`,
+`mutmut show NAME` and `mutmut browse` read the results of this program in mutants/.
 """
 
 import gc
@@ -56,7 +56,10 @@ def own_tests(function: str, seconds: dict[str, float]) -> list[str]:
 
 
 class Undecorated(cst.CSTTransformer):
-    """Turns `@property def f` into `def f` and `f = property(f)`, because mutmut skips decorated functions."""
+    """Turns `@property def f` into `def f` and `f = property(f)`, because mutmut skips decorated functions.
+
+    Treats all decorators like this, except `classmethod` and `staticmethod`.
+    """
 
     def leave_FunctionDef(self, original_node, updated_node):
         name, decorators = updated_node.name.value, updated_node.decorators
@@ -99,7 +102,7 @@ def run() -> None:
 
 
 def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
-    """Returns {module: [whether the mutant was killed, for each mutant]}, and the set of all surviving mutants."""
+    """Returns {module: [whether a mutant was killed or timed out, for each mutant]}, and the set of all survivors."""
     killed, survivors = defaultdict(list), set()
     for data, name, code in mutmut.collect_source_file_mutation_data(mutant_names=())[0]:
         dead = mutmut.status_by_exit_code[code] in ("killed", "timeout")

@@ -19,7 +19,7 @@ def python_of_readme(paper: str) -> list[str]:
 
 @contextmanager
 def importable(folder: Path, **modules: str) -> Iterator[Path]:
-    """Makes the package `my_package` in `folder` importable, with the modules {name: code}. Yields the folder.
+    """Writes the package `my_package` of the modules {name: code} to `folder` and makes it importable. Yields `folder`.
 
     The package has a module `broken`, whose import fails.
     """

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch) -> Path:
-    """Writes each Python example of ARCHITECTURE.md to the path in its first line.
+    """Writes each Python example of ARCHITECTURE.md to the path in the example's first line, below a new folder.
 
-    Returns the folder, from which the examples can be imported.
+    Yields the folder, from which the examples can be imported.
     """
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):

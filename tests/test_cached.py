@@ -1,4 +1,4 @@
-"""Cached results in JSON files: a damaged or outdated result is computed again. A UserError ends the read."""
+"""Cached results in JSON files: a damaged or outdated result is computed again, but a UserError is raised."""
 
 import json
 
@@ -10,7 +10,7 @@ from common.errors import check
 
 @pytest.fixture
 def count():
-    """Returns a function that returns the number of its calls so far."""
+    """Returns a function that returns the number of its calls so far, including the current call."""
 
     def call() -> int:
         call.calls += 1
@@ -24,7 +24,7 @@ def test_a_result_is_computed_once_per_key(tmp_path, count):
     path = tmp_path / "folder" / "result.json"
     assert [cached_json(path, {"data": (1, 2)}, count) for _ in range(3)] == [1, 1, 1]
     assert [cached_json(path, {"data": (1, 3)}, count) for _ in range(2)] == [2, 2]
-    assert cached_json(path, {"data": (1, 2)}, count) == 3, "one file holds one result"
+    assert cached_json(path, {"data": (1, 2)}, count) == 3, "a file must hold only the last result"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"key": "a"}', '{"value": 7}'])

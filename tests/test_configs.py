@@ -46,7 +46,7 @@ EXPERIMENTS = list(CONFIGS)
 
 
 def select(paper: str, *tasks: str) -> list[str]:
-    """Returns the names of a paper's configurations, of all tasks if `tasks` is empty."""
+    """Returns the names of a paper's configurations for the given tasks, or for all tasks if `tasks` is empty."""
     chosen = {name: config for name, config in CONFIGS.items() if config.paper == paper}
     return [name for name, config in chosen.items() if not tasks or config.task in tasks]
 

@@ -34,7 +34,7 @@ def executed(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imports(path: Path) -> set[str]:
-    """Returns the modules of this project that a module imports."""
+    """Returns the names of the modules of this project that the module in `path` imports."""
     found = set()
     for statement in executed(ast.parse(path.read_text())):
         if isinstance(statement, ast.Import):
@@ -56,7 +56,7 @@ def room(module: str) -> str:
 
 
 def levels() -> list[list[str]]:
-    """Returns the levels of ARCHITECTURE.md from top to bottom."""
+    """Returns the levels that ARCHITECTURE.md prints, from top to bottom. A level is a list of packages and modules."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     (block,) = re.findall(r"(?:^    launch,.*\n)(?:^    common: .*\n)+", text, re.MULTILINE)
     return [line.strip().removeprefix("common: ").split(", ") for line in block.splitlines()]

@@ -99,7 +99,10 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
 
 
 def test_counted_words_against_lora_is_corrected_over_the_four_sets():
-    """results/README.md prints these verdicts. The table of a single data set corrects only its own verdicts."""
+    """results/README.md prints these verdicts, corrected for all four comparisons.
+
+    The table of a single data set corrects only for the comparisons of this data set.
+    """
     sets = ("worth_emotion", "worth_clickbait", "worth_snli", "lora_rotten_tomatoes")
     compared = []
     for name in sets:

@@ -183,7 +183,7 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
             abstract_model.trainable.values(), trainable.values(), strict=True
         ):
             spec = sharding.spec(variable.get_metadata("axes"), value.shape, mesh)
-            assert value.sharding.spec == spec, "parameters are sharded at initialization"
+            assert value.sharding.spec == spec, "parameters must be sharded at initialization"
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
         gradients = jax.jit(partial(step.gradients, task.loss_at(1)))
@@ -211,7 +211,8 @@ def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_o
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-# A kind of reservoir and, after a comma, LayerDrop ("dropped") or backskipping ("skipped"). The test above has "ffn".
+# A kind of reservoir and, after a comma, "dropped" for LayerDrop. The test above has "ffn", and the test below also has
+# "transformer, skipped", with backskipping.
 SLOW = [
     pytest.param(kind, marks=pytest.mark.slow) for kind in ("bigru", "cnn", "gmlp", "none, dropped")
 ]
