@@ -35,7 +35,10 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def golden_json(name: str) -> dict:
-    """Returns an entry of golden.npz: "FAMILY/config" or "FAMILY/shapes", {name: shape} of all weights but poolers."""
+    """Returns an entry of golden.npz.
+
+    "FAMILY/config" has the fields of config.json. "FAMILY/shapes" is {name: shape} of all weights except poolers.
+    """
     return json.loads(str(golden()[name]))
 
 
@@ -54,9 +57,9 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def write_folder(
     directory: Path, config: Mapping, shapes: Mapping[str, list[int]], prefix: str = ""
 ) -> Path:
-    """Writes a directory in Hugging Face format, with weights of `draw`, without the code under test.
+    """Writes a directory in Hugging Face format, with weights of `draw`. Does not use the code under test.
 
-    `prefix` comes before the name of each weight.
+    `prefix` comes before the name of each weight. Returns the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -66,13 +69,19 @@ def write_folder(
 
 
 def small_bert() -> dict[str, jax.Array]:
-    """Returns random weights of SHAPE: five times the initial values, so that every layer affects the output."""
+    """Returns random weights of a BERT of shape SHAPE.
+
+    The weights are five times the initial values, so that every layer affects the output.
+    """
     trainable = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7))).trainable
     return {name: 5 * value.get_value() for name, value in trainable.items()}
 
 
 def write_small_bert(folder: Path, weights: Params | None = None) -> Path:
-    """Writes a BERT of SHAPE and its tokenizer in Hugging Face format."""
+    """Writes a BERT of shape SHAPE and its tokenizer in Hugging Face format. Returns the folder.
+
+    If `weights` is None, the weights are those of `small_bert`.
+    """
     lines = [text for (text,), _ in python("train")]
     tokenizer = build_subword(SHAPE.vocabulary, lines, folder.parent)
     export(folder, SHAPE, weights or small_bert(), tokenizer.to_json())
@@ -86,7 +95,10 @@ def structure_of(shape: Backbone) -> AbstractModel:
 def states(
     model: Pretrained, tokens_BL: np.ndarray, lengths_B: np.ndarray, sizes: Mapping | None = None
 ) -> np.ndarray:
-    """Returns the last states (B, L, D) of a loaded model. `sizes` are the mesh axes; None means one device."""
+    """Returns the hidden states (B, L, D) after the last layer of a model, with the weights that `model` loads.
+
+    `sizes` maps mesh axes to their sizes; None means one device.
+    """
     devices = jax.devices()[: math.prod((sizes or {}).values())]
     mesh, abstract_model = make_mesh(sizes or {}, devices), structure_of(model.shape)
     values = model.load(abstract(abstract_model.trainable, mesh))

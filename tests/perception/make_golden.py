@@ -57,7 +57,7 @@ CASES = {
         max_position_embeddings=max(LENGTHS),
     ),
     "mpnet": MPNetConfig(**LATER),
-    # Each offset up to 4 has its own row. All offsets from 13 on share one row.
+    # Offsets from -5 to 5 have a row each. Other offsets share rows.
     "deberta-v2": DebertaV2Config(
         **SIZES,
         relative_attention=True,
@@ -87,7 +87,7 @@ CASES = {
 
 
 def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
-    """Returns the last states (B, L, D), 0 at padding."""
+    """Returns the hidden states (B, L, D) after the last layer, 0 at padding."""
     inside_BL = np.arange(tokens_BL.shape[1]) < lengths_B[:, None]
     with torch.inference_mode():
         found = model.eval()(

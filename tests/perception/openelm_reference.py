@@ -104,7 +104,7 @@ def feed_forward(layer: int, row: np.ndarray) -> np.ndarray:
 
 
 def states(tokens_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
-    """Returns the states after the last norm (B, L, D), 0 at padding."""
+    """Returns the hidden states (B, L, D) after the last norm, 0 at padding."""
     result = np.zeros((*tokens_BL.shape, WIDTH))
     for number, (tokens, length) in enumerate(zip(tokens_BL, lengths_B, strict=True)):
         rows = [weight("token_embeddings")[token] for token in tokens[:length]]

@@ -9,8 +9,8 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# Parameter counts: (backbone with an untied output layer, adapters of rank 2). For Qwen2, the first count is the
-# published count plus the output layer, and the second is the count of adapters of rank 32, divided by 16.
+# Parameter counts: (backbone with an untied output layer, adapters of rank 2). The entries of Qwen2 show how they were
+# computed: the published count plus an output layer, and the count of adapters of rank 32, divided by 16.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),

@@ -35,22 +35,22 @@ FEW = as_csv(rows(20))
 
 
 def data(content: str | bytes, message: str, options: str = "", name: str = "a.csv") -> Case:
-    """Returns a case of perception.worth with one table."""
+    """Returns a case of perception.worth: a table with the given content, and a part of the error message."""
     return f"worth --data {name} {options}", {name: content}, message
 
 
 def folder(files: dict[str, str | bytes], message: str) -> Case:
-    """Returns a case of perception.worth with a folder of tables."""
+    """Returns a case of perception.worth: a folder with the given files, and a part of the error message."""
     return "worth --data data", {f"data/{name}": x for name, x in files.items()}, message
 
 
 def strict(row: dict, message: str) -> Case:
-    """Returns a case of perception.worth with one unusable row, which is an error with --strict."""
+    """Returns a case of perception.worth: a table whose row 41 is unusable, which is an error with --strict."""
     return data(as_lines([*MANY, row]), f"a.jsonl line 41: {message}", "--strict", "a.jsonl")
 
 
 def new(content: str | bytes, message: str, options: str = "", name: str = "new.csv") -> Case:
-    """Returns a case of perception.classify with one table."""
+    """Returns a case of perception.classify: a table with the given content, and a part of the error message."""
     return f"classify --run=counted --input={name} {options}", {name: content}, message
 
 
@@ -293,7 +293,7 @@ def counted(tmp_path_factory) -> Path:
 
 
 def write_adapter(adapter: Path, base: Path) -> None:
-    """Writes a PEFT adapter of BERT whose recorded fingerprint is not that of the weights in `base`."""
+    """Writes a PEFT adapter of BERT to `adapter`. It records another fingerprint than that of the weights in `base`."""
     adapter.mkdir()
     values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
     layers = {"stack/blocks/0/residuals/1/function/up": values}

@@ -24,7 +24,10 @@ from perception.weighted_f1 import weighted_f1
     ],
 )
 def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
-    """Predicting only a class with the share p gives the weighted F1 2 p^2 / (1 + p). Table 1 prints such values."""
+    """Predicting one class for all texts gives the weighted F1 2 p^2 / (1 + p), where p is the share of the class.
+
+    Table 1 prints such values, in percent.
+    """
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)
     found = weighted_f1(labels, np.zeros_like(labels))
@@ -131,7 +134,7 @@ def test_damaged_baseline_model_raises_error(tmp_path) -> None:
 
 
 def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
-    """The penalty is selected on a sample of the training examples. The final model is fitted on all of them.
+    """To select the penalty, models are fitted on a sample of the training texts. The final model is fitted on all.
 
     Fitting again gives the same predictions.
     """

@@ -30,7 +30,10 @@ def test_times_are_written_in_a_readable_unit() -> None:
 
 
 def needed(ways: int, steps: int, seeds: int) -> float:
-    """Returns the seconds of a plan: one run for each of three learning rates, and one run for each further seed."""
+    """Returns the budget in seconds that `ways` training methods need, each with `seeds` seeds.
+
+    A method has one run for each of three learning rates, and one run for each further seed.
+    """
     runs = 3 + seeds - 1
     each = runs * (10 + 0.1 * steps + 5 * 2) + seeds * 2 * 5
     return ways * each / budget.USED
@@ -63,7 +66,7 @@ def test_unaffordable_ways_are_explained() -> None:
 
 
 def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
-    """A program that abandons a compilation of JAX crashes at exit."""
+    """A program that abandons a compilation by JAX would crash when it exits."""
     namespace = {"__name__": "jax._src.compiler", "time": time, "done": []}
     exec("def compile(seconds):\n    time.sleep(seconds)\n    done.append(seconds)", namespace)
     with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):

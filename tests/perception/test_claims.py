@@ -84,7 +84,7 @@ def test_unknown_side_raises_error(tmp_path, text, told) -> None:
 
 @pytest.mark.slow
 def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
-    """`--kept` writes the same table from the finished runs. The runs are three modes, trained for four steps."""
+    """`--kept` writes the same table from the finished runs. There is one run of four steps for each of three modes."""
     out = tmp_path / "out"
     program = ["perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")

@@ -69,7 +69,10 @@ def wanted(trained) -> np.ndarray:
 
 @pytest.fixture
 def call(workdir, monkeypatch) -> Callable[..., None]:
-    """Returns a function that runs perception.classify with options. By default, it adds --run=`workdir`."""
+    """Returns a function that runs perception.classify with options.
+
+    It adds --run with the fixture `workdir`, unless the options name a run.
+    """
 
     def call(*options: object, stdin: bytes = b"") -> None:
         named = any(str(option).startswith(("--run", "--workdir")) for option in options)
@@ -147,7 +150,7 @@ def test_mean_of_logits_of_windows(trained, wanted) -> None:
     found = trained.probabilities_of(trained.windows([t or "x" for t in TEXTS]), rows=3)
     there = [i for i, text in enumerate(TEXTS) if text]
     np.testing.assert_allclose(found[there], wanted[there], atol=1e-5)
-    # Training truncates the text, classify does not.
+    # `probabilities` truncates a long text, as training does. The windows of classify have the whole text.
     assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3
 
 
@@ -157,7 +160,7 @@ def put(path: Path, content: bytes) -> Path:
 
 
 def table_bytes(ending: str, rows: list[dict]) -> bytes:
-    """Returns the content of a table in the format of a file's ending."""
+    """Returns the content of a table file, in the format that the file's ending selects."""
     if ending.endswith(".gz"):
         return gzip.compress(table_bytes(ending.removesuffix(".gz"), rows))
     if ending == "parquet":
@@ -175,7 +178,10 @@ def table_bytes(ending: str, rows: list[dict]) -> bytes:
 
 
 def write(path: Path) -> list[dict]:
-    """Writes TEXTS with two other columns, in the format that the file's name selects. Returns the rows."""
+    """Writes TEXTS with two other columns, in the format that the file's ending selects.
+
+    Returns the rows as `read` will read them.
+    """
     ending = path.name.partition(".")[2]
     rows = [{"id": i, "text": text, "Ö": "ä"} for i, text in enumerate(TEXTS)]
     if ending == "parquet":
@@ -262,7 +268,7 @@ def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_one_of_two_text_columns_may_be_blank(ending: str, tmp_path) -> None:
-    """Without pairs, the texts of several columns are joined. Only a row without any text is empty."""
+    """Without pairs, a row is empty if all its text columns are blank. With pairs, it is empty if one of them is."""
     from pyarrow import Table, parquet
 
     path = tmp_path / f"new.{ending}"
@@ -491,7 +497,7 @@ def test_options_of_tf_idf_are_checked(refused, counted, tmp_path) -> None:
     ],
 )
 def test_tables_are_read_as_in_worth(name, content, options, call, counted, tmp_path) -> None:
-    """Encodings, delimiters, line ends, blank lines, and a column whose name has a space."""
+    """classify reads the same encodings, delimiters, line ends, blank lines and column names as worth."""
     given, out = put(tmp_path / name, content), tmp_path / f"out{Path(name).suffix}"
     call(f"--run={counted}", f"--input={given}", f"--output={out}", "--text=the text", *options)
     labelled = read_tables(str(out))["all"]

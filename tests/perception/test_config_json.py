@@ -19,7 +19,8 @@ from tests.perception.helpers import golden_json, structure_of
 PATH = Path("DIR/config.json")
 
 OTHERS = {
-    "30 of 44 dimensions turned": replace(phi(2, 88, 96, 2), rotated=30),  # 30 / 44 * 44 < 30
+    # As floats, 30 / 44 * 44 is below 30.
+    "30 of 44 dimensions turned": replace(phi(2, 88, 96, 2), rotated=30),
     "heads of their own size": replace(mistral(2, 64, 96, 4, 2, window=None), size=24, rotated=24),
     "other lines": openelm(4, 64, 8, attention=(0.75, 1.25), feed_forward=(1.0, 2.0), divisor=32),
     "another activation": replace(bert(2, 64, 96, 4), activation="relu", dropout=(0.2, 0.2, 0.0)),

@@ -28,7 +28,8 @@ def write(path: Path, count: int, fields: str, label: str, classes: int) -> None
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-# (text fields, label field, classes) in the authors' program. TFDS's glue/sst2 names the text field "sentence".
+# (text fields, label field, number of classes) in the authors' program. TFDS's glue/sst2 names the text field
+# "sentence".
 PAPER = {
     "dbpedia": ("text", "l1", 9),
     "bias": ("context", "bias_type", 10),
@@ -92,11 +93,11 @@ def test_premise_only_drops_hypotheses(tmp_path):
     chosen = config(dataset="snli", **{"data.source": f"files:{tmp_path}"})
     splits, _ = datasets.load(chosen)
     assert splits["train"].texts[0] == ("premise 0 hypothesis 0",)
-    # The annotators did not agree on the label of the seventh example.
+    # The seventh example has the label -1, because its annotators did not agree. It is left out.
     assert len(splits["train"]) == 6
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)
-    # The authors' program loses hypotheses of SNLI only. Pairs in a user's files stay pairs.
+    # The authors' program drops the hypotheses of SNLI only. Pairs in a user's files keep both texts.
     own = {"data.premise_only": True, "data.fields": "premise hypothesis"}
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     chosen = config(**own, **{"data.source": f"files:{tmp_path}"})
@@ -135,7 +136,7 @@ def test_label_out_of_range_raises_error(tmp_path):
         datasets.load(chosen)
 
 
-# Data set -> numbers of training and test examples of the complete files.
+# Data set -> (number of training examples without the validation split, number of test examples) of the real files.
 COMPLETE = {
     "rotten_tomatoes": (8530, 1066),
     "emotion": (16_000, 2000),

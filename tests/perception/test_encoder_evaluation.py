@@ -37,7 +37,10 @@ def test_evaluation_of_the_own_encoder_is_the_test_of_the_run(runs, mesh) -> Non
 
 
 def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, capsys) -> None:
-    """Fewer bits give larger errors. The format float32 gives exactly the result of the run."""
+    """The error rises from float32 over bfloat16 and int8 to the 4-bit formats.
+
+    The format float32 gives exactly the result of the run.
+    """
     evaluate, changes = EncoderEvaluation.__call__, []
 
     def watched(self: EncoderEvaluation, encoder: dict, split: str) -> Classes:
@@ -59,7 +62,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert tuple(rows) == FORMATS
     error = [float(row["error of kernels (% of the norm)"]) for row in rows.values()]
     assert error[0] == 0 < error[1] < error[2] < min(error[3:]) and max(error) < 20
-    # The largest changes of the evaluated encoders have the same order as the errors.
+    # The largest change of a weight rises in the same order as the error.
     assert changes[0] == 0 < changes[1] < changes[2] < min(changes[3:])
     plain = rows["float32"]
     assert float(plain["bits of a kernel's weight"]) == 32
@@ -72,7 +75,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
 
 
 def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
-    """Runs of different quality have equal differences if each format changes the same examples."""
+    """Runs of different accuracy have equal differences from float32 if a format changes the same predictions."""
     labels_E = np.arange(400) % 2
     found = {"float32": (0, 40), "bfloat16": (0, 40), "4bit": (60, 100)}
 
@@ -100,7 +103,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     changed = rows["4bit"]
     assert changed["minus float32"] == pytest.approx(-15)
     assert changed["verdict"] == "worse" and changed["changed predictions (%)"] == 15
-    # The interval comes from 60 changed examples of 400. The different quality of the runs does not widen it.
+    # The interval comes from 60 changed predictions of 400. The different accuracy of the runs does not widen it.
     half = (changed["to"] - changed["95 % from"]) / 2
     assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
     with pytest.raises(UserError, match="--runs names a run more than once"):

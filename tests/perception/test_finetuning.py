@@ -120,7 +120,7 @@ def test_reinitialised_tables_by_family(make, name, expected):
 
 
 class States(nnx.Module):
-    """An encoder whose states are constants, including the states at padding."""
+    """An encoder that always returns the hidden states STATES_BLD, also at padding."""
 
     def __call__(self, tokens_BL, lengths_B, key=None, types_BL=None):
         return STATES_BLD.astype(jnp.bfloat16)
@@ -167,10 +167,10 @@ def std(values: dict, end: str) -> float:
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
 def test_initialization_matches_published_models(name):
-    """BERT has the standard deviation 0.02, and zeros in the padding row.
+    """BERT's weights have the standard deviation 0.02, and the row of the padding token is 0.
 
-    In OpenELM the standard deviation depends on the number of inputs. In OpenELM's output projections, it also depends
-    on the depth.
+    In OpenELM, the standard deviation of a matrix depends on its number of inputs, and in output projections also on
+    the depth.
     """
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable

@@ -18,7 +18,10 @@ SOLVED = {"finetune": "head", "train.steps": 0, "optimizer.learning_rate": 0.0}
 
 
 def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns examples of overlapping classes. The features have very different scales, and one feature is constant."""
+    """Returns features (E, M) and labels (E,) of overlapping classes.
+
+    The features have very different scales, and one feature is constant.
+    """
     generator = np.random.default_rng(seed)
     labels_E = generator.integers(classes, size=count)
     centres_CM = np.random.default_rng(0).normal(size=(classes, 5))
@@ -30,7 +33,10 @@ def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None:
-    """The loss is C times the summed cross-entropy plus half the squared norm of the standardised weights."""
+    """The loss is `inverse_penalty` times the summed cross-entropy, plus half the squared norm of the weights.
+
+    The cross-entropy is summed over examples. The weights are those of standardised features.
+    """
     train, valid = examples(300, classes, 1), examples(100, classes, 2)
     found = solve(train, valid, classes)
     features_EM, labels_E = train
@@ -41,7 +47,7 @@ def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None
     chances_EC /= chances_EC.sum(1, keepdims=True)
     errors_EC = chances_EC - np.eye(classes)[labels_E]
     weights_MC = found.kernel_MC * scale_M[:, None]
-    # For two classes scikit-learn has one weight vector, the difference of ours.
+    # For two classes, scikit-learn has one weight vector. It is the difference of our two vectors.
     share = 2 if classes == 2 else 1
     gradient_MC = found.inverse_penalty * rows_EM.T @ errors_EC + share * weights_MC
     np.testing.assert_allclose(gradient_MC, 0, atol=2e-3 * found.inverse_penalty * len(labels_E))
@@ -51,7 +57,7 @@ def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None
 
 
 def test_head_penalty_is_selected_on_validation() -> None:
-    """The selected penalty has the best validation F1 of all penalties."""
+    """No penalty has a better validation F1 than the selected penalty."""
     train, valid = examples(40, 3, 1), examples(2000, 3, 2)
     best = solve(train, valid, 3)
     every = [best.f1]

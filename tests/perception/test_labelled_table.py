@@ -371,7 +371,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_match_exhaustive_comparison(seed) -> None:
-    """The reference compares all pairs of texts. Some texts are copies of other texts in which one word is changed."""
+    """The reference compares all pairs of texts. Twenty texts are copies of other texts with one changed word."""
     generator = np.random.default_rng(seed)
     words = [f"w{chr(97 + i)}{chr(97 + j)}" for i in range(20) for j in range(20)]
     texts = [" ".join(generator.choice(words, 12)) for _ in range(60)]
@@ -442,7 +442,7 @@ def test_values_of_numbers_in_sentences_are_ignored() -> None:
 
 
 class Examples(list):
-    """Stands for a split of a Hugging Face data set that the library has read from its cache of version abc123."""
+    """Stands for a split of the Hugging Face data set team/mails, version abc123, that was read from the cache."""
 
     cache_files = ({"filename": "cache/team___mails/default/0.0.0/abc123/mails-train.arrow"},)
 

@@ -47,7 +47,10 @@ WORDS = {"fruit": "apple pear", "place": "river street", "sound": "music noise"}
 
 
 def rows(count: int, start: int = 0) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns (text, classes). A text has one word for each of its classes. An eighth of the texts have no class."""
+    """Returns (text, its classes) for the numbers from `start` on. A text has one word for each of its classes.
+
+    An eighth of the texts have no class.
+    """
     made = []
     for i in range(start, start + count):
         generator = np.random.default_rng(i)
@@ -91,7 +94,7 @@ def test_balanced_weights_treat_each_class_as_two() -> None:
 
 
 def test_thresholds_maximise_f1_of_each_class() -> None:
-    """No threshold of a fine grid gives a better F1. A class without examples has the threshold 0.5."""
+    """No threshold of a fine grid gives a class a better F1. A class without examples has the threshold 0.5."""
     generator = np.random.default_rng(0)
     labels_EC = (generator.random((200, 3)) < [0.5, 0.05, 0]).astype(int)
     chances_EC = expit(generator.normal(labels_EC - 1.5, 1))
@@ -231,7 +234,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(make, mesh, data) -> Path:
-    """Returns the workdir of a run with a solved head, which has no training steps."""
+    """Returns the workdir of a run without training steps, whose head is solved."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}
     run.fit(make(**fields, finetune="head", **{"train.steps": 0}), data / "head", mesh)
     return data / "head"
@@ -281,7 +284,7 @@ def call(program, *arguments: object, stdin: bytes = b"") -> None:
 def test_classify_writes_sets_of_classes(trained, tmp_path, capsys) -> None:
     """The labelled table has JSON lists, which perception.worth can read.
 
-    Output lines have the classes above their thresholds.
+    Output lines have the classes that reach their thresholds.
     """
     texts = [text for text, _ in rows(12, 300)]
     given = write_csv(tmp_path / "a.csv", ["text"], [[t] for t in [*texts, " "]])
@@ -317,7 +320,7 @@ def test_exported_classifier_has_thresholds(trained, tmp_path) -> None:
 
 
 def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
-    """Micro F1, macro F1 and average precision in the table equal the values of scikit-learn."""
+    """Micro F1, macro F1 and average precision in the table equal scikit-learn's. Exact match equals NumPy's."""
     fields = [f"--config.data.source=files:{data}", "--config.data.multi_label=true"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
@@ -346,7 +349,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
 def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
-    The report's command writes the classes above their thresholds as a list.
+    The command that worth prints writes the classes that reach their thresholds, as a list.
     """
     cells = [[text, "|".join(own)] for text, own in rows(160)]
     path, out = write_csv(tmp_path / "a.csv", ["text", "label"], cells), tmp_path / "out"

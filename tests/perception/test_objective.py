@@ -25,7 +25,7 @@ def test_balanced_weights_are_those_of_sklearn() -> None:
 
 
 class Fixed:
-    """A classifier with given logits, whatever the input."""
+    """A classifier that returns given logits for any input."""
 
     def __init__(self, logits_BC: jax.Array):
         self._logits_BC = logits_BC
@@ -91,7 +91,10 @@ def test_balanced_head_is_the_balanced_regression_of_sklearn() -> None:
 
 @pytest.mark.parametrize("solved", [True, False])
 def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
-    """The one-against-rest loss is C times the weighted sum of log(1 + exp(-y z)), plus half the squared norm."""
+    """The one-against-rest loss is C times the sum of w log(1 + exp(-y z)), plus half the squared norm of the weights.
+
+    Here C = 1, w is the weight of an example, y is its label (1 or -1) and z its logit.
+    """
     from scipy import sparse
 
     rows_EM = np.random.default_rng(0).normal(size=(len(RARE_E), 2)) + RARE_E[:, None]
@@ -101,7 +104,7 @@ def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
 
     def loss(values, sign_E) -> float:
         z_E = rows_EM @ values[:2] + values[2]
-        # liblinear also penalises the bias.
+        # liblinear also adds the bias to the squared norm.
         return weights_E @ np.logaddexp(0, -sign_E * z_E) + 0.5 * (values**2).sum()
 
     for number in range(3):

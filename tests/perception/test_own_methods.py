@@ -132,7 +132,7 @@ solved = Method("x", 1e-3, divides, solves_head=True)
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Yields a folder with an importable package: the method of perception/README.md, and methods of MODULE."""
+    """Yields a folder with an importable package: the method of perception/README.md, and the methods in MODULE."""
     method, _ = python_of_readme("perception")
     with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
@@ -152,7 +152,7 @@ def deep(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(own_package, deep) -> list[str]:
-    """Returns the command of perception/README.md as a list. Its run is evaluated and saved every two steps."""
+    """Returns the words of the training command in perception/README.md, with options that evaluate every two steps."""
     text = (ROOT / "perception/README.md").read_text()
     (found,) = re.findall(rf"    python -m (perception.train .*{OWN}.*)\n", text)
     fields = {"eval.steps": 2, "checkpoint.steps": 2, "train.log_steps": 1}
@@ -261,7 +261,7 @@ def test_options_are_fields_of_the_command_line(own_package):
 
 
 def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, tmp_path):
-    """The blocks are drawn from the seed and stay frozen. Embeddings and head are trained."""
+    """The blocks get random values from the seed and stay frozen. Embeddings and head are trained."""
     fields = {"backbone": "tiny_bert", "pretrained": "", "finetune": "my_package.others:seeded"}
     run.fit(make(**fields), tmp_path / "run", mesh)
     values = loading.load(tmp_path / "run", mesh).values
@@ -370,7 +370,7 @@ def test_worth_compares_a_users_method(command, own_package, deep):
 
 
 def test_methods_of_the_project_build_what_they_say(make):
-    """`trains_all`, `adapters` and `pretrained` agree with the parameters of the model."""
+    """`trains_all` and `adapters` agree with the parameters of the model. No method draws frozen values from a seed."""
     for name, method in METHODS.items():
         config = make(finetune=name)
         found = variables.abstract(

@@ -84,7 +84,7 @@ def test_states_of_a_padded_batch_of_pairs_are_those_of_bert_model(folder) -> No
 def test_exported_pair_classifier_is_usable_as_its_readme_says(
     folder, make, mesh, tmp_path
 ) -> None:
-    """Runs the Python code of README.md and compares its logits with the probabilities of the run."""
+    """Runs the Python code in the export's README.md. The softmax of its logits gives the probabilities of the run."""
     rows = [{"first": a, "second": b, "label": i % 2} for i, (a, b) in enumerate(PAIRS * 4)]
     (tmp_path / "data").mkdir()
     for split in ("train", "validation", "test"):

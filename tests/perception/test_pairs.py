@@ -62,9 +62,9 @@ def test_tokenizer_without_separators_joins_pairs(bert_like) -> None:
 
 
 def test_only_second_segment_has_type_1() -> None:
-    """If both token types have equal embeddings, segments have no effect.
+    """Segments have no effect if both token types have equal embeddings, or if all tokens are in the first segment.
 
-    A changed embedding of type 1 changes the output.
+    Otherwise the second segment changes the logits.
     """
     abstract_model = variables.abstract(
         lambda: PooledClassifier(
@@ -95,7 +95,7 @@ def test_only_second_segment_has_type_1() -> None:
 
 
 def pairs(count: int) -> list[dict]:
-    """Returns pairs of texts. The label says from which half of WORDS the second text takes its words."""
+    """Returns `count` rows with a pair of texts. The label tells from which half of WORDS the second text is drawn."""
     generator, rows = np.random.default_rng(0), []
     for i in range(count):
         first = generator.permutation(WORDS)[:4]
@@ -139,7 +139,7 @@ def call(program, *arguments: object, stdin: bytes = b"") -> None:
 
 @pytest.fixture(scope="module")
 def trained(make, mesh, tmp_path_factory) -> Path:
-    """Returns the workdir of full training on pairs, with the project's own tokenizer."""
+    """Returns the workdir of full training on pairs, with a tokenizer that the run has trained."""
     folder = tmp_path_factory.mktemp("pairs")
     for split, start, end in (("train", 0, 60), ("validation", 60, 80), ("test", 80, 100)):
         rows = "".join(json.dumps(row) + "\n" for row in pairs(100)[start:end])

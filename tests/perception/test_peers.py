@@ -57,7 +57,7 @@ def randomize(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def whole_model(family: str) -> "torch.nn.Module":
-    """Returns transformers' model with an output layer. Names of the encoder's parameters have a prefix."""
+    """Returns a model of transformers with an output layer. The names of its encoder's parameters have a prefix."""
     decodes = family in ("qwen2", "mistral", "llama", "gemma", "phi")
     auto = transformers.AutoModelForCausalLM if decodes else transformers.AutoModelForMaskedLM
     return randomize(auto.from_config(config_of(family), attn_implementation="eager"))
@@ -185,7 +185,7 @@ def test_published_shapes_match_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("family", WITH_TARGETS)
 def test_adapters_match_peft(family: str, tmp_path) -> None:
-    """Compares parameter counts, states with random adapters, and merged weights."""
+    """Our parameter count, hidden states with random adapters, and merged weights equal peft's."""
     peft = pytest.importorskip("peft")
     model = base_of(whole_model(family))
     model.save_pretrained(tmp_path)
@@ -199,7 +199,7 @@ def test_adapters_match_peft(family: str, tmp_path) -> None:
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if "lora_" in name and name not in pooler:
-                # Draws 0.3 times as large: the adapters then change the weights by about a seventh of their size.
+                # The factor 0.3 makes the change by the adapters about a seventh of the size of the weights.
                 given[name] = draw(name, tuple(parameter.shape)) * 0.3
                 parameter.copy_(torch.from_numpy(given[name]))
     ours = variables.count(variables.split(encoder))["trainable"]
@@ -245,7 +245,10 @@ def sentences() -> list[str]:
 
 
 def test_minilm_sentence_embeddings_match_transformers(minilm: Path) -> None:
-    """Compares sentence embeddings (normalized masked means) of all-MiniLM-L6-v2, a model like arctic-embed-xs."""
+    """Sentence embeddings (normalized means over tokens without padding) of all-MiniLM-L6-v2 are equal.
+
+    The model has the architecture of arctic-embed-xs.
+    """
     lines = sentences()
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     batch = tokenizer(lines, padding=True, return_tensors="pt")

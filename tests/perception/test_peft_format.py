@@ -21,7 +21,7 @@ BERT = "encoder.layer.0.intermediate.dense"
 
 
 def adapter(rank: int, seed: int, layers: tuple[str, ...], base: str = "base") -> Adapter:
-    """Returns a random adapter of kernels (6, 8)."""
+    """Returns a random adapter of `layers`, whose kernels have the shape (6, 8)."""
     draw = np.random.default_rng(seed).standard_normal
     pairs = [(draw((6, rank)), draw((rank, 8))) for _ in layers]
     return Adapter(
@@ -38,7 +38,10 @@ def change(adapter: Adapter) -> dict[str, np.ndarray]:
 
 
 def write_foreign(folder: Path, tensors: dict | None = None, **fields: object) -> Path:
-    """Writes an adapter of rank 2 on BERT's first feed-forward layer, without this project's code."""
+    """Writes an adapter of rank 2 on BERT's first feed-forward layer, without this project's code. Returns the folder.
+
+    `tensors` are stored too, and `fields` override fields of adapter_config.json.
+    """
     folder.mkdir(exist_ok=True)
     draw = np.random.default_rng(5).standard_normal
     values = {
@@ -88,7 +91,7 @@ def test_sum_of_different_ranks_round_trip(tmp_path) -> None:
     ],
 )
 def test_scale_of_a_foreign_adapter(fields: dict, scale: float, tmp_path) -> None:
-    """Keys of alpha_pattern and rank_pattern match whole module names at the end of a path."""
+    """A key of alpha_pattern is a regular expression for the path of a module, or for the end of it after any dot."""
     tensors = load_file(write_foreign(tmp_path, **fields) / "adapter_model.safetensors")
     a, b = (tensors[f"base_model.model.{BERT}.lora_{side}.weight"] for side in "AB")
     (found,) = change(peft_format.read(tmp_path, "bert")).values()
@@ -154,7 +157,7 @@ def test_missing_and_damaged_files_raise_errors(tmp_path, monkeypatch) -> None:
 
 
 def test_fused_layer_of_openelm_raises_error(tmp_path) -> None:
-    """OpenELM stores gate and up as one matrix."""
+    """OpenELM stores the kernels `gate` and `up` as one matrix, so an adapter of one of them cannot be stored."""
     with pytest.raises(UserError, match=r"layers\.0\.ffn\.proj_1 of the family openelm fuses"):
         peft_format.write(tmp_path, adapter(2, 0, (f"stack/blocks/0/{UP}",)), "openelm", None, None)
     assert not any(tmp_path.iterdir())

@@ -40,7 +40,7 @@ def call(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Callable[[str], Path]:
-    """Returns a function that writes a model of a family, with a tokenizer."""
+    """Returns a function (family) -> folder that writes a tiny model and a tokenizer in Hugging Face format."""
 
     def make(family: str) -> Path:
         folder = tmp_path_factory.mktemp(family) / "base"
@@ -56,7 +56,7 @@ def base(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def trained(make, base, tmp_path_factory) -> Callable[[str, str], Path]:
-    """Returns a function (family, pool) that trains adapters of rank 4 and scale 1.5 for several steps."""
+    """Returns a function (family, pool) -> workdir that trains adapters of rank 4 and scale 1.5."""
 
     def fit(family: str, pool: str) -> Path:
         workdir = tmp_path_factory.mktemp("runs") / family
@@ -116,7 +116,7 @@ TARGETS = {
 def test_adapter_of_peft_merges_to_its_states(
     family: str, classifier: bool, base, tmp_path
 ) -> None:
-    """Covers adapters of encoders and of sequence classifiers, with several ranks and scales."""
+    """The adapter has several ranks and scales. It adapts an encoder, or the encoder of a sequence classifier."""
     folder = base(family)
     auto = transformers.AutoModelForSequenceClassification if classifier else transformers.AutoModel
     config = peft.LoraConfig(

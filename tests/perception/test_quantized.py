@@ -35,7 +35,7 @@ def kernel() -> np.ndarray:
 
 
 def test_nf4_levels_are_normal_quantiles() -> None:
-    """As in Dettmers et al., section 3: 0, eight levels above and seven below, at equal steps of probability."""
+    """As in Dettmers et al., section 3: 0, eight levels above 0 and seven below, at equal steps of probability."""
     from scipy.stats import norm
 
     end = 1 - (1 / 30 + 1 / 32) / 2
@@ -45,7 +45,11 @@ def test_nf4_levels_are_normal_quantiles() -> None:
 
 
 def slowly(kernel: np.ndarray, kind: str) -> np.ndarray:
-    """Rounds every value to the nearest level: one of LEVELS, or one of 16 between the block's minimum and maximum."""
+    """Rounds each value of a kernel (inputs, outputs) to the nearest level of its block.
+
+    The levels are LEVELS times the block's largest absolute value. For "4bit_minimum", they are 16 evenly spaced levels
+    from the block's minimum to its maximum.
+    """
     found = np.zeros(kernel.shape)
     for column in range(kernel.shape[1]):
         for start in range(0, len(kernel), BLOCK):
@@ -77,7 +81,7 @@ def test_values_round_to_nearest_level_of_their_block(kernel: np.ndarray, kind: 
 
 
 def test_4bit_packs_two_values_per_byte() -> None:
-    """A byte has value k in the low bits and value k + 32 in the high bits."""
+    """A byte has value k of a block in its low bits, and value k + 32 in its high bits."""
     numbers = np.arange(BLOCK) % 16
     codes, scales = quantize(np.asarray(NF4, np.float32)[numbers][:, None], "4bit")
     assert codes.shape == (1, BLOCK // 2, 1) and codes.dtype == jnp.uint8 and scales[0, 0] == 1
@@ -109,7 +113,7 @@ def test_product_and_gradient_match_dequantized_kernel(
 
 
 def test_backward_pass_stores_codes_not_kernel(kernel: np.ndarray) -> None:
-    """The backward pass keeps x, codes and scales."""
+    """The forward pass stores the input, the codes and the scales for the backward pass."""
     quantized = QuantizedKernel(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), "4bit")
     _, backward = jax.vjp(quantized, jnp.ones((8, INPUTS)))
     kept = [x for x in jax.tree.leaves(backward) if x.shape != (8, INPUTS)]
@@ -117,7 +121,10 @@ def test_backward_pass_stores_codes_not_kernel(kernel: np.ndarray) -> None:
 
 
 def layers(kind: str | None) -> nnx.Module:
-    """Returns two frozen linear layers, the first with adapters, and a trained head."""
+    """Returns a model of two frozen linear layers, the first with adapters, and a trained head.
+
+    `kind` is the format of the frozen kernels; None means that they are not quantized.
+    """
     model = nnx.Module()
     model.first = Linear(INPUTS, OUTPUTS, ("embed", "mlp"), rngs=nnx.Rngs(0))
     model.second = Linear(OUTPUTS, INPUTS, ("mlp", "embed"), rngs=nnx.Rngs(1))

@@ -67,7 +67,7 @@ def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -
 
 
 def test_files_have_the_bits_of_their_format(bases, tmp_path) -> None:
-    """A block has 64 codes, a scale of 4 bytes and, in 4bit_minimum, a minimum of 4 bytes.
+    """A block has 64 codes, a scale of 4 bytes and, in the format 4bit_minimum, also a minimum of 4 bytes.
 
     These kernels have at most 48 inputs, so each output has one block, padded to 64 codes.
     """
@@ -169,7 +169,10 @@ def call(*arguments: object) -> None:
 
 @pytest.mark.medium
 def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, capsys) -> None:
-    """Merges a run on 4-bit kernels into the unquantized weights, with a warning, and into the quantized weights."""
+    """Adapters of a run on 4-bit kernels can be merged into the quantized weights and, with a warning, the unquantized.
+
+    Only the merge into the quantized weights has the hidden states of the run.
+    """
     workdir, mesh = tmp_path / "run", make_mesh({"data": 1}, jax.devices()[:1])
     config = make(**{"finetune": "lora", "quantize": "4bit", "optimizer.learning_rate": 0.03})
     run.fit(config, workdir, mesh)
@@ -209,7 +212,7 @@ def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, c
             f"--out={tmp_path / 'no'}",
         )
 
-    # Adapters in PEFT's format, also sums, record how the weights were quantized.
+    # A folder in PEFT's format, also of a sum of adapters, records how the base weights were quantized.
     call(
         "peft",
         f"--run={workdir}",

@@ -22,7 +22,7 @@ CHROMIUM = next(
 
 
 def predictions(classes: int = 3, examples: int = 60, names: tuple[str, ...] = ()) -> Classes:
-    """Returns predictions with random probabilities. Every fifth prediction is wrong."""
+    """Returns predictions with random probabilities. The first prediction and every fifth after it are wrong."""
     generator = np.random.default_rng(0)
     labels_E = np.arange(examples) % classes
     guesses_E = np.where(np.arange(examples) % 5, labels_E, (labels_E + 1) % classes)
@@ -54,7 +54,7 @@ def report(found: Classes, text: str = "some words") -> Report:
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and texts of a page."""
+    """Collects the tags, attributes and texts of an HTML page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -124,7 +124,10 @@ def test_perfect_classifier_has_no_errors(tmp_path) -> None:
 
 
 def test_scores_of_classes(tmp_path) -> None:
-    """For class a, 2 of 3 examples are found and 1 prediction is wrong. Class c is never predicted."""
+    """Two of the three examples of class a are found, and one of three predictions of a is wrong.
+
+    Class c is never predicted.
+    """
     labels_E, guesses_E = np.int32([0, 0, 0, 1, 2]), np.int32([0, 0, 1, 0, 1])
     logs_MN = np.log(np.where(np.eye(3)[guesses_E] == 1, 0.8, 0.1))
     found = Classes.of_log_probabilities("test", labels_E, logs_MN, ("a", "b", "c"))
@@ -157,7 +160,10 @@ def test_many_classes_show_most_frequent_confusions(tmp_path) -> None:
 
 
 def test_calibration_error_of_known_bins() -> None:
-    """Ten examples at 0.95 with nine hits, ten at 0.65 with four hits: the error is (5 + 25) / 2 points."""
+    """Of ten predictions with probability 0.95, nine are right, and of ten with probability 0.65, four.
+
+    The calibration error is therefore (5 + 25) / 2 points.
+    """
     chance_M = np.repeat([0.95, 0.65], 10)
     right_M = np.r_[np.arange(10) < 9, np.arange(10) < 4]
     labels_E = np.where(right_M, 0, 1)

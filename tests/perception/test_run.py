@@ -33,13 +33,13 @@ from tests.perception.helpers import SHAPE
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """Returns the stream that gets the standard error of the fixture `full`."""
+    """Returns the stream to which the fixture `full` redirects standard error."""
     return io.StringIO()
 
 
 @pytest.fixture(scope="module")
 def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
-    """Returns workdir and summary of full training from random weights with the recipe "paper"."""
+    """Returns the workdir and the summary of full training from random weights with the recipe "paper"."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
     with contextlib.redirect_stderr(said):
         return workdir, run.fit(make("paper,tiny"), workdir, mesh)
@@ -47,13 +47,13 @@ def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.fixture(scope="module")
 def lora(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """Returns workdir and summary of LoRA with the recipe "fixed"."""
+    """Returns the workdir and the summary of a LoRA run with the recipe "fixed"."""
     workdir = tmp_path_factory.mktemp("runs") / "lora"
     return workdir, run.fit(make(**LORA), workdir, mesh)
 
 
 def measured(workdir: Path, mesh) -> float:
-    """Loads the run in `workdir` and returns the test weighted F1."""
+    """Loads the run in `workdir`, and returns the weighted F1 of its predictions for the test split."""
     trained = loading.load(workdir, mesh)
     splits, classes = datasets.load(trained.config)
     assert trained.classes == classes
@@ -93,7 +93,7 @@ def test_predictions_hold_test_probabilities(lora, mesh):
 
 
 def test_paper_recipe_selects_on_test(full):
-    """At the best and at the last step, the validation curve has the test F1."""
+    """The recipe validates on the test split, so the curve has the test F1 at the best and at the last step."""
     _, summary = full
     points = {point["step"]: point["value"] for point in summary["curve"]["points"]}
     assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
@@ -131,7 +131,7 @@ def test_lora_trains_and_stores_adapters_and_head(lora, mesh, weights):
 
 
 def test_peft_folder_merges_like_the_run_on_any_mesh(lora, pretrained, tmp_path, monkeypatch):
-    """The adapter in PEFT's format is written on a mesh of eight devices, and merged on another mesh."""
+    """The adapter is written in PEFT's format on a mesh of eight devices, and merged on the default mesh."""
 
     def call(*arguments: object) -> None:
         monkeypatch.setattr(sys, "argv", ["adapters", *map(str, arguments)])
@@ -164,7 +164,7 @@ def test_peft_folder_merges_like_the_run_on_any_mesh(lora, pretrained, tmp_path,
 
 @pytest.fixture(scope="module")
 def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """Returns workdir and summary of full training from the pretrained weights."""
+    """Returns the workdir and the summary of full training from the pretrained weights."""
     workdir = tmp_path_factory.mktemp("runs") / "tuned"
     return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
 
@@ -290,7 +290,7 @@ def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -
 
 
 def test_run_loads_if_its_unused_weights_are_missing(full, mesh, tmp_path, monkeypatch):
-    """An older run may name a weights folder that it does not use. A new run may not."""
+    """A run of an older version may name a folder of weights that it does not use. A new run may not."""
     monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
     workdir = shutil.copytree(full[0], tmp_path / "run")
     config = json.loads((workdir / "config.json").read_text())
@@ -381,7 +381,7 @@ def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields
 
 
 def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):
-    """A finished run returns its summary. Changed fields or more steps need data and weights again."""
+    """A finished run returns its summary without reading data or weights. More steps need both again."""
     workdir, summary = lora
     assert run.ended(make(**LORA), workdir)["test"] == summary["test"]
     assert run.ended(make(**LORA, seed=2), workdir) is None
@@ -411,7 +411,7 @@ def test_resume_with_other_classes_fails(full, make, mesh):
 
 
 def test_resume_with_other_examples_fails(full, make, mesh):
-    """Tokenizer and classes do not change, but the validation curve would mix two test sets."""
+    """Tokenizer and classes do not change, but the validation curve would mix F1 values of two test splits."""
     path = full[0] / "examples.json"
     kept = json.loads(path.read_text())
     assert kept["train"] != kept["test"]

@@ -47,7 +47,7 @@ def test_read_returns_array_slices(name: str, sharded) -> None:
 
 @pytest.mark.parametrize(("largest", "count"), [(10**9, 1), (100, 2), (1, 3)])
 def test_written_shards_are_read_by_reference_library(largest: int, count: int, tmp_path) -> None:
-    """Writes as few shards as the size limit allows. A tensor above the limit gets its own shard."""
+    """A shard is filled up to the size limit. A tensor above the limit gets its own shard."""
     write(tmp_path, tensors(VALUES), largest)
     paths = sorted(tmp_path.glob("*.safetensors"))
     assert len(paths) == count

@@ -26,7 +26,7 @@ def split(*counts: int) -> LabelledText:
 
 
 def test_draw_takes_examples_of_each_class() -> None:
-    """From a class with fewer examples, all are drawn. Texts keep their labels. Another seed draws other examples."""
+    """A class with too few examples gives all of them. Texts keep their labels. Another seed draws other examples."""
     whole = split(50, 30, 3)
     found = draw(whole, 8, 1)
     assert np.bincount(found.labels_E).tolist() == [8, 8, 3]
@@ -37,7 +37,7 @@ def test_draw_takes_examples_of_each_class() -> None:
 
 
 def write(folder: Path) -> Path:
-    """Writes texts in which two words determine the class. About a fifth of the labels are wrong."""
+    """Writes labelled texts to `folder` and returns it. Two words tell the class. About a fifth of labels is wrong."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for name, count in (("train", 80), ("validation", 40), ("test", 60)):
@@ -87,7 +87,7 @@ def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
 def test_interval_over_draws_covers_the_mean() -> None:
     """In about 95 % of simulated experiments, the interval contains the true mean.
 
-    Each experiment has five draws of different quality.
+    Each experiment has five draws, whose classifiers have different true accuracies.
     """
     generator, inside, repeats = np.random.default_rng(0), 0, 60
     for _ in range(repeats):

@@ -117,7 +117,7 @@ def asked(folder) -> Path:
 
 
 def folder_of(way: str) -> str:
-    """Returns the directory name of the first run of a training method."""
+    """Returns the folder name of a training method's run with seed 1, or of its only run."""
     return f"{way}_seed1" if WAYS[way].random else way
 
 
@@ -141,7 +141,7 @@ def test_worth_table_has_all_ways(asked) -> None:
 
 @pytest.mark.medium
 def test_one_seed_gives_no_verdict(asked) -> None:
-    """With one seed, a verdict is undecided if the result of at least one of the two methods depends on the seed."""
+    """With one seed, a comparison is undecided if the result of at least one of the two methods depends on the seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (4, 5)
@@ -159,7 +159,7 @@ def test_one_seed_gives_no_verdict(asked) -> None:
 
 @pytest.mark.medium
 def test_report_names_the_best_run(asked) -> None:
-    """The command of the report names the run with the best validation F1."""
+    """The report's command for perception.classify names the run with the best validation F1."""
     runs = {run.name: run for run in load_local(asked / "runs")}
     page = (asked / "report.html").read_text()
     (name,) = re.findall(
@@ -184,7 +184,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
 
 @pytest.mark.medium
 def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
-    """The budget is enough for TF-IDF, the head and LoRA only. Repeating the command trains nothing again."""
+    """The budget is enough for TF-IDF, the head and LoRA only. A repeated call trains and measures nothing again."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
     monkeypatch.setattr(budget, "SEEDS", 1)
     monkeypatch.setattr(budget, "LEAST_STEPS", 600)
@@ -365,7 +365,7 @@ QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weigh
 
 @pytest.mark.medium
 def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
-    """Unmerging restores the base weights. An adapter of weight 1/2, added to itself, equals the adapter."""
+    """Unmerging restores the base weights. The sum of half an adapter and half the same adapter equals the adapter."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
     (line,) = capsys.readouterr().err.splitlines()
@@ -512,9 +512,9 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
 
 @pytest.mark.medium
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
-    """The run has more positions than the base weights and pools padding.
+    """The export reproduces the probabilities of a run whose position table has more rows than the base weights.
 
-    The export reproduces the run's probabilities.
+    The run averages over padding too.
     """
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
@@ -686,7 +686,10 @@ LABELS_M = np.arange(1000) % 2
 
 
 def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) -> list[Run]:
-    """Returns one run for each accuracy (%), on the same 1,000 test examples. Half of the errors depend on the seed."""
+    """Returns a run for each accuracy in `shares` (%), on the same 1,000 test examples.
+
+    Half of the errors depend on the seed. `valid` is the F1 on validation.
+    """
     made = []
     for seed, share in enumerate(shares, start=1):
         wrong = round(10 * (100 - share))
