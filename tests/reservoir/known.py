@@ -14,7 +14,7 @@ NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "ac
 
 @dataclass(frozen=True)
 class Known(ExperimentSuite):
-    """A suite with made-up runs. Translation has its best BLEU, 30 + seed, at step 200; see `_made` for other tasks.
+    """A suite with made-up runs. A translation run has its best BLEU, 30 + seed, at step 200. `_made` has other tasks.
 
     Attributes:
       asked: configurations of all requested runs.

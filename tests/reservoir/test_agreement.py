@@ -23,7 +23,7 @@ def test_agreement_by_hand():
     assert agreement(true_BRP, 2 * true_BRP) == pytest.approx((1, 1, 2))
     assert agreement(true_BRP, -true_BRP) == pytest.approx((-1, -1, 1))
     assert agreement(true_BRP, 0 * true_BRP) == (None, None, 0)
-    # Both estimates, (-1, 8) and (8, -1), have noise, and the noise of the two draws adds up to 0.
+    # The two draws give the estimates (-1, 8) and (8, -1). Their noise adds up to 0.
     noise_BRP = np.array([[[-4.0, 4.0], [4.0, -4.0]]])
     found = agreement(true_BRP, true_BRP + noise_BRP)
     assert found.cosine == pytest.approx(29 / np.sqrt(65) / 5)
@@ -52,7 +52,7 @@ def identity(tmp_path_factory, mesh, make_config) -> Path:
 
 
 def changed(workdir: Path, copy: Path, estimator: str) -> Path:
-    """Copies the run, sets the estimator in the configuration of the copy, and returns the copy."""
+    """Copies the run in `workdir` to `copy`, sets the estimator in the copied configuration, and returns `copy`."""
     shutil.copytree(workdir, copy)
     for name in ("config.json", "summary.json"):
         content = json.loads((copy / name).read_text())
@@ -86,7 +86,7 @@ def test_program_writes_a_row_for_each_snapshot(identity, tmp_path, monkeypatch)
 
 @pytest.mark.medium
 def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity, mesh):
-    """For one batch and one draw, jax.grad of `task.loss` and of `task.skipping_loss` gives the same agreement."""
+    """`measure` of one batch and one draw agrees with jax.grad of `task.loss` and of `task.skipping_loss`."""
     config = read_config(identity)
     _, task = run.prepare(config, mesh)
     values = load_run(identity, config, task.build, mesh, task.pretrained_weights, snapshots=(4,))

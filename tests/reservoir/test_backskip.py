@@ -32,9 +32,9 @@ def rule(**fields) -> Rule:
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """Returns the loss |y|^2 / 2 for a reservoir that is the identity.
+    """Returns the loss |y|^2 / 2 for a reservoir that is the identity, so that the reservoir's output y is the action.
 
-    The gradient g of y is then the action, so the reward before scaling is -mean(action).
+    The loss has the gradient g = y at y, so the reward before scaling is -mean(action).
     """
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
@@ -123,7 +123,8 @@ def test_rewards_by_hand():
     found = rewards(g, rule())
     r = (14 / 4) ** 0.5
     np.testing.assert_allclose(found.size, r, rtol=1e-6)
-    # The reward "signed" is minus the mean of g over the width, divided by r.
+    # The reward "signed" is minus the mean of g over the width, divided by r, the root mean square of g over all
+    # positions that are not padding.
     np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
     np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
     # The reward "own_rms" of a position is minus the root mean square of g there. These rewards are divided by their
@@ -180,7 +181,7 @@ def prepared(make_config, kind: str, estimator: str, **fields):
     config = make_config(kind, dropout=0.0, **fields)
     config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
     config.model.backskip.anneal = (
-        0.0  # one step after the warm-up is ordinary, all later steps skip
+        0.0  # the first step after the warm-up is ordinary, all later steps skip
     )
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
@@ -202,7 +203,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
 def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
-    """A skipping step has all matrix products of the forward pass, and none of the reservoir's backward pass."""
+    """A skipping step has all matrix products of an ordinary step, except those of the reservoir's backward pass."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
     np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
@@ -223,9 +224,9 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 @pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
-    """In a skipping step, the layer below the reservoir gets the gradient above it ("identity") or 0 ("zero").
+    """In a skipping step, the layer below the reservoir gets the gradient of the reservoir's output, or 0.
 
-    Neither model has a value network or noise.
+    The estimator is "identity" or "zero". Neither model has a value network or noise.
     """
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
@@ -269,7 +270,7 @@ def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """With pre-norm, the gradient above a reservoir has mean 0 over the width: norms ignore a shift of their input.
+    """With pre-norm, the gradient of a reservoir's output has mean 0 over the width: norms ignore a shift of the input.
 
     With post-norm, the mean is not 0.
     """
@@ -341,7 +342,7 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
     """In bfloat16, the reservoir's block has the same output in a skipping step as in an ordinary step."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
-    # Test many numbers: x + (y - x), as in a straight-through estimator, differs from y in about one of a thousand.
+    # Many numbers are needed: x + (y - x), as in a straight-through estimator, differs from y in about one of 1,000.
     x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 64, 16)), jnp.bfloat16)
     found, block = [], model.encoder.blocks[1]
     for skipping in (False, True):
@@ -404,7 +405,7 @@ def test_runs_that_never_skip_are_rejected_and_zero_rewards_warn(make_config, ca
     validate_steps(config)
     assert "reward=signed, the paper's reward, is 0 up to rounding" in capsys.readouterr().err
     config.model.norm, config.optimizer.warmup_steps = "post", 99
-    assert not skips(config, 99)  # one step after the warm-up
+    assert not skips(config, 99)  # the only step after the warm-up
     with pytest.raises(UserError, match="never skips: 99 steps of warm-up"):
         validate_steps(config)
     assert not capsys.readouterr().err

@@ -102,8 +102,8 @@ def fairseq(
 ) -> list[Hypothesis]:
     """Returns the hypotheses of fairseq's SequenceGenerator for one sentence, best first.
 
-    One rule differs. If more hypotheses end in a step than are needed, fairseq keeps the first. This function and our
-    search keep the best. The best hypothesis of all is the same.
+    One rule differs. If more hypotheses end in a step than are needed, fairseq keeps the hypotheses found first. This
+    function and our search keep the best. The best hypothesis of all is the same.
     """
     live: list[Hypothesis] = [((), 0.0)]
     finished: list[Hypothesis] = []
@@ -126,7 +126,10 @@ def fairseq(
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_wide_beam_finds_all_sequences_in_order(penalty: float):
-    """A beam of 24 finds all 15 sequences of up to 4 tokens over two words, best first."""
+    """A beam of 24 finds all 15 sequences of at most 4 tokens: up to three of two words, then the end of sentence.
+
+    The sequences are sorted, best first.
+    """
     model = Recurrence.random(0)
     expected = exhaustive(model.logp, [3, 4], 4, penalty)
     assert len(expected) == 15
@@ -135,7 +138,7 @@ def test_wide_beam_finds_all_sequences_in_order(penalty: float):
 
 
 def test_length_penalty():
-    """In the model of the test above, the length penalties 0 and 1 have different best hypotheses."""
+    """In `Recurrence.random(0)`, the length penalties 0 and 1 have different best hypotheses."""
     model = Recurrence.random(0)
     best = [exhaustive(model.logp, [3, 4], 4, penalty)[0][0] for penalty in (0.0, 1.0)]
     assert best[0] != best[1]
@@ -159,7 +162,7 @@ def test_beam_of_one_is_greedy(seed: int):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_recurrent_model_matches_fairseq_rules(seed: int, penalty: float):
-    """The state is reordered with its hypothesis. The sentences of a batch have different ends and length limits."""
+    """A state is reordered with its hypothesis. The sentences of the batch have different length limits."""
     model = Recurrence.random(10 + seed, vocabulary=8)
     search = Search(beams=3, length_penalty=penalty)
     limits = [7, 2, 1, 4]
@@ -230,7 +233,7 @@ def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
         assert_same(hypotheses, fairseq(logp, search, limit))
         lengths |= {len(tokens) - limit for tokens, _ in hypotheses}
     assert 0 in lengths and min(lengths) < 0, (
-        "some translations end before the limit, some at the limit"
+        "some translations must end before the limit, and some at the limit"
     )
 
 

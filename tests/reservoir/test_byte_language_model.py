@@ -1,4 +1,4 @@
-"""A training run of section 3.2's language model with reservoirs."""
+"""Training of the byte language model with reservoirs (section 3.2 of the paper)."""
 
 from pathlib import Path
 
@@ -41,6 +41,6 @@ def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert parts["test"] == whole["test"]
     assert whole["params"]["frozen"] > 0
-    # With backskipping, two of the six steps skip the frozen layer.
+    # With backskipping, two of the six steps skip the backward pass of the frozen layer.
     through = run.fit(small("none"), tmp_path / "through", mesh)
     assert whole["flops"] < through["flops"]

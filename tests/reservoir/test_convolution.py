@@ -60,7 +60,7 @@ def test_convolution_equals_explicit_loops_and_ignores_padding(taps: int, causal
 
 @pytest.mark.parametrize("recent", [0, 2])
 def test_decoding_matches_the_full_forward_pass(recent: int):
-    """This holds for a cache of one array and of two arrays, and with and without prefill."""
+    """Holds for a cache of one array and a cache of two arrays (`recent` > 0), with and without prefill."""
     layer, x = made(3, causal=True), jnp.asarray(given())
     whole = layer(x, Context())
     room = CacheSpec(LENGTH, jnp.float32, recent)

@@ -34,7 +34,7 @@ def made(out: Path) -> set[str]:
 
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
 def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
-    """The made-up accuracy is 50 + seed without reservoirs and 55 + seed with reservoirs."""
+    """The made-up accuracy (%) of seeds 1 and 2 is 50 + seed without reservoirs and 55 + seed with reservoirs."""
     getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
         f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")
@@ -77,7 +77,7 @@ def test_figure_6_from_known_runs(tmp_path: Path):
     starts = {(c.pretrained, c.pretrained_step) for c in suite.asked if c.task == "classification"}
     pretrained = {place for place, _ in starts}
     assert len(pretrained) == 6 and {step for _, step in starts} == {50, 100, 150, 200, 250}
-    # Pretraining is configured to keep the snapshots that Figure 6 fine-tunes.
+    # Pretraining keeps the snapshots from which Figure 6 fine-tunes.
     for config in suite.asked:
         if config.task == "masked_lm":
             assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
@@ -108,7 +108,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
 
 
 def test_sweep_applies_to_fine_tuning_only(tmp_path: Path, capsys):
-    """A fine-tuning case trains both points of the sweep with seed 1, and the best point with both seeds."""
+    """A fine-tuning case trains both learning rates with seed 1, and the best learning rate with both seeds."""
     sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
     suite = make_suite(tmp_path, models=("T Reservoir",), sweep=sweep)
     downstream.fig2(suite)
@@ -169,7 +169,7 @@ def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
 
 
 class Features:
-    """A fake reader of the embeddings (index 0) and 12 layers. All features of a layer are its index + seed / 10."""
+    """A fake reader of embeddings (layer 0) and of layers 1 to 12. All features of layer n are n + seed / 10."""
 
     def __init__(self, seed: int):
         self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]

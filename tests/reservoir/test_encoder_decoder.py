@@ -19,14 +19,14 @@ from reservoir.attention_blocks import encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
 from tests.model import helpers
 
-# Sentences of 6, 3 and 1 tokens.
+# Source sentences of 6, 3 and 1 tokens, and target sentences of 5, 4 and 2 tokens.
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 9, 0], [1, 3, 0, 0, 0]])
 
 
 @dataclass
 class Case:
-    """A model and its compiled functions."""
+    """A model, its random weights and its compiled functions."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -43,7 +43,7 @@ class Case:
 
     @cached_property
     def logits(self):
-        """Compiled function (source, target) -> logits."""
+        """A compiled function (source, target) -> logits."""
         build = self.abstract_model.build
         compiled = jax.jit(lambda t, f, source, target: build(t, f)(source, target))
         return lambda source, target: np.asarray(
@@ -56,7 +56,7 @@ class Case:
 
     @cached_property
     def gradients(self):
-        """Compiled function from the source to the gradients of the loss."""
+        """A compiled function (source) -> gradients of the loss with TARGET."""
         compiled = jax.jit(jax.grad(self.loss))
         return lambda source: compiled(self.trainable, source)
 
@@ -70,13 +70,13 @@ def make_case(config: ConfigDict) -> Case:
 
 @pytest.fixture(scope="module")
 def pre(make_config) -> Case:
-    """A pre-norm model with an FFN reservoir in the encoder."""
+    """Returns a pre-norm model with an FFN reservoir in the encoder and dropout."""
     return make_case(make_config("ffn", dropout=0.1, encoder_layers=2))
 
 
 @pytest.fixture(scope="module")
 def post(make_config) -> Case:
-    """A post-norm model with learned positions."""
+    """Returns a post-norm model with learned positions and without reservoirs."""
     return make_case(make_config(norm="post", positions="learned", decoder_layers=1))
 
 

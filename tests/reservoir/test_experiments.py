@@ -135,7 +135,7 @@ def test_table_3_has_both_rewards_and_the_controls(tmp_path):
 
 
 def test_table_1_from_known_runs(tmp_path):
-    """Two seeds reach their best BLEU, 31 and 32, after 100 s (80 s with reservoirs). An epoch takes 25 s (20 s)."""
+    """Seeds 1 and 2 reach their best BLEU, 31 and 32, at 100 s (with reservoirs 80 s). An epoch takes 25 s (20 s)."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
@@ -188,7 +188,7 @@ def test_horizons_are_the_papers_at_paper_scale(tmp_path):
 
 
 def test_horizon_limits_aucc_only(tmp_path, monkeypatch):
-    """The best score is reached at 100 s, after the horizon of 60 s."""
+    """The best score is reached at 100 s, after the horizon of 60 s. The horizon changes the AUCC only."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
     suite = make_suite(tmp_path, models=("Transformer",))
     tables.table3(suite)
@@ -230,7 +230,7 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
 
 
 def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
-    """Returns (encoder layers, number of reservoirs) of each configuration of a row."""
+    """Returns (encoder layers, number of reservoirs) of each configuration of `target` for a model."""
     return [
         (config.model.encoder_layers, len(reservoir_layers(config.model)))
         for cases in suite.needed(target).values()
@@ -243,7 +243,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 def test_depths_option(tmp_path):
     """--depths=LAYERS:RESERVOIRS sets the number of reservoirs.
 
-    With --depths=LAYERS, the number of reservoirs is the number at the scale's nearest depth.
+    With --depths=LAYERS, it is the number at the nearest of the scale's depths.
     """
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
@@ -252,7 +252,7 @@ def test_depths_option(tmp_path):
     (cases,) = suite.needed("table1").values()
     rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
-    # A number of reservoirs from the command line is part of the run's name. Rows with the same model share a run.
+    # A number of reservoirs from the command line is part of the run's name. Rows with equal models share a run.
     names = {(case.model, case.layers): case.name(1) for case in cases}
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"

@@ -78,7 +78,7 @@ def plain(folder, mesh) -> Path:
 
 
 def arrays(workdir: Path) -> tuple[dict, dict]:
-    """Returns the trainable values in the last checkpoint of a fine-tuning run, and the frozen values of the run."""
+    """Returns the trainable values in the latest checkpoint of a fine-tuning run, and the frozen values of the run."""
     folder = workdir.absolute() / "checkpoints"
     step = max(int(path.name) for path in (folder / "latest").iterdir())
     with ocp.StandardCheckpointer() as checkpointer:
@@ -141,9 +141,9 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
     for name, value in frozen.items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     kernels = {n.removesuffix("/kernel") for n in before if n.endswith("/kernel")}
-    assert any("/blocks/1/" in n for n in kernels), "the reservoir has adapters"
+    assert any("/blocks/1/" in n for n in kernels), "the reservoir must have adapters"
     for name in kernels:
-        assert np.any(trainable[f"{name}/lora_b"]), f"{name}/lora_b starts at 0"
+        assert np.any(trainable[f"{name}/lora_b"]), f"{name}/lora_b is 0, as before training"
     adapters = {f"{n}/{part}" for n in kernels for part in ("lora_a", "lora_b")}
     assert {n for n in trainable if not n.startswith("head/")} == adapters
     assert summary["params"]["frozen"] == sum(x.size for x in before.values())
@@ -151,7 +151,7 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
 
 @pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control freezes pretrained layers at the positions of reservoirs."""
+    """The paper's control freezes, for fine-tuning, the pretrained layers at the positions of reservoirs."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     finetuning.fit(config, workdir, mesh)
@@ -174,7 +174,7 @@ def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_pat
 
 
 def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
-    """In this pretraining run, the snapshot of step 4 equals the best checkpoint. The snapshot of step 2 differs."""
+    """By default, fine-tuning starts from the best checkpoint, which equals the snapshot of step 4 in this run."""
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
@@ -216,9 +216,9 @@ def test_tokenizer_comes_from_pretraining(kept, reservoirs):
 
 
 def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
-    """Different pretraining runs have different fingerprints, even if two hosts keep them in folders of the same name.
+    """Different pretraining runs have different fingerprints, which processes compare before training.
 
-    Processes compare fingerprints before training.
+    Two hosts may have different runs in folders of the same name.
     """
     found = []
     for workdir in (reservoirs, reservoirs, plain):

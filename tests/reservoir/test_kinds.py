@@ -27,7 +27,7 @@ TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 
 
 def built(model):
-    """Returns a model with reservoirs drawn from a seed, and its frozen values."""
+    """Returns a model with random trainable values and with reservoirs drawn from seed 1, and its frozen values."""
     validate(model)
     abstract_model = helpers.structure_of(model)
     frozen = freezing.draw_frozen(abstract_model, 1)
@@ -126,7 +126,10 @@ def test_init_orthogonal_applies_to_all_trained_layers(make_config):
 
 
 def test_roberta_respects_init_and_reservoir_init():
-    """Layers that neither `init` nor the reservoir fields initialize start with RoBERTa's N(0, 0.02)."""
+    """By default, layers start with RoBERTa's normal distribution, whose standard deviation is 0.02.
+
+    `init` and the reservoir fields replace it in their layers.
+    """
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
 
@@ -197,7 +200,7 @@ def test_reservoir_hidden(make_config, kind: str):
 
 
 class Counting(nnx.Module):
-    """A block that adds one."""
+    """A block that adds 1 to its input."""
 
     def __call__(self, x_BLD, context, key=None):
         return x_BLD + 1
@@ -210,7 +213,7 @@ def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
 
 
 def test_layerdrop_rate_in_training_and_none_in_evaluation():
-    """The number of kept layers has the mean and standard deviation of a binomial distribution."""
+    """Over random keys, the number of kept layers has the mean and standard deviation of a binomial distribution."""
     depths = jax.jit(jax.vmap(lambda key: depth_of(0.25, key)))(
         jax.random.split(jax.random.key(0), 4000)
     )
@@ -245,7 +248,7 @@ def test_dropped_layer_is_not_computed_and_gets_no_gradient(make_config):
 
 @pytest.mark.slow
 def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
-    """A run that stops after 4 of 6 steps and resumes has the checkpoint of an uninterrupted run."""
+    """A run that stops after 4 of 6 steps and resumes has the last checkpoint of an uninterrupted run."""
     config = make_config("cnn", layerdrop=0.3)
     config.model.backskip.update({"estimator": "policy", "warmup_steps": 2})
     config.model.backskip.anneal = 0.5

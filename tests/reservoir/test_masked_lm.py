@@ -79,7 +79,7 @@ def values(task, mesh) -> ModelState:
 
 
 def test_evaluation_equals_a_row_by_row_implementation(task, values):
-    """The reference computes one row at a time, with logits of all positions and a softmax in NumPy."""
+    """The reference computes one row at a time, with the logits of all its positions and a softmax in NumPy."""
     network = values.abstract_model.build(values.trainable, values.frozen)
     forward = jax.jit(lambda *inputs: network(*inputs))
     rows, everywhere = task.splits["valid"], jnp.arange(16)[None]

@@ -15,9 +15,9 @@ mask = jax.jit(masking.mask, static_argnums=(2, 3))
 
 
 def rows(count: int) -> np.ndarray:
-    """Returns rows with one layout and random text: <s>, two documents with </s>, the first token of a third, padding.
+    """Returns rows of equal layout: <s>, two documents that end with </s>, the first token of a third, and padding.
 
-    The second document has an unknown token. A row has 27 text tokens.
+    The text is random. The second document has an unknown token. A row has 27 text tokens.
     """
     generator = np.random.default_rng(0)
     tokens = np.full((count, LENGTH), PAD, np.int32)
@@ -59,7 +59,7 @@ def test_text_tokens_are_masked_with_equal_probability_and_others_never(drawn):
     tokens, _, chosen = drawn
     share = chosen.mean(0)
     text = tokens[0] >= FIRST
-    # The tolerance is six standard deviations of a fraction that is measured on 20,000 rows.
+    # The tolerance is six standard deviations of the fraction of 20,000 rows in which a position is masked.
     assert np.abs(share[text] - RATE).max() < 6 * np.sqrt(RATE * (1 - RATE) / len(tokens))
     assert (share[~text] == 0).all()
 
@@ -77,7 +77,7 @@ def test_masked_tokens_are_replaced_eighty_ten_ten(drawn):
 
 
 def test_the_tokens_of_a_row_are_masked_independently(drawn):
-    """The probability that all masked tokens of a row become the mask token is the product of single probabilities."""
+    """A masked token becomes the mask token with probability 0.8, so all n of a row do with probability 0.8^n."""
     _, shown, chosen = drawn
     counts = chosen.sum(1)
     hidden = (chosen & (shown == MASK)).sum(1) == counts
@@ -103,7 +103,7 @@ def test_maximum_number_of_masks_is_sufficient(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.places_BM.shape[1] == most(length, rate)
-    # With too small a maximum, the mean number of masked tokens would be below rate * length.
+    # If the maximum were too small, rows would on average have fewer than rate * length masked tokens.
     assert float(found.weights_BM.sum(1).mean()) == pytest.approx(rate * length, abs=0.15)
 
 

@@ -62,9 +62,9 @@ def test_invalid_fields_are_rejected(make_config):
 
 # Parameter counts of Tables 1, 2 and 5 by (task, decoder layers), kind of reservoir and encoder layers (`DEPTHS`).
 # PRINTED_* has the paper's counts in millions, TRAINABLE and TOTAL have our counts, and `MISPRINTS` lists wrong printed
-# counts. With 12 layers, Table 2 prints 72.4M trainable parameters; for the FFN reservoir, this is more than the total
-# of 71.4M. In Table 1, the total of the FFN reservoir grows by 3.3M from 6 to 8 layers, although two more layers add
-# 4.2M everywhere else.
+# counts. For 12 layers with reservoirs, Table 2 prints 72.4M trainable parameters. With FFN reservoirs, this is more
+# than the printed total of 71.4M. In Table 1, the total with FFN reservoirs grows by 3.3M from 6 to 8 layers, although
+# two more layers add 4.2M or 4.3M to all other totals of Table 1.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
 DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}
@@ -148,7 +148,7 @@ def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str)
 
 
 def test_parameter_counts_of_each_layer():
-    """An encoder layer of width d and hidden size f has 4 (d^2 + d) + 2 d f + f + d + 4 d parameters."""
+    """A trained encoder layer of width d and hidden size f has 4 (d^2 + d) + 2 d f + f + d + 4 d parameters."""
     d, f = 512, 1024
     feed_forward, attention, norm = 2 * d * f + f + d, 4 * (d * d + d), 2 * d
     assert feed_forward + attention + 2 * norm == 2_102_784
@@ -175,7 +175,12 @@ def test_parameter_counts_of_each_layer():
 
 @dataclass
 class Run:
-    """A small model with one kind of reservoir: loss, gradients and FLOPs (counted, and as compiled) of one step."""
+    """A small model with one kind of reservoir, and the loss, the gradients and the FLOPs of one step.
+
+    Attributes:
+      counted: FLOPs by `flops.count`.
+      compiled: FLOPs by XLA's cost analysis.
+    """
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -196,7 +201,10 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """Returns {kind of reservoir: run}. Parameters that several models share have equal values."""
+    """Returns {kind of reservoir: run}. Parameters with the same path in two models have equal values.
+
+    Only the frozen values of the FFN reservoir are drawn from a seed.
+    """
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
@@ -331,7 +339,7 @@ def test_attention_dropout(make_config):
 
 
 def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
-    """Freezing a layer does not change the gradients of other layers."""
+    """Freezing a layer changes neither the loss nor the gradients of other layers."""
     plain, frozen = runs["none"], runs["transformer"]
     assert set(frozen.gradients) == set(frozen.trainable)
     assert not set(frozen.gradients) & set(frozen.frozen)

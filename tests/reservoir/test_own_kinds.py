@@ -116,7 +116,7 @@ def kind_of(layer: type) -> Kind:
 def own_package(tmp_path) -> Iterator[Path]:
     """Makes `my_package` importable: the kind, placement and corpus of reservoir/README.md, and incomplete kinds.
 
-    Yields the folder of the package.
+    Yields the folder that contains the package.
     """
     kind, placements, corpus, *_ = python_of_readme("reservoir")  # other examples train a model
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
@@ -267,7 +267,7 @@ def test_wrong_options_are_rejected(own_package, fields, message):
 
 
 def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
-    """A run is reused although `prepare` adds options to its configuration."""
+    """A suite reuses a run although `prepare` adds options to the run's configuration."""
     cases = compare.parse_cases(
         [
             ["own", "model.feature_scale=2", f"model.reservoir={OWN}"],

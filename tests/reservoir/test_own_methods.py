@@ -102,7 +102,10 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Makes `my_package` importable: the method of reservoir/README.md, and incomplete methods. Yields its folder."""
+    """Makes `my_package` importable: the method of reservoir/README.md, and incomplete methods.
+
+    Yields the folder that contains the package.
+    """
     (method,) = (code for code in python_of_readme("reservoir") if "Method" in code)
     with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
@@ -245,7 +248,7 @@ def test_incomplete_own_method_fails_at_start_of_the_program(command, own_packag
 
 
 def test_methods_freeze_the_number_of_layers_that_reports_name(own_package, reservoirs):
-    """A layer is frozen if fine-tuning trains none of its pretrained parameters."""
+    """Reports count a layer as frozen if fine-tuning trains none of its pretrained parameters."""
     cases = (
         ("ffn", {"reservoirs": "keep"}),
         ("none", {"reservoirs": "keep"}),

@@ -9,7 +9,7 @@ from reservoir.packing import PackedRows
 
 
 def slow(documents: list[list[int]], length: int) -> list[list[int]]:
-    """Packs documents by a loop, as a reference."""
+    """Packs documents into rows of at most `length` tokens by a loop, as a reference."""
     rows, row = [], []
     for document in documents:
         rest = [*document, EOS]

@@ -118,7 +118,7 @@ def test_other_initializers():
 
 
 def test_a_layer_with_frozen_init_chooses_its_distributions():
-    """In a trained gMLP, the matrix over positions starts near 0. A frozen matrix near 0 would never mix positions."""
+    """In a trained gMLP, the matrix over positions starts near 0. A matrix frozen near 0 would never mix positions."""
     made = freeze(GatedMLP(D, H, length=7, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     frozen = values(made, Frozen)
     (spatial,) = (value for name, value in frozen.items() if name.endswith("spatial/weight"))

@@ -7,7 +7,7 @@ from reservoir.placement import placement
 
 
 def drawn(layers: int, places: tuple[int, ...]) -> str:
-    """Returns the placement as a pattern, bottom first, as in the paper."""
+    """Returns a placement as a pattern of R (reservoir) and L (trained layer), bottom first, as in the paper."""
     return "".join("R" if layer in places else "L" for layer in range(layers))
 
 
@@ -36,7 +36,7 @@ def test_placement(layers: int, reservoirs: int, expected: str):
     [(12, 4, 3, 9), (16, 4, 5, 11), (24, 4, 9, 15), (32, 4, 13, 19), (48, 8, 17, 31)],
 )
 def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, last: int):
-    """In Table 4, layers 3, 5, 7 and 9 of 12 are reservoirs."""
+    """The reservoirs are every second layer from `first` to `last`. In Table 4, they are layers 3, 5, 7 and 9 of 12."""
     expected = list(range(first, last + 1, 2))
     assert len(expected) == reservoirs
     assert [place + 1 for place in placement(layers, reservoirs)] == expected
@@ -47,7 +47,7 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
 def test_placements_of_appendix_c(strategy: str, expected: str):
-    """If the number of other layers is odd, "middle" puts the smaller half below, as "alternate" does."""
+    """If the number of trained layers is odd, "middle" puts the smaller half below, as "alternate" does."""
     assert drawn(7, placement(7, 2, strategy)) == expected
 
 
@@ -57,12 +57,12 @@ def ends(layers: int, reservoirs: int) -> list[int]:
 
 
 def nowhere(layers: int, reservoirs: int) -> list[int]:
-    """A user's placement that returns too few layers."""
+    """A user's placement that returns layer 0 twice if `reservoirs` is at least 2."""
     return [0, *range(reservoirs - 1)]
 
 
 def above(layers: int, reservoirs: int) -> list[int]:
-    """A user's placement that returns an index beyond the stack."""
+    """A user's placement that returns the index `layers`, which is beyond the stack."""
     return list(range(layers + 1 - reservoirs, layers + 1))
 
 

@@ -21,7 +21,8 @@ HOURS, RATIO = 1, 2
 def test_the_largest_saving_at_equal_trained_layers_is_14_percent() -> None:
     """Section 4.1 claims to save up to 22 % of the time until the best BLEU.
 
-    At equal depth, the largest saving outside Table 2 is 21.4 %.
+    At equal depth, the largest saving outside Table 2 is 21.4 %. At equal numbers of trained layers, the largest saving
+    in any table is 13.5 %.
     """
     trained, depth = {}, {}
     for table, reservoirs in FROZEN.items():

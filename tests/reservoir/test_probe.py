@@ -83,7 +83,7 @@ def text(tmp_path) -> Path:
 
 
 def states(read: Reader, ids: list[int]) -> np.ndarray:
-    """Returns the states (P, L, D) of one sentence without padding."""
+    """Returns the hidden states (P, L, D) of one sentence, computed without padding."""
     values = read.values
 
     @jax.jit
@@ -105,7 +105,7 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
         np.testing.assert_allclose(found_PED[:, number], alone_PLD[:, 0], atol=1e-5)
     # In the embedding layer, the first token's state does not depend on the sentence.
     assert np.ptp(found_PED[0], axis=0).max() == 0 < np.ptp(found_PED[1], axis=0).max()
-    # A post-norm model has no final norm, so the output layer reads the last state.
+    # A post-norm model has no final norm, so the output of the encoder is the state of the last layer.
     last = Reader(
         read.values,
         lambda whole, *text: [whole.encoder(*text)],
@@ -182,8 +182,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
         "50",
         "0",
     }  # the classifier of word content has no hidden layer
-    # Repeat the command without --out, so that the results are written to the run's folder. Training must still resume
-    # from this folder.
+    # Without --out, the results are written to the run's folder. Training must still resume from this folder.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))

@@ -84,7 +84,10 @@ def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
 
 
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
-    """Returns the number of evaluations of two classifiers with made-up accuracies, and the selected `Probe`."""
+    """Returns how often two classifiers with made-up accuracies are evaluated, and the selected `Probe`.
+
+    An entry of `accuracies` has the accuracies of both classifiers at one evaluation.
+    """
     trained, looks = [], iter(accuracies)
     fit = classifier.fit
     monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
@@ -180,7 +183,7 @@ def slow_training(layers, x_ED, y_E, order_UB, rate, penalty, noises):
 
 
 def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
-    """Two layers, three grid points and a partial last batch equal the reference."""
+    """Parameters for two layers and three grid points equal the reference. The last batch of an epoch is partial."""
     layers, rows, width, hidden, count = 2, 150, 5, 7, 3
     generator = np.random.default_rng(0)
     features_PED = generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -207,7 +210,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 
 
 def test_accuracy_counts_every_sentence_once(monkeypatch):
-    """The last batch is partial."""
+    """The batches have 64 sentences. The last batch has fewer."""
     monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
     features, classes = problem(lambda x_ED: x_ED[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)

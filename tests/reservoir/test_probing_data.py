@@ -162,11 +162,11 @@ def test_shifted_sentences_differ_by_one_swap(pool):
             (place,) = origins
             assert place > 0 and all(t[0].isalnum() for t in tokens[place : place + 2])
             places[min(place, 6)] += 1
-    assert len(places) == 6  # all positions except the first
+    assert len(places) == 6  # positions 1 to 5, and one entry for all later positions
 
 
 def test_originals_contain_a_swappable_pair():
-    """Originals need two words to swap. Otherwise, a classifier could recognise them without looking at word order."""
+    """Unshifted sentences also need two words to swap. Otherwise, a classifier could ignore the order of the words."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(UserError, match="sentences for the label"):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)

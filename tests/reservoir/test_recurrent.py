@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "gru_golden.npz"
 
 
 def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
-    """Returns the layer with PyTorch's weights, and PyTorch's inputs and outputs."""
+    """Returns our layer with PyTorch's weights, and the arrays of gru_golden.npz."""
     values = np.load(GOLDEN)
     width = values["x"].shape[-1]
     layer = BiGru(width, rngs=nnx.Rngs(0))
