@@ -21,7 +21,7 @@ def task() -> Digits:
 
 
 def test_baselines_of_the_scikit_learn_digits(task):
-    """LDA has the accuracy of scikit-learn's LDA within 1 point. Logistic regression has a lower loss than LDA."""
+    """LDA has the test accuracy of scikit-learn's LDA within 1 point. Logistic regression is better than LDA."""
     found = baselines.baselines(task)
     (first, lda), (second, converged) = found.items()
     assert first == "LDA, one pass" and second.startswith("logistic regression, converged (C = ")
@@ -34,7 +34,7 @@ def test_baselines_of_the_scikit_learn_digits(task):
 
 
 def test_no_small_step_lowers_the_penalized_loss(task):
-    """scikit-learn minimizes C times the summed cross-entropy plus half the sum of the squared weights."""
+    """scikit-learn minimizes C times the cross-entropy summed over examples, plus half the sum of squared weights."""
     features, labels = task.features("train").astype(np.float64), task.splits["train"][1]
     model = baselines.logistic_regression(features, labels, 0.1)
 

@@ -128,7 +128,7 @@ def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> dict[tuple[str, int], NextToken]:
-    """Returns {(input, K): next-token task on the Python manual, without training}."""
+    """Returns {(input, context length): untrained next-token task on the Python manual}."""
     folder = tmp_path_factory.mktemp("claims")
     suite = make_suite(folder, "tiny", f"--config.data.cache_dir={folder}")
     cells = [("sum", 1), ("sum", 2), ("sum", 4), ("cat", 2), ("cat", 4)]
@@ -141,7 +141,10 @@ def test_token_counts_correlate_with_mean_cooccurrence(tasks):
 
 
 def fitted_line(task: NextToken) -> tuple[float, float]:
-    """Returns slope and correlation of log mean co-occurrence over log count (Figure 1, left)."""
+    """Returns the slope and the correlation of a line through (log count, log mean co-occurrence) of the tokens.
+
+    Figure 1, left, shows these points.
+    """
     frequency, mean = (np.log(x) for x in experiments.scaling(task))
     return float(np.polyfit(frequency, mean, 1)[0]), float(np.corrcoef(frequency, mean)[0, 1])
 
@@ -153,7 +156,7 @@ def with_tokens(task: NextToken, tokens: int) -> NextToken:
 
 
 def test_slope_of_mean_cooccurrence_over_count(tasks):
-    """The slope is between 1 and 1.07. With more text, the points are closer to the line."""
+    """The slope is between 1 and 1.07. With more text, the correlation is higher."""
     slope, correlation = fitted_line(tasks["sum", 1])
     assert 1.0 < slope < 1.07
     assert correlation > fitted_line(with_tokens(tasks["sum", 1], 20_000))[1]
@@ -205,7 +208,7 @@ def test_solution_is_independent_of_seed(tmp_path, tasks):
 
 
 def test_one_layer_reaches_the_same_optimum_from_every_start():
-    """BFGS reaches the same loss from random values, zeros and the formula."""
+    """BFGS reaches the same loss from random weights, from zeros and from the explicit solution."""
     generator = np.random.default_rng(0)
     features = generator.gamma(1.0, size=(400, 4)).astype(np.float32)
     targets = generator.integers(0, 3, 400)

@@ -18,7 +18,10 @@ MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
 
 @pytest.fixture(scope="module")
 def text() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns contexts (W, L), targets (L,) and counts of each target (V,). Token 0, the padding, is never a target."""
+    """Returns contexts (W, L), targets (L,) and the number of times that each token is a target (V,).
+
+    Token 0, the padding, is never a target. Token V - 1 is neither a target nor a context.
+    """
     generator = np.random.default_rng(0)
     targets = generator.choice(np.arange(1, V - 1), L)
     contexts = np.stack([np.roll(targets, lag) for lag in range(1, W + 1)])

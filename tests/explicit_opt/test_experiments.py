@@ -39,13 +39,13 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         expected = PRINTED[printed["input"]][int(printed["K"])]
         cells = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
         assert tuple(float(printed[c]) for c in cells) == expected
-        # Eq. (3) without training has a lower training perplexity than the trained cold start. Training from eq. (3)
-        # does not raise the development perplexity of the best epoch.
+        # Eq. (3) without training has a lower training perplexity than the trained cold start. After training from
+        # eq. (3), the best epoch has no higher development perplexity than eq. (3).
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
         # The fitted factor minimises the training loss, so it cannot raise the training perplexity.
         assert float(measured["T-sp"]) <= float(measured["T-p"])
-    # For K = 1, sum and concatenation share one run.
+    # For K = 1, sum and concatenation are equal, so they share their runs.
     assert rows[0]["T-p"] == rows[4]["T-p"]
     assert sorted(p.name for p in (suite.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"
@@ -139,7 +139,8 @@ def test_printed_protocol_of_table1_reports_last_epoch(suite):
 def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
     """At K = 1, eq. (3) and the form with a separate intercept are both log F.
 
-    For K above the norm of the features, the exponent (K - 1) / K hardly changes, but the intercept grows.
+    For K above the mean norm of the features, the accuracy of eq. (3) varies less than the accuracy of the other form:
+    the exponent (K - 1) / K hardly changes, but the intercept grows.
     """
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)
@@ -170,7 +171,7 @@ def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
         two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
         assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
-    # If a whole file is a document, few contexts are <pad>. The embedding of <pad> is uniform noise.
+    # With documents=file, fewer contexts are <pad>, whose embedding is uniform noise.
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")

@@ -26,7 +26,7 @@ from tests.perception.helpers import write_small_bert
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pixels with a standard deviation above 0.5, (E, M), and the digits, (E,)."""
+    """Returns the pixels whose standard deviation over images is above 0.5, (E, M), and the digits, (E,)."""
     pixels_EM, labels_E = load_digits(return_X_y=True)
     return pixels_EM[:, pixels_EM.std(0) > 0.5], labels_E
 
@@ -37,7 +37,7 @@ def log_softmax(logits_EN: np.ndarray) -> np.ndarray:
 
 
 def test_explicit_equals_naive_bayes_for_equal_norms(digits):
-    """With equal norms, eq. (3) is multinomial naive Bayes without smoothing."""
+    """If all feature vectors have the same norm, eq. (3) is multinomial naive Bayes without smoothing."""
     pixels_EM, labels_E = digits
     features_EM = 10 * pixels_EM / pixels_EM.sum(1, keepdims=True)
     kernel_MN, bias_N = head_start(features_EM, labels_E, smoothing=1e-8, scale=1.0)
@@ -170,7 +170,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
 
 
 def test_a_shift_of_the_features_changes_no_logit(digits):
-    """If a feature has negative values, its minimum is subtracted. The minimum of each pixel is 0 before the shift."""
+    """Of a feature with negative values, head_start subtracts the minimum. Before the shift, every minimum is 0."""
     features_EM, labels_E = digits
     assert (features_EM.min(0) == 0).all()
     shift_M = np.random.default_rng(0).uniform(0, 9, features_EM.shape[1])

@@ -1,4 +1,4 @@
-"""Warm start of the output layer of a transformer with the explicit solution."""
+"""Warm start of a transformer's output layer with the explicit solution."""
 
 import jax
 import jax.numpy as jnp

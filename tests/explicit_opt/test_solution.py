@@ -22,14 +22,14 @@ E, M, N, K = 3000, 7, 5, 3
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Returns features (E, M) of varying norm, and targets (E,) that include every output."""
+    """Returns features (E, M), whose rows have different norms, and targets (E,). Every output occurs as a target."""
     generator = np.random.default_rng(0)
     return generator.gamma(1.0, size=(E, M)).astype(np.float32), generator.integers(0, N, E)
 
 
 @pytest.fixture(scope="module")
 def primed(data) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the features of `data`, each vector scaled to the norm K, and the targets."""
+    """Returns the features of `data`, each row scaled to the sum K, and the targets."""
     features, targets = data
     return K * features / features.sum(1, keepdims=True), targets
 

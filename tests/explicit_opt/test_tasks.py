@@ -33,7 +33,7 @@ def mesh():
 
 @pytest.fixture
 def words(tmp_path) -> ConfigDict:
-    """Returns the configuration of a language model on a text of three sentences."""
+    """Returns the configuration of a language model. Its text repeats three sentences, and all splits are equal."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(TEXT)
     config = explicit.tiny_text(explicit.babylm("cat"))
@@ -144,7 +144,7 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
 
 
 def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, tmp_path):
-    """A finished run of zero steps continues in the same workdir with more epochs."""
+    """A finished run of zero steps is continued in the same workdir, with the losses of an uninterrupted run."""
     digits.start = "warm"
     straight = run.fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
     task = run.make_task(digits, mesh)
@@ -240,7 +240,7 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 
 
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
-    """For a model that fits only the first half of a text, 400 sampled tokens have nearly the perplexity of all."""
+    """For a model that fits only half of a text, 400 sampled tokens have nearly the perplexity of all tokens."""
     two_halves(words, tmp_path)
     # With documents=file, the text is a single document, which training does not shuffle.
     words.data.documents, words.eval.train_tokens = "file", 0
@@ -302,7 +302,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
-    """Each layer has its own fitted factor. At the factor of layer 0, the derivative of this layer's loss is 0."""
+    """Each layer has its own fitted factor. At the fitted factor, the derivative of the loss of layer 0 is 0."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()
@@ -347,7 +347,10 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """Returns a folder with images of 2 x 2 pixels in IDX files with MNIST's names. `digits` reads this folder."""
+    """Returns a folder of images of 2 x 2 pixels, in IDX files with MNIST's names.
+
+    The configuration of the fixture `digits` reads this folder.
+    """
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
@@ -386,7 +389,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
 def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):
-    """The paper prints 82.86 % for one layer at K = 105.99. Our K, the mean norm of the training images, is 105.10."""
+    """The paper prints 82.86 % accuracy for one layer at K = 105.99. Our K is the mean norm of the images, 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers
