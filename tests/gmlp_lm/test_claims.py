@@ -73,7 +73,7 @@ def test_invalid_claims_are_rejected(tmp_path, text):
 
 @pytest.mark.slow
 def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
-    """With one seed, only claims about arithmetic and counted FLOPs are decided."""
+    """With one seed, only claims about counted FLOPs and claims that arithmetic decides are decided."""
     program = ["gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.steps=4", "eval.steps=2", "eval.tokens=1000", "eval.sample=4", "data.batch=2")
     fields = [f"--config.{field}" for field in quick]
@@ -109,7 +109,7 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
 
 
 def test_the_gate_has_no_sigmoid():
-    """Doubling the matrix over positions and its bias doubles the output without the last layer's bias."""
+    """If the matrix over positions and its bias are doubled, the output minus the last layer's bias is doubled."""
     layer = GatedMlp(6, 8, Spatial(5, heads=1, epsilon=1.0, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6)), jnp.float32)
     bias = layer.down.bias[...]
@@ -120,7 +120,7 @@ def test_the_gate_has_no_sigmoid():
 
 
 def test_the_authors_bits_per_character_are_nats():
-    """The authors' program divides the loss in nats by log2(2) = 1. A uniform byte has 8 bits, not 5.5."""
+    """The authors' program divides a loss in nats by log2(2) = 1. So a uniform byte has "5.5 bits" instead of 8."""
 
     def authors(nats: float, length: int) -> float:
         return nats * length / (length * math.log2(2))
@@ -142,7 +142,8 @@ def test_no_printed_perplexity_follows_from_its_loss():
     for row in PRINTED.values():
         for loss in (row.best, row.final):
             assert math.exp(loss) < row.perplexity / 2 and 2**loss < row.perplexity / 2
-    # For a unit longer than a byte, log perplexity / loss would be the unit's length in bytes, for all models.
+    # If the perplexity were per unit longer than a byte, log(perplexity) / loss would be the bytes of a unit, and so
+    # equal for all models of a corpus.
     for corpus in language.CORPORA:
         lengths = [
             math.log(PRINTED[corpus, kind].perplexity) / PRINTED[corpus, kind].best
@@ -177,7 +178,7 @@ def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
 
 
 def test_the_gpt_of_the_code_has_no_feed_forward():
-    """Besides norms, embedding table and output layer, each layer has only attention of width 2 and a projection."""
+    """Besides a norm, each layer has only attention of width 2 and a projection."""
     config = language.code("gpt", "enwik8")
     abstract_model = variables.abstract(
         lambda: language_model(config.model, 256, rngs=variables.ParamKeys(0))
@@ -221,7 +222,7 @@ def test_a_gmlp_begins_with_each_token_on_its_own(gmlp):
     text, other = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[9, 8, 7, 4, 5, 6]])
     model = gmlp("code", 0.0)
     np.testing.assert_array_equal(model(text)[0, -1], model(other)[0, -1])
-    # If the matrices W over positions are not 0, tokens interact.
+    # With noise, the matrices over positions are not 0, and the last token depends on earlier tokens.
     assert float(jnp.abs(gmlp("code", 0.3)(text) - gmlp("code", 0.3)(other))[0, -1].max()) > 1e-3
 
 

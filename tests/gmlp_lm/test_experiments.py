@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """Returns a suite with one trained run of each kind of model, and Table 3. Shared by the module's tests."""
+    """Returns a suite with a trained run of each kind of model, after it has written Table 3. Module-scoped."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()
@@ -64,7 +64,7 @@ def test_table_3_units(suite):
             summary["test"]["bits_per_byte"], abs=1e-3
         )
         assert float(row["valid bits/byte"]) == pytest.approx(whole["bits_per_byte"], abs=1e-3)
-        # The curve is measured on the first 1,000 of 10,400 bytes, so the two values differ.
+        # The curve is measured on the first 1,000 of the 10,400 validation bytes, so it differs from `whole`.
         assert whole["bits_per_byte"] != summary["best_valid"]
         assert float(row["best nats/byte"]) == pytest.approx(
             summary["best_valid"] * math.log(2), abs=1e-3
@@ -118,7 +118,7 @@ def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 
 
 
 def test_comparison_ends_with_the_shortest_curve():
-    """The curves are made by hand. At equal steps, gpt has the lowest loss; at equal seconds, gmlp."""
+    """In these curves, gpt has the lowest loss at equal steps and at equal FLOPs, and gmlp at equal seconds."""
     cases = {
         "gpt": [run_of(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), "gpt")],
         "gmlp": [run_of(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), "gmlp")],
@@ -127,10 +127,10 @@ def test_comparison_ends_with_the_shortest_curve():
     rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
     equal = "parameters and data"
     assert rows[equal][3:6] == ("2.000", "2.500", "2.800")
-    # gpt is interpolated at 10 s, gMLP + attention at 10 FLOPs.
+    # The curve of gpt is interpolated at 10 s, and the curve of gmlp_attn at 10 FLOPs.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
-    # The mean of a curve that falls linearly from 4 to 2.
+    # The mean over the curve of gpt, which falls linearly from 4 to 2.
     assert rows[equal][6] == "3.000"
     # With unequal parameter counts, the row "data" is not called "parameters and data".
     cases["gmlp"][0].summary["params"]["total"] = 500

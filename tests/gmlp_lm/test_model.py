@@ -37,7 +37,7 @@ def test_the_code_has_a_tenth_of_the_printed_parameters():
 
 
 def test_parameters_of_the_paper_recipe():
-    """Counts by hand for 4 layers, 768 positions and a tied embedding of bytes. The paper prints 66 to 72 M."""
+    """Parameters counted by hand for 4 layers, 768 positions and a tied byte embedding. The paper prints 66 to 72 M."""
     width, hidden, length = 768, 2048, 768
     attention = 4 * (width * width + width)
     feed_forward = 2 * width * hidden + hidden + width
@@ -115,7 +115,7 @@ def made(request) -> Made:
 
 
 def test_causality(made):
-    """The gradient of the logits at a position is 0 at later tokens, and not 0 at the token of this position."""
+    """A logit at a position has the gradient 0 at later tokens, but not at the token of this position."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
     model = made.model

@@ -38,7 +38,7 @@ def norm(x: np.ndarray, part: nnx.Module) -> np.ndarray:
 
 
 def unit(x_BLF: np.ndarray, part: nnx.Module, spatial: nnx.Module, causal: bool) -> np.ndarray:
-    """Computes the spatial gating unit by a loop over positions (Liu et al., section 2.1)."""
+    """Computes the output (B, L, F / 2) of the spatial gating unit by loops (Liu et al., section 2.1)."""
     u, v = np.split(x_BLF, 2, axis=-1)
     v, gate = norm(v, part), np.zeros_like(u)
     weight, bias = np.asarray(spatial.weight[...]), np.asarray(spatial.bias[...])
