@@ -141,7 +141,7 @@ def test_token_counts_correlate_with_mean_cooccurrence(tasks):
 
 
 def fitted_line(task: NextToken) -> tuple[float, float]:
-    """Returns the slope and the correlation of a line through (log count, log mean co-occurrence) of the tokens.
+    """Returns the slope of the line fitted to (log count, log mean co-occurrence) of the tokens, and the correlation.
 
     Figure 1, left, shows these points.
     """

@@ -302,7 +302,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
-    """Each layer has its own fitted factor. At the fitted factor, the derivative of the loss of layer 0 is 0."""
+    """Each layer has its own fitted factor. The loss of layer 0 has the derivative 0 with respect to its factor."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()

@@ -142,8 +142,8 @@ def test_no_printed_perplexity_follows_from_its_loss():
     for row in PRINTED.values():
         for loss in (row.best, row.final):
             assert math.exp(loss) < row.perplexity / 2 and 2**loss < row.perplexity / 2
-    # If the perplexity were per unit longer than a byte, log(perplexity) / loss would be the bytes of a unit, and so
-    # equal for all models of a corpus.
+    # If a perplexity were per unit of text longer than a byte, log(perplexity) / loss would be the bytes of a unit. All
+    # models of a corpus would share this number.
     for corpus in language.CORPORA:
         lengths = [
             math.log(PRINTED[corpus, kind].perplexity) / PRINTED[corpus, kind].best

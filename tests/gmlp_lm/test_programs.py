@@ -146,7 +146,7 @@ def test_samples_depend_on_the_seed_not_on_the_chunk_size(trained, mesh):
 
 
 def greedy(values: ModelState, prompt: bytes, count: int) -> bytes:
-    """Returns the greedy continuation. Each window of 24 bytes begins with the last 12 bytes of the window before it."""
+    """Returns the greedy continuation. A window of 24 bytes begins with the last 12 bytes of the previous window."""
     after = reader(values)
     context, text = list(prompt), b""
     for _ in range(count):
@@ -308,9 +308,8 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     """With stride 1, each byte is scored with the 24 bytes before it, or with all if there are fewer."""
     config, tokenizer, values = run.load(trained[0], mesh)
-    generator = np.random.default_rng(
-        0
-    )  # with random values, every byte of the context affects the logits
+    # With random values, every byte of the context affects the logits.
+    generator = np.random.default_rng(0)
     noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
     values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
     text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)

@@ -131,9 +131,9 @@ STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
 
 @pytest.mark.parametrize("pool", ["masked", "authors"])
 def test_pooled_features_are_mean_and_last_state(pool):
-    """The pool "masked" averages 3 tokens and 1 token.
+    """The texts have 3 tokens and 1 token. The pool "masked" averages over these tokens only.
 
-    The pool "authors" averages all 4 positions, including the padding.
+    The pool "authors" averages over all 4 positions, including the padding.
     """
     model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
     lengths = (3, 1) if pool == "masked" else (4, 4)

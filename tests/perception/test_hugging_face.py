@@ -62,7 +62,7 @@ def test_states_match_other_implementations(family: str, folder) -> None:
 
 
 def test_relative_positions_of_long_texts_share_groups() -> None:
-    """The distances lie on both sides of the limits of the published groups."""
+    """The tested offsets lie on both sides of the limits between groups."""
     mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
     offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
     assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]
@@ -263,9 +263,8 @@ def test_failed_export_leaves_no_files(own, tmp_path, monkeypatch) -> None:
     values = load(model)
 
     def full(*_) -> None:
-        assert (
-            not out.exists() and out.parent.exists()
-        )  # if the export is killed, `out` does not exist
+        # A killed export leaves no `out`.
+        assert not out.exists() and out.parent.exists()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("perception.safetensor_files._write_file", full)

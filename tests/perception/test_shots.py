@@ -37,7 +37,10 @@ def test_draw_takes_examples_of_each_class() -> None:
 
 
 def write(folder: Path) -> Path:
-    """Writes labelled texts to `folder` and returns it. Two words tell the class. About a fifth of labels is wrong."""
+    """Writes labelled texts to `folder`, and returns it.
+
+    Two words in a text determine its class, but about a fifth of the labels are wrong.
+    """
     folder.mkdir()
     generator = np.random.default_rng(0)
     for name, count in (("train", 80), ("validation", 40), ("test", 60)):

@@ -14,7 +14,9 @@ NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "ac
 
 @dataclass(frozen=True)
 class Known(ExperimentSuite):
-    """A suite with made-up runs. A translation run has its best BLEU, 30 + seed, at step 200. `_made` has other tasks.
+    """A suite with made-up runs. A translation run has its best BLEU, 30 + seed, at step 200.
+
+    `_made` has the results of runs of other tasks.
 
     Attributes:
       asked: configurations of all requested runs.

@@ -110,7 +110,7 @@ def test_estimate_is_linear_in_the_gradient_above(reward: str):
 
 
 def test_ordinary_step_passes_the_gradient_and_trains_the_value():
-    g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # padding gets no gradient
+    g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # the second position is padding
     value = jnp.array([[0.0, 7.0]])
     loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
     of_y, of_value = jax.grad(loss, argnums=(0, 1))(jnp.zeros_like(g), value)
@@ -180,9 +180,8 @@ class Task(Backskipping):
 def prepared(make_config, kind: str, estimator: str, **fields):
     config = make_config(kind, dropout=0.0, **fields)
     config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
-    config.model.backskip.anneal = (
-        0.0  # the first step after the warm-up is ordinary, all later steps skip
-    )
+    # The first step after the warm-up is ordinary, all later steps skip.
+    config.model.backskip.anneal = 0.0
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
     frozen = freezing.draw_frozen(abstract_model, 1)
@@ -224,9 +223,9 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 @pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
-    """In a skipping step, the layer below the reservoir gets the gradient of the reservoir's output, or 0.
+    """In a skipping step, "identity" passes the gradient of the reservoir's output to the layer below, and "zero" 0.
 
-    The estimator is "identity" or "zero". Neither model has a value network or noise.
+    Neither model has a value network or noise.
     """
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)

@@ -203,7 +203,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 def runs(make_config) -> dict[str, Run]:
     """Returns {kind of reservoir: run}. Parameters with the same path in two models have equal values.
 
-    Only the frozen values of the FFN reservoir are drawn from a seed.
+    An exception is the FFN reservoir: it has the initial values of seed 1.
     """
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
