@@ -1,7 +1,4 @@
-"""Merges LoRA adapters into base weights, and adds adapters (task arithmetic; Ilharco et al., 2022).
-
-Shape letters of this module: M inputs and N outputs of a kernel, R rank.
-"""
+"""Merges LoRA adapters into base weights, and adds adapters (task arithmetic; Ilharco et al., 2022)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +65,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     for number, other in known[1:]:
         check(
             other == base,
-            f"the adapters number {first} and {number} cannot be added: they were trained on different base weights"
-            f" (fingerprints {base[:12]} and {other[:12]}); add only adapters of the same base weights",
+            f"adapters {first} and {number} were trained on different base weights (fingerprints {base[:12]} and"
+            f" {other[:12]}): add only adapters of the same base weights",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -77,8 +74,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"the adapters cannot be added: their layers {name} have kernels of the shapes"
-            f" {' and '.join(map(str, dict.fromkeys(shapes)))}; add only adapters of the same base weights",
+            f"the adapters cannot be added, because their layers {name} have kernels of the shapes"
+            f" {' and '.join(map(str, dict.fromkeys(shapes)))}: add only adapters of the same base weights",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
@@ -98,14 +95,14 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
         kernel = values.get(f"{name}/{KERNEL}")
         check(
             kernel is not None,
-            f"the adapter changes the layer {name}, which the base weights lack: use the weights that the adapter was"
-            " trained on",
+            f"the adapter changes the layer {name}, which the weights lack: use weights of the model that the adapter"
+            " was trained on",
         )
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"layer {name}: the adapter fits a kernel of shape {shape}, but the kernel of the base weights has shape"
-            f" {kernel.shape}: use the weights that the adapter was trained on",
+            f"in the layer {name}, the adapter fits a kernel of shape {shape}, but the weights have a kernel of shape"
+            f" {kernel.shape}: use weights of the model that the adapter was trained on",
         )
         change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)
         merged[f"{name}/{KERNEL}"] = kernel + weight * change

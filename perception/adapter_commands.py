@@ -30,6 +30,7 @@ from perception import (
 from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
+from perception.families.fields import as_json
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
 from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
@@ -289,7 +290,7 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. Without the file MARK, reads the family from config.json of the base model.
+    """Opens an adapter in PEFT's format. Without the file MARK, config.json of the base model names the family.
 
     Raises:
       UserError: a file is damaged or not supported, or both the file MARK and the base weights are missing.
@@ -301,8 +302,8 @@ def _saved(path: Path, weights: Path | None) -> Opened:
     if mark is None:
         check(
             weights is not None or source is not None,
-            f"{path}: base_model_name_or_path={name!r} is neither a directory nor in the Hugging Face cache: add"
-            " --pretrained=DIR",
+            f"{path / peft_format.CONFIG}: base_model_name_or_path={as_json(name)} is neither a directory nor in the"
+            " Hugging Face cache: add --pretrained=DIR",
         )
         family = open_model(weights or source, "--pretrained").shape.family
         mark = {"base": "", "family": family, "quantize": "none"}

@@ -32,8 +32,8 @@ class Relative:
     Attributes:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
         which is also projected to queries and keys (DeBERTa).
-      buckets: number of groups of distances, counting both directions. If `kind` is "disentangled", half of the number
-        of groups. Groups of larger distances are wider.
+      buckets: number of groups of distances in both directions together; half of this number if `kind` is
+        "disentangled". Groups of larger distances are wider.
       farthest: in each direction, all distances from this distance on are in the last group.
     """
 
@@ -63,7 +63,7 @@ class Backbone:
       rotated: number of features of a head to which rotary positions are applied.
       stretch: change of the rotary frequencies for long texts.
       window: a query attends to positions at a distance below `window`; None for full attention.
-      local: for each layer, whether its attention has the window; () if all layers have the window.
+      local: for each layer, whether its attention uses `window`; () if all layers use it.
       local_theta: base of the rotary frequencies in layers with the window; None means `theta`.
       relative: relative positions; None if the model has no relative positions.
       biases: three flags: biases of queries, keys and values; of attention outputs; of feed-forward layers.
@@ -338,4 +338,4 @@ BACKBONES = {
     "tiny_phi": phi(2, 64, 128, 4, vocabulary=1000),
     "tiny_mistral": mistral(2, 64, 128, 4, 2, vocabulary=1000, window=16),
 }
-"""The paper's backbones, and a small backbone of each family for quick runs."""
+"""The paper's backbones, and for quick runs a small backbone of each of their families."""

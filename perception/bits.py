@@ -115,7 +115,7 @@ def quantize(
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
     """Yields (format, size, test predictions) for each format. The predictions use the encoder in this format.
 
-    A size is (bits of a kernel's weight, MB of all tensors, relative error of the kernels in percent).
+    A size is (bits per weight of the kernels, MB of all tensors, relative error of the kernels in percent).
     """
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation

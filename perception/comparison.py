@@ -415,7 +415,7 @@ def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
 
 
 def describe(plan: Plan, seconds: float) -> list[str]:
-    """Returns sentences about the methods that fit into the budget, and about the methods that are left out."""
+    """Returns a sentence about the methods with training steps that fit the budget, and one per method left out."""
     trained = [find(way).name for way in plan.ways if way in TRAINED]
     said = []
     if trained:

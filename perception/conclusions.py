@@ -42,7 +42,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results, with means ± deviations over seeds.
+    """Returns the table of results, with means ± standard deviations over seeds.
 
     Scores are measured at the best step, except in the column "weighted F1, last step".
     """
@@ -117,7 +117,7 @@ def compare_within_runs(
     """
     check(
         len({one.pairing for one in (*a, *b)}) == 1,
-        "the runs have different test examples: compare runs with the same test set",
+        "--runs names runs with different test examples: name runs with the same test examples",
     )
     points_a, points_b = ([one.metrics()[METRIC] for one in some] for some in (a, b))
     moved_a, moved_b = (np.stack([one[METRIC] for one in resample(some)]) for some in (a, b))
@@ -273,7 +273,7 @@ def answer(
 
 
 def _mean(runs: Sequence[Run]) -> str:
-    """Formats the mean test F1 ± deviation over seeds, or the test F1 of a single run."""
+    """Formats the mean test F1 ± standard deviation over seeds, or the test F1 of a single run."""
     values = [run.test for run in runs]
     return (
         mean_std(values)

@@ -1,4 +1,4 @@
-"""Converts config.json of a Hugging Face model to a `Backbone` and back. Errors name the unsupported field."""
+"""Converts config.json of a Hugging Face model to a `Backbone` and back."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from common.config import check_choice
 from common.errors import UserError, check, file_error
 from perception.backbones import Backbone
-from perception.families.fields import Fields
+from perception.families.fields import Fields, as_json
 from perception.families.table import FAMILIES
 from perception.quantized import KINDS
 
@@ -48,8 +48,11 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
     field = values.get(QUANTIZATION)
     if field is None:
         return None
-    ours = isinstance(field, dict) and field.get("quant_method") == METHOD
-    check(ours, f"{path}: {QUANTIZATION}={field!r} is not supported: use the unquantized model")
+    method = field.get("quant_method") if isinstance(field, dict) else None
+    check(
+        method == METHOD,
+        f"{path}: quant_method={as_json(method)} in {QUANTIZATION} is not supported: use the unquantized model",
+    )
     try:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
@@ -59,8 +62,8 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
         ) from error
     check(
         found.kind in KINDS,
-        f"{path}: {QUANTIZATION} has the unknown format {found.kind!r} (known: {', '.join(KINDS)}): quantize the model"
-        " again with perception.adapters quantize",
+        f"{path}: kind={as_json(found.kind)} in {QUANTIZATION} is none of {', '.join(KINDS)}: quantize the model again"
+        " with perception.adapters quantize",
     )
     return found
 
@@ -92,11 +95,13 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
     family = values.get("model_type") or _family_of(architectures)
     check(
         bool(family or architectures),
-        f"{path} has neither model_type nor architectures: it does not describe a Hugging Face model",
+        f"{path} has neither model_type nor architectures, so its model is unknown: use the config.json of a Hugging"
+        " Face model",
     )
     check(
         bool(family),
-        f"{path}: architectures={architectures!r} is not supported: choose one of the families {', '.join(FAMILIES)}",
+        f"{path}: architectures={as_json(architectures)} is not supported: use a model of one of the families"
+        f" {', '.join(FAMILIES)}",
     )
     check_choice(f"{path}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(fields)

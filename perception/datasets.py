@@ -136,7 +136,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         f" {read.fields!r}" + (" with --config.data.premise_only" if premise_only else ""),
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    # A split that the user names must exist. Other missing splits are cut from the training examples.
+    # A split that the user names must exist. Another missing "valid" or "test" is cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     found, classes = load_labelled(
         read,

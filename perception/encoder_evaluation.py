@@ -58,7 +58,7 @@ class EncoderEvaluation:
       encoder: the encoder's parameters, float32, without the prefix "encoder/".
       shape: the encoder's backbone.
       tokenizer: the run's tokenizer.
-      fingerprint: fingerprint of the test examples.
+      fingerprint: fingerprint of the whole test split, even if only some of its examples are evaluated.
     """
 
     def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
@@ -75,8 +75,8 @@ class EncoderEvaluation:
         complete = [name for name, method in METHODS.items() if method.trains_all]
         check(
             find(config.finetune).trains_all,
-            f"--runs {workdir} has no encoder in its checkpoint: train with"
-            f" --config.finetune={' or '.join(complete)}, not {config.finetune}",
+            f"--runs {workdir} did not train all weights (--config.finetune={config.finetune}): name a run with"
+            f" --config.finetune={' or '.join(complete)}",
         )
         check(
             not config.data.multi_label,
@@ -100,7 +100,7 @@ class EncoderEvaluation:
         self.shape, self.tokenizer = self._trained.shape, self._trained.tokenizer
 
     def __call__(self, encoder: Params, split: str) -> Classes:
-        """Returns the predictions for a split: the run's head applied to the hidden states of `encoder`."""
+        """Returns the predictions for the evaluated examples of a split, made from the hidden states of `encoder`."""
         values = self._trained.values
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)

@@ -184,7 +184,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         replaces the data set, and the family's small backbone replaces the backbone.
 
         Raises:
-          UserError: the data set, backbone or mode is unknown, or the configuration is invalid.
+          UserError: the data set, backbone or mode is unknown, the configuration is invalid, or --datasets or --data is
+            used at the scale "tiny".
         """
         where, _, mode = text.partition(": ")
         dataset, at, backbone = where.partition("@")

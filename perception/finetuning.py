@@ -230,7 +230,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
     - The learning rate 0 is replaced by `config.learning_rates[config.finetune]`. Without such an entry (a user's
       method), the learning rate becomes `Method.learning_rate`.
     - `learning_rates` is removed.
-    - `eval.start` is set if the head is solved.
+    - `eval.start` becomes True if the head is solved.
+
+    Raises:
+      UserError: the learning rate of the method is not positive.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -263,8 +266,8 @@ def make_model(
     """Builds the model with its trainable and frozen parameters. Casts or quantizes the frozen parameters.
 
     Raises:
-      UserError: the backbone has no layer named in `config.lora.targets`, or no embedding table named in
-        `config.reinitialize`.
+      UserError: a name in `config.lora.targets` matches no layer of the backbone, or the backbone lacks an embedding
+        table in `config.reinitialize`.
     """
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)

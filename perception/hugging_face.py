@@ -66,8 +66,8 @@ class Pretrained:
         found = next(known, None)
         check(
             found is not None,
-            f"{self.directory} has neither tensor {name} nor {prefix}{name}: its files are incomplete or do not fit"
-            " config.json",
+            f"{self.directory} has neither tensor {name} nor {prefix}{name}, which its config.json needs: use the"
+            " config.json and all weight files of one model",
         )
         return found
 
@@ -150,11 +150,11 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
       UserError: the backbones differ; the message lists the first differences.
     """
     lost = differences(found, given)
-    more = f" and {len(lost) - 3} more differences" if len(lost) > 3 else ""
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     check(
         not lost,
-        f"the architecture of the pretrained model is not --config.backbone={name}: it has {', '.join(lost[:3])}{more};"
-        " set --config.backbone=auto, or choose other weights",
+        f"the pretrained model is not --config.backbone={name}, because it has {', '.join(lost[:3])}{more}: set"
+        " --config.backbone=auto, or choose other weights",
     )
 
 

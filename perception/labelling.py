@@ -67,8 +67,8 @@ class Answers:
         twice = sorted({name for name in names if names.count(name) > 1})
         check(
             not twice,
-            f"two new columns would have the name {' and '.join(map(repr, twice))}, because the label column is named"
-            f" {self.label!r}: choose another name with --label=NAME",
+            f"two new columns would have the same name ({', '.join(twice)}), because the label column is named"
+            f" {self.label}: choose another name with --label=NAME",
         )
 
     @property

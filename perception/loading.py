@@ -272,7 +272,8 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
     """Loads the parameters that a run's checkpoint stores, without reading the pretrained weights.
 
-    Also returns the fingerprint of the pretrained weights whose frozen parameters the run reads; "" if it reads none.
+    Also returns the fingerprint of the pretrained weights from which the run reads frozen parameters; "" if it reads
+    none.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.

@@ -85,7 +85,7 @@ def lora(
         check(
             any(is_target(path, target) for path in layers),
             f"targets: {target!r} matches no linear layer without an adapter; all linear layers without an adapter:"
-            f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
+            f" {', '.join(dict.fromkeys(path[-1] if path else 'the model itself' for path in layers)) or 'none'}",
         )
     adapted = any(isinstance(part, LoraLayer) for _, part in nnx.iter_modules(model))
     check(
@@ -114,7 +114,7 @@ def _checked_targets(targets: Any) -> tuple[str, ...]:
     ends = () if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     check(
         bool(ends) and all(isinstance(end, str) for end in ends),
-        f"targets must be a list of names of layers, such as ['query'], or None for all, got {targets!r}",
+        f"targets must be a list of one or more names of layers, such as ['query'], or None for all, got {targets!r}",
     )
     return ends
 
@@ -160,7 +160,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     changed = change_parts(model, change)
     check(
         bool(found),
-        "no linear layer has a frozen kernel that is not quantized yet: freeze the model first, for example with lora",
+        "no linear layer has a frozen kernel that is not quantized yet: freeze the kernels first, such as with lora",
     )
     return changed
 

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import check, file_error
 from common.model.low_rank import Lora
 from perception.adapter_arithmetic import Adapter
-from perception.families.fields import Fields, is_number
+from perception.families.fields import Fields, as_json, is_number
 from perception.families.table import FAMILIES
 from perception.parameter_names import our_layer, their_name
 from perception.safetensor_files import ADAPTER, Tensor, TensorFiles
@@ -32,8 +32,8 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields of adapter_config.json that must be unset. With such a field, an adapter computes more than x A B times a
-scale, or expects a transposed base kernel (`fan_in_fan_out`)."""
+"""Fields of adapter_config.json that must be missing, null, false or empty. If such a field has another value, the
+adapter computes more than x A B times a scale, or expects a transposed base kernel (`fan_in_fan_out`)."""
 
 
 def write(
@@ -104,12 +104,13 @@ def read_config(directory: Path) -> Fields:
     for name in _VARIANTS:
         check(
             not values.get(name),
-            f"{path}: {name}={values.get(name)!r} is not supported: use an adapter without this field",
+            f"{path}: {name}={as_json(values.get(name))} is not supported: use an adapter without this field",
         )
     start = values.get("init_lora_weights", True)
     check(
         start in _KEEPS_BASE,
-        f"{path}: init_lora_weights={start!r} changes the base weights, which is not supported: use another adapter",
+        f"{path}: init_lora_weights={as_json(start)} may change the base weights, which is not supported: use an"
+        f" adapter whose init_lora_weights is one of {', '.join(map(as_json, _KEEPS_BASE))}",
     )
     return fields
 
@@ -124,7 +125,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
       base: fingerprint of the base weights, or "" if unknown.
 
     Raises:
-      UserError: a file is missing or damaged, or the adapter changes a part of the encoder that cannot have an adapter.
+      UserError: a file is missing or damaged, the adapter does not fit the family, or it changes a part of the encoder
+        that cannot have an adapter.
     """
     fields, files = read_config(directory), TensorFiles(directory, ADAPTER)
     names = FAMILIES[family].names
@@ -139,7 +141,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         else:
             check(
                 match is not None,
-                f"{directory}: tensor {name} is not supported: only linear layers can have adapters",
+                f"{directory}: tensor {name} is not supported, because it is not lora_A.weight or lora_B.weight of a"
+                " layer: use an adapter of linear layers only",
             )
             found.setdefault(match[1], {})[match[2]] = files.read(name, ())
     check(
@@ -161,7 +164,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         )
         check(
             len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
-            f"{directory} is damaged: lora_A or lora_B of {module} is missing or has the wrong shape",
+            f"{directory} is damaged: lora_A or lora_B of {module} is missing, or their ranks differ; use an undamaged"
+            " copy",
         )
         scale = _scale(fields, module, len(sides["A"]))
         a_MR, b_RN = (sides[side].T.astype(np.float32) for side in "AB")
@@ -176,6 +180,7 @@ def _scale(fields: Fields, module: str, rank: int) -> float:
     key = next(matching, None)
     alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
     check(
-        is_number(alpha), f"{fields.path}: alpha_pattern of {key} must be a number, got {alpha!r}"
+        is_number(alpha),
+        f"{fields.path}: alpha_pattern of {key} must be a number, got {as_json(alpha)}",
     )
     return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)

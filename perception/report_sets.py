@@ -73,7 +73,7 @@ def _calibration(found: LabelSets) -> Iterable[Element]:
 
 
 def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
-    """Lists texts with a wrong decision. For each text, names the wrong decision farthest from the label."""
+    """Lists at most ERRORS texts with a wrong decision, and of each text the wrong decision farthest from the label."""
     wrong_EC = found.guesses_EC != found.labels_EC
     if not wrong_EC.any():
         return tag("p", "No test example has a wrong class.")

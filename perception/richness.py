@@ -3,7 +3,7 @@
 The paper does not print the numbers of tokens. Here, the number of tokens is the number of training examples times the
 mean number of tokens per example. A measured mean is computed from the real texts with BERT's WordPiece vocabulary
 (30,522 pieces). An estimated mean is derived from published descriptions of the data. An estimate may be off by a
-third, but the largest data set has 1,200 times as many tokens as the smallest.
+third, but the largest data set has about 1,200 times as many tokens as the smallest.
 """
 
 import math
@@ -58,7 +58,7 @@ class Line(NamedTuple):
     Attributes:
       r_squared: coefficient of determination.
       count: number of data sets.
-      mean, variance: mean and variance of ln(tokens).
+      mean, variance: mean and variance of ln(tokens) over data sets.
       deviation: standard deviation of the residuals with count - 2 degrees of freedom; infinite for two data sets.
     """
 

@@ -32,7 +32,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the configuration of a new run without opening pretrained weights or reading data.
 
     Raises:
-      UserError: a field is missing or has an invalid value.
+      UserError: a field is missing or has an invalid value, or two fields contradict each other.
     """
     with complete("--config"):
         datasets.validate(config)

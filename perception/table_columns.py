@@ -26,7 +26,7 @@ MOST_NAME_WORDS = 5
 """Maximum number of words in the name of a text column. A longer name may be a text."""
 
 LOOKED_AT = 1000
-"""Maximum number of rows that are read to find the columns of texts and labels."""
+"""Maximum number of rows whose values are examined to find the columns of texts and labels."""
 
 
 def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:

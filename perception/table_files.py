@@ -54,7 +54,10 @@ def delimiter_of(path: Path, encoding: str) -> str:
 def check_names(place: str, names: Sequence[str]) -> None:
     """Raises a UserError if a table repeats the name of a column."""
     twice = sorted({name for name in names if names.count(name) > 1})
-    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}: rename one")
+    check(
+        not twice,
+        f"{place} repeats the column {', '.join(map(repr, twice))}: give each column its own name",
+    )
 
 
 def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[Row]:

@@ -100,7 +100,7 @@ def label_reader(
         wrong = next((name for name, value in values.items() if value not in MARKS), None)
         if wrong is not None:
             raise ValueError(
-                f"the label column {wrong} has {row.get(wrong)!r}, which is neither 0 nor 1"
+                f"the label column {wrong} must have one of {', '.join(MARKS)}, got {row.get(wrong)!r}"
             )
         return tuple(sorted(name for name, value in values.items() if MARKS[value]))
 
@@ -213,7 +213,8 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     check(bool(counts), f"{option}: no text has a class; name another column")
     check(
         several > 1,
-        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs at least two classes",
+        f"{option} has a single class, {next(iter(counts), '')!r}, but classification needs at least two: name another"
+        " column",
     )
     if _is_regression(counts, multi_label):
         some = ", ".join(list(counts)[:3])
@@ -225,8 +226,8 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     single = sum(count == 1 for count in counts.values())
     check(
         several <= 2 or 2 * single <= len(labels),
-        f"{option} has {single:,} labels of {len(labels):,} that occur only once, like ids or texts: name a column of"
-        " classes",
+        f"{option}: more than half of its labels ({single:,} of {len(labels):,}) occur only once, like ids or texts;"
+        " name a column of classes",
     )
     check(
         several <= MOST_CLASSES,

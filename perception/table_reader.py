@@ -82,11 +82,12 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
         found = _hugging_face(source.removeprefix("hf:"), download)
     else:
         found = _read_place(open_path(os.path.expanduser(source)), encoding)
-    for table in found.values():
+    for split, table in found.items():
         if not table.records:
+            of = "" if split == WHOLE else f" of the split {split}"
             reason = f" ({table.damaged[0]})" if table.damaged else ""
             raise UserError(
-                f"--data={source} has no row that can be read{reason}: correct the file"
+                f"--data={source} has no row{of} that can be read{reason}: correct the file"
             )
     return found
 
@@ -97,7 +98,7 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
     check(place.exists(), f"--data={shown(place)}: no such file or folder")
     check(
         bool(format_of(place)),
-        f"--data={place}: the name must end with {', '.join(FORMATS)}, optionally followed by .gz",
+        f"--data={place}: the name must end with one of {', '.join(FORMATS)}, optionally followed by .gz",
     )
     return {WHOLE: _read_files([place], encoding)}
 
@@ -135,7 +136,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
         stems = [name for name in names.split("|") if name in by_stem]
         check(
             len(stems) < 2,
-            f"--data={folder} has several files for the split {split!r}: {', '.join(stems)}; keep one",
+            f"--data={folder} has several files for the split {split}:"
+            f" {', '.join(by_stem[stem][0].name for stem in stems)}; keep one",
         )
         if stems:
             splits[split] = by_stem.pop(stems[0])

@@ -4,8 +4,9 @@
 
 A task vector is the difference of fine-tuned and pretrained weights of the whole encoder (Ilharco et al., 2022). Adding
 two vectors to the pretrained weights gives one encoder for two tasks. Subtracting a vector is meant to make the encoder
-forget a task. Each task keeps the head of its run. Validation accuracy chooses the weight of the sum of both vectors.
-The program writes test accuracies to task_vectors.csv. With several pairs of runs, it writes means and deviations.
+forget a task. Each task keeps the head of its run. The mean validation accuracy of both tasks chooses the weight of the
+sum of both vectors. Writes test accuracies to task_vectors.csv and task_vectors.md; with several pairs of runs, their
+means and standard deviations over the pairs.
 """
 
 import re
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 SUMS = (0.4, 0.6, 0.8, 1.0)
-"""Candidate weights of the sum of two task vectors. Validation accuracy selects one."""
+"""Candidate weights of the sum of two task vectors. The mean validation accuracy of both tasks selects one."""
 
 NEGATIONS = (-0.5, -1.0)
 

@@ -37,7 +37,7 @@ DATA_FIELDS = (
     "pair",
     "multi_label",
 )
-"""Fields of `config.data` that --data sets. With --data, an override of such a field is an error."""
+"""Fields of `config.data` that describe the data. With --data, an override of such a field is an error."""
 
 DRAWS = 5
 """Default number of seeds with --shots. Each seed draws other examples."""

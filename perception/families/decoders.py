@@ -1,6 +1,6 @@
 """Reads and writes config.json of decoders: Qwen2, Mistral, Llama, Gemma and phi.
 
-A field that config.json lacks gets the default value of transformers 4.57.
+Some fields, such as sizes, are required. Other missing fields get the default values of transformers 4.57.
 """
 
 import math
@@ -15,6 +15,7 @@ from perception.families.fields import (
     FORWARD,
     Fields,
     Names,
+    as_json,
     heads_of,
     sizes,
     sizes_json,
@@ -56,10 +57,10 @@ def _stretch(fields: Fields) -> Stretch | None:
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
     if kind == "default":
         return None
-    found = f"rope_type={kind!r}" if own is fields else f"rope_scaling={scaling!r}"
+    found = f"rope_type={as_json(kind)}" if own is fields else f"rope_scaling={as_json(scaling)}"
     check(
         kind == "llama3",
-        f"{fields.path}: {found} is not supported: rope_type must be 'default' or 'llama3'",
+        f"{fields.path}: {found} is not supported: rope_type must be default or llama3",
     )
     return Stretch(
         own.number("factor"),
@@ -91,7 +92,7 @@ def _decoder(
     tied: bool = False,
     dropout_rates: tuple[float, float] = (0.0, 0.0),
 ) -> Backbone:
-    """Returns a copy of `made` with the fields of config.json that all decoders in this module have in common.
+    """Returns a copy of `made` with the values of the fields that all decoders in this module have in common.
 
     Args:
       made: backbone with the sizes from config.json.
@@ -103,7 +104,8 @@ def _decoder(
     rotated = int(size * partial)
     check(
         rotated % 2 == 0,
-        f"{fields.path}: rotary positions need an even number of features in a head, got {rotated} of {size}",
+        f"{fields.path}: the number of rotated features of a head must be even, got {rotated}: the head size {size}"
+        f" times partial_rotary_factor {partial:g}, rounded down",
     )
     check(
         made.heads[0] % made.kv_heads[0] == 0,

@@ -1,6 +1,8 @@
 """Reads and writes config.json of encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
 
-A field that config.json lacks gets the default value of transformers 4.57.
+Some fields, such as sizes, are required. Other missing fields get the default values of transformers 4.57.
+Exceptions are relative_attention, share_att_key, norm_rel_ebd and position_biased_input, which get the values of
+DeBERTa-v3.
 """
 
 from dataclasses import replace
@@ -15,6 +17,7 @@ from perception.families.fields import (
     THEIRS,
     Fields,
     Names,
+    as_json,
     heads_of,
     sizes,
     sizes_json,
@@ -124,11 +127,11 @@ def _json(shape: Backbone) -> dict[str, Any]:
 
 
 def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backbone:
-    """Returns a copy of `shape` whose table of positions starts with `first` rows for padding, as in RoBERTa."""
+    """Returns a copy of `shape` whose table of positions starts with `first` rows that no position uses (RoBERTa)."""
     check(
         shape.learned > first,
-        f"{fields.path}: max_position_embeddings={shape.learned} must exceed {first}, because the first {first} rows of"
-        " the table of positions are for padding",
+        f"{fields.path}: max_position_embeddings={shape.learned} must exceed {first}, because no position uses the"
+        f" first {first} rows of the table of positions",
     )
     return replace(shape, family=family, first_position=first, longest=shape.learned - first)
 
@@ -207,14 +210,14 @@ def write_mpnet(shape: Backbone) -> dict[str, Any]:
 
 
 def read_deberta(fields: Fields) -> Backbone:
-    """Reads DeBERTa-v3, which has the model_type deberta-v2. Rejects fields that only DeBERTa-v2 uses."""
+    """Reads DeBERTa-v3, whose model_type is deberta-v2. Rejects other settings, such as the settings of DeBERTa-v2."""
     fields.only(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
     fields.only(position_biased_input=False, type_vocab_size=0, conv_kernel_size=0)
     kinds = fields.get("pos_att_type")
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(
         isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
-        f"{fields.path}: pos_att_type={kinds!r} is not supported: it must be 'c2p' and 'p2c'",
+        f"{fields.path}: pos_att_type={as_json(kinds)} is not supported: it must list c2p and p2c, and nothing else",
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)

@@ -1,5 +1,6 @@
 """Helpers for all model families: typed access to config.json, sizes, activations, and tables of tensor names."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ class Fields:
     def get(self, name: str, default: Any = _NEEDED) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
-        check(value is not _NEEDED, f"{self.path} has no field {name}, which is required")
+        check(value is not _NEEDED, f"{self.path} has no value for the required field {name}")
         return value
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
-        check(fits, f"{self.path}: {name} must be {kind}, got {value!r}")
+        check(fits, f"{self.path}: {name} must be {kind}, got {as_json(value)}")
         return value
 
     def count(self, name: str, default: Any = _NEEDED) -> int:
@@ -63,13 +64,18 @@ class Fields:
         return known[value]
 
     def only(self, **expected: Any) -> None:
-        """Raises a UserError unless each field is missing, null or has the only supported value."""
+        """Raises a UserError unless each field is missing, is null, or has the expected value."""
         for name, value in expected.items():
             found = self.get(name, value)
             check(
                 found == value,
-                f"{self.path}: {name}={found!r} is not supported: it must be {value!r} or absent",
+                f"{self.path}: {name}={as_json(found)} is not supported: it must be {as_json(value)} or absent",
             )
+
+
+def as_json(value: Any) -> str:
+    """Formats a value as in a JSON file, for an error message."""
+    return json.dumps(value)
 
 
 def is_number(value: Any) -> bool:

@@ -1,5 +1,7 @@
-"""Reads and writes config.json of OpenELM. A field that config.json lacks gets the default value of Apple's published
-code.
+"""Reads and writes config.json of OpenELM.
+
+Some fields, such as sizes, are required. Other missing fields get the default values of Apple's published code, except
+that normalize_qk_projections is taken to be true.
 """
 
 import math
@@ -16,6 +18,7 @@ from perception.families.fields import (
     THEIRS,
     Fields,
     Names,
+    as_json,
     is_number,
 )
 
@@ -45,7 +48,7 @@ def _scales(fields: Fields, name: str, default: float, layers: int) -> list[floa
     fits = isinstance(value, list) and len(value) in (2, layers) and all(map(is_number, value))
     check(
         fits,
-        f"{fields.path}: {name} must be a number or a list of 2 or {layers} numbers, got {value!r}",
+        f"{fields.path}: {name} must be a number or a list of 2 or {layers} numbers, got {as_json(value)}",
     )
     return between(*value, layers) if len(value) == 2 else value
 
@@ -93,8 +96,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     ends = next(filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)]), None)
     check(
         ends is not None,
-        f"config.json of the family openelm cannot describe the numbers of heads {list(shape.heads)}: they do not"
-        " follow from qkv_multipliers of the first and the last layer between 0.25 and 2",
+        f"config.json of the family openelm cannot describe a backbone with {list(shape.heads)} heads in its layers: no"
+        " qkv_multipliers of the first and the last layer between 0.25 and 2 give these numbers",
     )
     return {
         "num_transformer_layers": shape.layers,

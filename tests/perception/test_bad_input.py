@@ -58,7 +58,7 @@ BAD = {
     # Files
     "missing file": ("worth --data gone.csv", {}, "--data=gone.csv: no such file or folder"),
     "unknown ending": data(
-        b"PK", "the name must end with .csv, .tsv, .jsonl, .parquet", name="a.xlsx"
+        b"PK", "the name must end with one of .csv, .tsv, .jsonl, .parquet", name="a.xlsx"
     ),
     "empty file": data(b"", "a.csv is empty"),
     "white space alone": data(b"\n\n", "a.csv is empty"),
@@ -209,7 +209,7 @@ BAD = {
     ),
     "two validation splits": folder(
         {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
-        "several files for the split 'valid': validation, dev; keep one",
+        "several files for the split valid: validation.csv, dev.csv; keep one",
     ),
     "test alone": folder({"test.csv": FEW}, "has files for test, but no file for training"),
     "splits and more": folder(

@@ -143,7 +143,7 @@ def test_to_json_rejects_inexpressible_backbones() -> None:
     with pytest.raises(UserError, match=r"family qwen2 cannot describe .* window 5 \(not None\)"):
         to_json(replace(BACKBONES["tiny_qwen2"], window=5))
     uneven = replace(BACKBONES["tiny_openelm"], heads=(4, 2, 4), kv_heads=(2, 1, 2))
-    with pytest.raises(UserError, match=r"cannot describe the numbers of heads \[4, 2, 4\]"):
+    with pytest.raises(UserError, match=r"cannot describe a backbone with \[4, 2, 4\] heads"):
         to_json(uneven)
 
 
@@ -165,36 +165,40 @@ def test_family_is_inferred_from_architectures() -> None:
 
 FIELDS = {
     "unknown family": ("bert", {"model_type": "gpt2"}, "model_type='gpt2': choose one of bert, "),
-    "no family": ("bert", {"model_type": None}, "has neither model_type nor architectures: "),
+    "no family": ("bert", {"model_type": None}, "has neither model_type nor architectures, so "),
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},
-        r"architectures=\['Phi3Model'\] is not supported: choose one of the families bert, ",
+        r'architectures=\["Phi3Model"\] is not supported: use a model of one of the families bert, ',
     ),
     "activation": ("bert", {"hidden_act": "gelu_python"}, "hidden_act='gelu_python': choose one"),
     "positions": (
         "bert",
         {"position_embedding_type": "relative_key"},
-        "position_embedding_type='relative_key' is not supported: it must be 'absolute'",
+        'position_embedding_type="relative_key" is not supported: it must be "absolute"',
     ),
-    "decoder": ("bert", {"is_decoder": True}, "is_decoder=True is not supported"),
+    "decoder": ("bert", {"is_decoder": True}, "is_decoder=true is not supported"),
     "scaled positions": (
         "qwen2",
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        "rope_scaling={'rope_type': 'yarn', 'factor': 4.0} is not supported",
+        'rope_scaling={"rope_type": "yarn", "factor": 4.0} is not supported',
     ),
     "scaled positions of transformers 5": (
         "phi",
         {"rope_parameters": {"rope_type": "linear"}},
-        "rope_type='linear' is not supported",
+        'rope_type="linear" is not supported',
     ),
-    "window": ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True is not supported"),
-    "normed heads": ("phi", {"qk_layernorm": True}, "qk_layernorm=True is not supported"),
-    "no gate": ("openelm", {"ffn_with_glu": False}, "ffn_with_glu=False is not supported"),
+    "window": ("qwen2", {"use_sliding_window": True}, "use_sliding_window=true is not supported"),
+    "normed heads": ("phi", {"qk_layernorm": True}, "qk_layernorm=true is not supported"),
+    "no gate": ("openelm", {"ffn_with_glu": False}, "ffn_with_glu=false is not supported"),
     "other heads": ("openelm", {"num_query_heads": [2, 2, 4]}, r"num_query_heads=\[2, 2, 4\]"),
     "numbers": ("openelm", {"ffn_multipliers": [1, 2, 3, 4]}, "a list of 2 or 3 numbers"),
-    "quantized": ("mistral", {"quantization_config": {"bits": 4}}, "quantization_config="),
-    "missing": ("bert", {"hidden_size": None}, "has no field hidden_size"),
+    "quantized": (
+        "mistral",
+        {"quantization_config": {"bits": 4}},
+        "quant_method=null in quantization_config",
+    ),
+    "missing": ("bert", {"hidden_size": None}, "has no value for the required field hidden_size"),
     "no number": ("bert", {"hidden_size": "32"}, "hidden_size must be a whole number"),
     "heads": (
         "bert",
@@ -209,12 +213,12 @@ FIELDS = {
     "scaled positions of llama": (
         "llama",
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_scaling={'type': 'linear', 'factor': 2.0} is not supported",
+        'rope_scaling={"type": "linear", "factor": 2.0} is not supported',
     ),
     "scaling without its numbers": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
-        "has no field low_freq_factor",
+        "has no value for the required field low_freq_factor",
     ),
     "no position": (
         "roberta",
@@ -223,20 +227,24 @@ FIELDS = {
     ),
     "other buckets": ("mpnet", {"relative_attention_num_buckets": 64}, "it must be 32 or absent"),
     "version 2 of DeBERTa": ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not"),
-    "own position matrices": ("deberta-v2", {"share_att_key": False}, "share_att_key=False is not"),
+    "own position matrices": ("deberta-v2", {"share_att_key": False}, "share_att_key=false is not"),
     "half of the positions": (
         "deberta-v2",
         {"pos_att_type": ["c2p"]},
-        r"pos_att_type=\['c2p'\] is",
+        r'pos_att_type=\["c2p"\] is',
     ),
     "heads of distilbert": ("distilbert", {"n_heads": 5}, "dim=32 is not divisible by n_heads=5"),
     "dropped features": ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout=0.1 is not supported"),
     "bidirectional": (
         "gemma",
         {"use_bidirectional_attention": True},
-        "use_bidirectional_attention=True is not supported",
+        "use_bidirectional_attention=true is not supported",
     ),
-    "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "got 3 of 8"),
+    "odd rotation": (
+        "phi",
+        {"partial_rotary_factor": 0.4},
+        "got 3: the head size 8 times partial_rotary_factor 0.4",
+    ),
 }
 
 

@@ -162,7 +162,7 @@ def test_runs_without_an_own_encoder_or_with_label_sets_are_refused(runs, mesh, 
     workdir.mkdir()
     fields = json.loads((runs[0] / "config.json").read_text())
     (workdir / "config.json").write_text(json.dumps(fields | {"finetune": "lora"}))
-    with pytest.raises(UserError, match=r"^--runs .*lora has no encoder in its checkpoint"):
+    with pytest.raises(UserError, match=r"^--runs .*lora did not train all weights"):
         EncoderEvaluation(workdir, mesh)
     with pytest.raises(
         UserError, match=r"a task vector needs a run with --config.finetune=full_pretrained"

@@ -179,7 +179,7 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     made[3][2] = "yes"
     path = write_csv(tmp_path / "a.csv", ["text", "fruit", "place"], made)
     found = prepare(read_tables(str(path)), label=("fruit", "place"))
-    fault = "a.csv line 5: the label column place has 'yes', which is neither 0 nor 1"
+    fault = "a.csv line 5: the label column place must have one of 1, 1.0, true, 0, 0.0, false, got 'yes'"
     assert any(fault in note for note in found.notes)
     with pytest.raises(UserError, match="--separator=; is for one --label column, but there are 2"):
         prepare(read_tables(str(path)), label=("fruit", "place"), separator=";")
