@@ -223,7 +223,7 @@ FIELDS = {
     "no position": (
         "roberta",
         {"max_position_embeddings": 2},
-        "must exceed 2, because the first 2 rows",
+        "must exceed 2, because no position uses the first 2 rows",
     ),
     "other buckets": ("mpnet", {"relative_attention_num_buckets": 64}, "it must be 32 or absent"),
     "version 2 of DeBERTa": ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not"),
