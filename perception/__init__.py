@@ -1,4 +1,7 @@
-"""Paper "Is pretraining worth it?". `lora` and `quantize` add adapters and quantized kernels to any Flax NNX model."""
+"""The paper "For Perception Tasks: is LLM Pretraining by Next-Token Prediction Worth its Cost?".
+
+`lora` and `quantize` add adapters and quantized kernels to any Flax NNX model.
+"""
 
 from typing import TYPE_CHECKING
 

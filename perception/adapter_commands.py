@@ -267,8 +267,8 @@ def _base_of_adapter(
     check(
         not drawn,
         f"{option}={path} was trained with --config.reinitialize={config.reinitialize}: its adapter needs the run's"
-        f" own {' and '.join(drawn)}, which an adapter does not contain; use perception.adapters export, which writes"
-        " the whole encoder",
+        f" own embedding tables ({' and '.join(drawn)}), which an adapter does not contain; use perception.adapters"
+        " export, which writes the whole encoder",
     )
     return base
 

@@ -112,8 +112,8 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     Fields of `config.data` override the fields of the `DataSet`. Without `config.data.pair`, several text fields are
     joined with a space. `config.data.premise_only` drops the hypothesis of SNLI. The authors' program drops it by
     mistake, except in every 1000th example. With `eval.select=test` the split "valid" is not read. With
-    `config.data.shots`, training and validation keep this number of examples per class, drawn with `config.seed`. The
-    test split keeps all examples.
+    `config.data.shots`, training and validation keep this number of examples per class, drawn with `config.seed` (see
+    `draw`). The test split keeps all examples.
 
     Raises:
       UserError: the data are missing or invalid.
@@ -133,7 +133,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     check(
         not data.pair or len(read.fields.split()) == 2,
         "--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got"
-        f" {read.fields!r}" + (" with --config.data.premise_only" if premise_only else ""),
+        f" {len(read.fields.split())} ({read.fields}{', with --config.data.premise_only' if premise_only else ''})",
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names must exist. Another missing "valid" or "test" is cut from the training examples.

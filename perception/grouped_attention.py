@@ -46,7 +46,7 @@ class GroupedAttention(Attention):
         dropout_rate: float = 0.0,
     ):
         if heads % kv_heads:
-            raise ValueError(f"{heads} query heads are not divisible by {kv_heads} key-value heads")
+            raise ValueError(f"heads={heads} is not divisible by kv_heads={kv_heads}")
         inner, out = (initializers.zeros if bias else None for bias in biases)
 
         def project(count: int) -> Linear:

@@ -55,7 +55,7 @@ class Prepared:
       splits: "train", "valid" and "test".
       classes: names of the classes, in the order of their indices.
       notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
-      several: whether a text may have several classes, or none.
+      several: whether a text may have any number of classes; False: each text has one class.
       text, label: names of the text columns and of the label columns.
     """
 

@@ -46,8 +46,8 @@ def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     labels = [x for x in columns if x.strip() in values[x] and 2 * len(set(values[x])) <= len(rows)]
     if texts or labels:
         raise UserError(
-            f"the first row looks like data ({(*texts, *labels)[0][:40]!r}): add a header, such as text,label, or name"
-            " the columns with --text and --label"
+            f"the first row of --data looks like an example ({(*texts, *labels)[0][:40]!r}), not like names of columns:"
+            " add a header, such as text,label, or name the columns with --text and --label"
         )
 
 

@@ -221,7 +221,11 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         found = next((one for one in names.split("|") if one in there), None)
         if found:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
-    check("train" in splits, f"--data=hf:{name} has no split train; its splits: {', '.join(there)}")
+    check(
+        "train" in splits,
+        f"--data=hf:{name} has no split train (its splits: {', '.join(there)}): choose another data set, or save its"
+        " examples as a file",
+    )
     if revision and not download:
         _check_revision(name, revision, there["train"])
     return splits

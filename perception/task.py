@@ -72,7 +72,7 @@ class TextClassification(Classification):
       build: function from the number of classes and `rngs` to a model.
       labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
       start, pretrained_weights: functions that implement `Task.start` and `Task.pretrained_weights`.
-      classes: see `Classification`.
+      classes: number of classes; used only if `labelled` is None.
       segments: whether the model distinguishes the two texts of a pair by token types.
     """
 

@@ -71,8 +71,11 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
     return {name: x + sum(weight * v[name] for v, weight in vectors) for name, x in base.items()}
 
 
-def vector(tuned: Params, base: Params) -> Params:
+def vector(tuned: Params, base: Params, run: str = "the run") -> Params:
     """Returns the task vector of fine-tuned weights: `tuned` minus `base`, by parameter name.
+
+    Args:
+      run: name of the run that has trained `tuned`, for the error message.
 
     Raises:
       UserError: names or shapes of the parameters differ.
@@ -83,7 +86,7 @@ def vector(tuned: Params, base: Params) -> Params:
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
     check(
         not different,
-        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape"
+        f"the weights of {run} do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape"
         f"{f', and {len(different) - 3:,} more' if len(different) > 3 else ''};"
         " set --pretrained=DIR to the model from which the run started",
     )
@@ -169,7 +172,9 @@ def _pair(
     model = open_model(named, "--pretrained")
     base = model.load(wanted_parameters(model.shape, mesh))
     tasks = [EncoderEvaluation(run, mesh, examples) for run in runs]
-    vectors = [vector(task.encoder, base) for task in tasks]
+    vectors = [
+        vector(task.encoder, base, f"--runs {run}") for run, task in zip(runs, tasks, strict=True)
+    ]
 
     def accuracies(weights: Sequence[float], split: str) -> tuple[float, ...]:
         encoder = moved(base, list(zip(vectors, weights, strict=True)))

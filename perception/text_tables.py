@@ -127,7 +127,10 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
             " --text=NAME",
         )
         part = "" if row[found] is None else row[found]
-        check(isinstance(part, str), f"{place}: the column {found} is not text but {part!r}")
+        check(
+            isinstance(part, str),
+            f"{place}: the column {found} must have text, got {part!r:.80}: name another column with --text=NAME",
+        )
         check(
             not has_surrogate(part),
             f"{place}: the column {found} contains half of a surrogate pair, which is not valid Unicode:"

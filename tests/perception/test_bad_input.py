@@ -152,12 +152,13 @@ BAD = {
     ),
     "no header, known label": data(
         "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
-        "the first row looks like data ('ham'): add a header, such as text,label, or name the columns",
+        "the first row of --data looks like an example ('ham'), not like names of columns:"
+        " add a header, such as text,label, or name the columns",
         name="a.tsv",
     ),
     "no header, long text": data(
         "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
-        "the first row looks like data ('I did not like this one'): add a header",
+        "looks like an example ('I did not like this one'), not like names of columns: add a header",
     ),
     # Labels
     "one class": data(number_rows(lambda i: "same"), "has a single class, 'same'"),
@@ -252,7 +253,7 @@ BAD = {
     "new: JSON list": new('{"text": "a"}\n[1]\n', "line 2 is not a JSON object", name="new.jsonl"),
     "new: broken JSON": new('{"text": "a"}\n{\n', "line 2 is not JSON", name="new.jsonl"),
     "new: deep JSON": new("[" * 100_000, "line 1 is not JSON", name="new.jsonl"),
-    "new: number": new('{"text": 3}\n', "the column text is not text but 3", name="new.jsonl"),
+    "new: number": new('{"text": 3}\n', "the column text must have text, got 3", name="new.jsonl"),
     "new: surrogate": new(
         '{"text": "\\ud800"}\n',
         "the column text contains half of a surrogate pair",

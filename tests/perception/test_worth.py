@@ -523,7 +523,7 @@ def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
     run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
-    assert "its adapter needs the run's own embed/positions/table" in refused(
+    assert "its adapter needs the run's own embedding tables (embed/positions/table)" in refused(
         adapters, "merge", f"--adapter={workdir}", f"--out={out}"
     )
     call(adapters, "export", f"--run={workdir}", f"--out={out}")
@@ -618,7 +618,7 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
             ["--data=a.csv", "--config.data.label=x", "--config.data.source=y"],
             "remove --data, or remove --config.data.label=x and --config.data.source=y",
         ),
-        (["--data=a.csv", "--budget=10"], "--budget=10 must be a positive time with its unit"),
+        (["--data=a.csv", "--budget=10"], "--budget=10 must be a positive decimal number"),
         (["--data=a.csv", "--budget=1m", "--seeds=3"], "cannot be combined with --seeds: remove"),
         (["--data=a.csv", "--budget=1m", "--sweep=seed=1"], "cannot be combined with --sweep"),
         (["--data=a.csv", "--budget=1m", "--ways=lora"], "cannot be combined with --ways: remove"),
