@@ -106,7 +106,9 @@ def _check_output(options: Namespace) -> None:
     from perception.text_tables import ending
 
     output, given = options.output, options.input
-    wanted, why = (ending(given), f"like {given}") if given else (".txt", "like lines of text")
+    wanted, why = ".txt", "because the texts come from standard input"
+    if given:
+        wanted, why = ending(given), f"like --input={given}"
     check(ending(output) == wanted, f"--output={output} must end with {wanted}, {why}")
     check_folder("--output", output.parent)
     check(

@@ -76,7 +76,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     Attributes:
       recipe: "paper" follows the authors' program, including its mistakes; "fixed" corrects the mistakes.
-      datasets: selected data sets; () means all.
+      datasets: selected data sets; () means all, or the Python manual at the scale "tiny".
       modes: selected training methods; () means the methods of Table 1.
       backbones: selected backbones. () means all backbones at the scale "paper", arctic_xs at "laptop", and one small
         backbone per family at "tiny".

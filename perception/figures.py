@@ -1,4 +1,4 @@
-"""Draws Figure 1: F1 of LoRA minus F1 of full training, over the number of tokens of a data set."""
+"""Draws Figure 1: F1 of LoRA minus F1 of full training, against the number of tokens of a data set."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -182,7 +182,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
     """Returns the architecture of the run: the pretrained model's, or else the backbone `config.backbone`.
 
     Sets the dropout rate to `config.model.dropout`, unless it is -1. If the run starts from random weights, sets the
-    vocabulary size to `vocabulary`. Enlarges a table of positions that is not loaded to `data.max_length` positions.
+    vocabulary size to `vocabulary`. A table of positions that is not loaded gets at least `data.max_length`
+    positions.
 
     Args:
       vocabulary: number of ids of the tokenizer.

@@ -261,7 +261,8 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
       weights: new directory of the pretrained weights; None for the directory that the run used.
 
     Raises:
-      UserError: `workdir` contains no run of this program, or the checkpoint or the pretrained weights are missing.
+      UserError: `workdir` contains no run of this program, the checkpoint is missing or damaged, or the pretrained
+        weights are missing or have changed.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir, weights)

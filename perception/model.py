@@ -23,7 +23,7 @@ POOLS = ("masked", "authors")
 
 
 class Parallel(Sublayer):
-    """Sums the outputs of sublayers with the same input (phi). Each output has its own dropout mask. Cannot decode."""
+    """Sums the outputs of sublayers with the same input, each with its own dropout mask (phi). Supports no decoding."""
 
     def __init__(self, functions: list[Sublayer], dropout_rate: float):
         self.functions = nnx.List(functions)

@@ -3,8 +3,6 @@
 Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Case, white
 space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!". Digits count
 if a text has few other words. In scripts without spaces, such as Chinese, each character is a word.
-
-Shape letters of this module: E examples, A hash functions.
 """
 
 import re

@@ -2,7 +2,8 @@
 
 The file has two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
 `quantization_config` of config.json names the format. Reading dequantizes the kernels, so this project's programs
-can use the directory like any pretrained model. Quantizing the kernels to the same format again does not change them.
+can use the directory like any pretrained model. Quantizing the kernels to the same format again changes them by
+rounding errors at most.
 """
 
 import json

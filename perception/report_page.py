@@ -61,7 +61,7 @@ class Report:
 
     Attributes:
       title: heading of the page.
-      lines: the conclusions, `perception.conclusions.answer`; the first line is emphasised.
+      lines: the lines of `perception.conclusions.answer`; the page emphasises the first line.
       results, verdicts: table of the training methods, and table of the compared pairs of methods.
       curves: name of a training method -> validation curves of its seeds.
       best: name of the training method of the best classifier.

@@ -25,7 +25,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 """File of an adapter in PEFT's format."""
 LARGEST = 5 * 10**9
-"""Maximum bytes of tensors in a shard, as in Hugging Face. A larger tensor gets its own shard."""
+"""Maximum bytes of tensors in a shard, as in huggingface_hub. A larger tensor gets its own shard."""
 
 TYPES = {
     "F32": np.dtype(np.float32),
