@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common.errors import UserError
 from common.runtime import program
 
 TARGET = 0.85
@@ -110,7 +111,7 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
                 speeds.append(float(line.split()[1]))
                 break
         else:
-            sys.exit(
+            raise UserError(
                 f"a worker process exited with code {worker.wait()} before it had trained {steps} steps"
             )
     return speeds[0]

@@ -42,7 +42,7 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     part = imported(option, name)
     check(
         isinstance(part, kind),
-        f"{option}={name} is a {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
+        f"{option}={name} is of type {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
     )
     check(
         isinstance(part.options, Mapping),
@@ -50,7 +50,7 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     )
     check(
         isinstance(part.label, str),
-        f"{option}={name}: the field label must be a text, got {part.label!r}",
+        f"{option}={name}: the field label must be a string, got {part.label!r}",
     )
     check(
         callable(part.check),

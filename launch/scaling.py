@@ -90,9 +90,10 @@ def main() -> None:
         " keep the rows of other commits",
     )
     options = parser.parse_args()
-    if options.exchange or options.attention:
-        name = "exchange" if options.exchange else "attention"
+    compared = [name for name in COMPARISONS if getattr(options, name)]
+    for name in compared:
         _compare(options.out / name, *COMPARISONS[name])
+    if compared:
         return
 
     import jax

@@ -168,6 +168,11 @@ def _pair(
             f"--runs {run} has --config.finetune={name}, but a task vector needs a run with"
             " --config.finetune=full_pretrained: name such a run",
         )
+        check(
+            loading.read(run, "--runs").eval.select == "valid",
+            f"--runs {run} has --config.eval.select=test, but a sum of task vectors is chosen on validation examples:"
+            " name a run with --config.eval.select=valid",
+        )
     named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
     model = open_model(named, "--pretrained")
     base = model.load(wanted_parameters(model.shape, mesh))

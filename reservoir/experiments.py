@@ -172,8 +172,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         setting, at, layers = prefix.partition("@")
         check_choice(f"in the claim {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS))
         check(
-            layers.isdecimal() or not at,
-            f"in the claim {text!r}, {layers!r} is not a number of layers",
+            not at or (layers.isdecimal() and int(layers) > 0),
+            f"in the claim {text!r}, {layers!r} is not a number of layers above 0",
         )
         depth = int(layers) if at else None
         if setting in downstream.TASKS:

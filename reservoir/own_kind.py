@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from common import variables
-from common.errors import check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
-from common.user_code import user_code
+from common.user_code import check_shape, user_code
 from reservoir.kinds import Kind
 
 
@@ -45,7 +44,5 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         outputs = jax.eval_shape(run, *abstract_model.shapes())
     for output, method, positions in zip(outputs, ("__call__", "step"), (length, 1), strict=False):
         expected = (rows, positions, model.width)
-        check(
-            output.shape == expected,
-            f"{option}: {method} returned an array of shape {output.shape} in the {stack}; expected {expected}",
-        )
+        what = f"{option}: {method} returned {{}} in the {stack}; expected the shape {expected}"
+        check_shape(output, expected, what)

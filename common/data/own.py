@@ -43,7 +43,7 @@ def own_examples(
     for number, example in enumerate(examples):
         check(
             isinstance(example, kind),
-            f"--config.data.source={source}: example {number} of split {split!r} is a {type(example).__name__}"
+            f"--config.data.source={source}: example {number} of split {split!r} is of type {type(example).__name__}"
             f" instead of {form}",
         )
     return examples

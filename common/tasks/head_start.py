@@ -44,7 +44,12 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
         f"--config.head_start={name} needs an untied output layer: set --config.model.tied=false",
     )
     features_ED, labels_E = _examples(task, trainable, frozen)
-    values = dict(zip(OUTPUT, make(features_ED, labels_E, outputs=task.vocabulary), strict=True))
+    returned = make(features_ED, labels_E, outputs=task.vocabulary)
+    check(
+        isinstance(returned, tuple) and len(returned) == len(OUTPUT),
+        f"--config.head_start={name} must return a tuple of two arrays, the kernel and the bias of the output layer",
+    )
+    values = dict(zip(OUTPUT, returned, strict=True))
     shapes = {name: np.shape(x) for name, x in values.items()}
     check(
         all(shapes[name] == trainable[name].shape for name in OUTPUT),

@@ -104,7 +104,7 @@ def test_source_without_a_function_raises_an_error():
         ("broken", "train", "fails for split 'train': OSError in .*test_own.py, line .*: no disk"),
         ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
         ("texts", "test", "has no example in split 'test'"),
-        ("rows", "train", "example 0 of split 'train' is a dict instead of a text"),
+        ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),
     ],
 )
 def test_invalid_functions_raise_one_line_errors(function, split, line):

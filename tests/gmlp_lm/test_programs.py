@@ -283,6 +283,10 @@ def wrong_head(features_ED, labels_E, outputs):
     return np.zeros((3, outputs)), np.zeros(outputs)
 
 
+def head_without_bias(features_ED, labels_E, outputs):
+    return np.zeros((features_ED.shape[1], outputs))
+
+
 @pytest.mark.medium
 def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     """Before training, the closed-form output layer has a lower loss than the random output layer."""
@@ -298,6 +302,7 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     for name, tied, fault in (
         ("explicit_opt:head_start", True, "needs an untied output layer: set --config.model.tied"),
         ("explicit_opt:absent", False, "has no attribute"),
+        ("tests.gmlp_lm.test_programs:head_without_bias", False, "must return a tuple of two arra"),
         ("tests.gmlp_lm.test_programs:wrong_head", False, r"returns arrays of shapes \(\(3, 256\)"),
     ):
         config = small("gmlp", head_start=name, **(fields | {"model.tied": tied}))

@@ -93,6 +93,11 @@ def narrow(config, model, shape, *, rngs):
     model.head.bias = nnx.Param(model.head.bias[:2], axes=(None,))
 
 
+def returns_two(config, model, shape, *, rngs):
+    original = type(model)
+    model.__class__ = type("Twice", (original,), {"__call__": lambda *a: (original.__call__(*a),) * 2})
+
+
 def beside(config, model, shape, *, rngs):
     METHODS["lora"].change(config, model, shape, rngs=rngs)
     thaw(model.encoder.embed)
@@ -117,6 +122,7 @@ gate = adds(nnx.Param(jnp.ones(3), axes=(None,)))
 no_axes = adds(nnx.Param(jnp.ones(3)))
 no_value = adds(Frozen(jnp.ones(3), axes=(None,), draw=None))
 all_frozen, missing, wrong_shape = (Method("x", 1e-3, f) for f in (freezes_head, removes, narrow))
+no_array = Method("x", 1e-3, returns_two)
 seeded, not_loaded = (Method("x", 1e-3, f, pretrained=False) for f in (random, loaded))
 not_only_adapters = Method("x", 1e-3, beside, adapters=True)
 undeclared, fails, lacks_rngs = (Method("x", 1e-3, f) for f in (reads_gain, divides, no_argument))
@@ -213,7 +219,7 @@ def test_run_of_a_users_method_does_not_resume_with_other_options(command, workd
     more = "--config.train.steps=6", f"--workdir={workdir}"
     refused = call(*command, "--config.last_blocks=2", *more, code=2)
     assert "last_blocks (saved 1, now 2)" in refused
-    assert "last_blocks must be at least 1, got 0" in call(
+    assert "last_blocks must be a number of at least 1, got 0" in call(
         *command, "--config.last_blocks=0", *more, code=2
     )
 
@@ -314,17 +320,18 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:not_only_adapters", r"trains the parameter encoder/embed/\S+ beside adapters"),
         ("others:all_frozen", "freezes all parameters: train at least one"),
         ("others:wrong_shape", r"returned an array of shape \(2, 2\) instead of \(2, 6\)"),
+        ("others:no_array", r"the model returned a tuple instead of \(2, 6\)"),
         ("others:undeclared", "reads_gain .* reads config.gain, but the method declares no option"),
         ("others:fails", r"ZeroDivisionError in divides .*others.py, line \d+\): division by zero"),
         ("others:lacks_rngs", r"TypeError in make_model .* unexpected keyword argument 'rngs'"),
         ("others:no_function", "change must be a function or None, got 'biases'"),
-        ("others:no_label", "label must be a text, got None"),
+        ("others:no_label", "label must be a string, got None"),
         ("others:no_rate", "learning_rate must be a finite number above 0, got 0.0"),
         ("others:no_option", "the option gain must be a perception.methods.Option, got 2"),
         ("others:no_options", "options must be a dictionary, got 2"),
         ("others:bad_check", "<lambda> .* reads config.gain, but the method declares no option"),
         ("others:solved", "only the method head can have solves_head=True"),
-        ("others:number", "is a int; it must be a perception.methods.Method"),
+        ("others:number", "is of type int; it must be a perception.methods.Method"),
         ("others:absent", "has no attribute 'absent'"),
         ("broken:way", r"ZeroDivisionError in .*broken.py, line \d+\): division by zero"),
     ],

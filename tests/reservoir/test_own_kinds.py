@@ -174,7 +174,7 @@ def test_options_of_a_users_kind(make_config, own_package):
             {"decoder_reservoirs": 1},
             "NotImplementedError in cache",
         ),
-        ("my_package.incomplete:number", {}, "is a int; it must be a reservoir.kinds.Kind"),
+        ("my_package.incomplete:number", {}, "is of type int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
         (
             "my_package.incomplete:undeclared",
@@ -188,7 +188,7 @@ def test_options_of_a_users_kind(make_config, own_package):
         ),
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
         ("my_package.incomplete:no_build", {}, "build must be a function, got None"),
-        ("my_package.incomplete:no_label", {}, "label must be a text, got None"),
+        ("my_package.incomplete:no_label", {}, "label must be a string, got None"),
         ("my_package.incomplete:listed", {}, r"options must be a dictionary, got \['gain'\]"),
         (
             "my_package.incomplete:numbered",
