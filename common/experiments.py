@@ -146,7 +146,7 @@ class ExperimentSuite:
         paper = config.get("paper") or ""
         check(
             paper.isidentifier(),
-            f"the field paper of the configuration is {paper!r}: set it to the folder of a paper, such as gmlp_lm",
+            f"the field paper of the configuration is {paper!r}: set it to the name of a paper's folder",
         )
         return importlib.import_module(f"{paper}.run").prepare(config, self.mesh)
 

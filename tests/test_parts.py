@@ -60,7 +60,7 @@ WHOLE, ABOVE_0, FROM_0 = (
     "must be a finite number above 0",
     "of at least 0",
 )
-NO_LIST = r"targets must be a list of names of layers, such as \['query'\], or None for all, got "
+NO_LIST = r"targets must be a list of one or more names of layers, such as \['query'\], or None for all, got "
 NO_INPUT = r"the input must have the shape \(..., 4\), without empty axes, got "
 NO_ARRAY = (
     r"init must be a function \(key, shape\) -> array of .* for the shape \(4, 4\) it returns "

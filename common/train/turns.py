@@ -64,11 +64,11 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 
 
 def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session id of runs that start or resume at `steps`: a new id if several take turns, else "alone".
+    """Returns the session id of runs that start or resume at `steps`: a new id if the runs take turns, else "alone".
 
     Runs that resume at steps more than one turn apart, for example after they were killed, count as "alone".
     """
-    together = turn and len(steps) > 1 and max(steps) - min(steps) <= turn
+    together = turn and steps and max(steps) - min(steps) <= turn
     return f"turns {secrets.token_hex(4)}" if together else "alone"
 
 

@@ -170,7 +170,7 @@ def test_processes_split_global_batches(corpora, count, monkeypatch):
 
 def test_process_count_must_divide_the_multiple(corpora, monkeypatch):
     be_process(monkeypatch, 0, 3)
-    with pytest.raises(ValueError, match="3 processes"):
+    with pytest.raises(ValueError, match="number of processes, 3, must divide multiple=4"):
         BucketedBatches(*corpora, **SHAPE)
 
 

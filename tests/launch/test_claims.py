@@ -29,7 +29,8 @@ def paper(tmp_path, monkeypatch) -> str:
 
 
 def found(hours: float | None) -> SimpleNamespace:
-    return SimpleNamespace(chip_hours=hours, bound=SimpleNamespace(binds="memory"))
+    place = SimpleNamespace(name="v5e:1x1")
+    return SimpleNamespace(chip_hours=hours, bound=SimpleNamespace(binds="memory"), topology=place)
 
 
 def test_each_plan_is_estimated_once_and_read_by_reports(paper):

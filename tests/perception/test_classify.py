@@ -347,7 +347,7 @@ def test_invalid_table_writes_nothing(refused, tmp_path, monkeypatch) -> None:
     ],
 )
 def test_label_column_may_not_overwrite_a_probability(label, options) -> None:
-    with pytest.raises(UserError, match=f"because the label column is named '{label}'"):
+    with pytest.raises(UserError, match=f"because the label column is named {label}:"):
         Answers(label, ("a", "b"), **options)
     assert "label" in Answers("label", ("a", "b"), **options).columns
 

@@ -232,12 +232,14 @@ def test_missing_or_damaged_config_json_raises_error(own, tmp_path) -> None:
 
 def test_check_shape_lists_differences() -> None:
     given, found = BACKBONES["arctic_m"], BACKBONES["arctic_s"]
-    message = r"not --config.backbone=x: it has width 384 \(not 768\), size 32 \(not 64\), hidden\[0\] 1536"
+    message = r"not --config.backbone=x, because it has width 384 \(not 768\), size 32 \(not 64\), hidden\[0\]"
     with pytest.raises(UserError, match=message):
         check_shape("x", given, found)
-    with pytest.raises(UserError, match=r"=x: it has layers 24 \(not 12\)"):
+    with pytest.raises(UserError, match=r"=x, because it has layers 24 \(not 12\)"):
         check_shape("x", given, BACKBONES["arctic_l"])
-    with pytest.raises(UserError, match=r"=x: it has family 'qwen2' \(not 'phi'\), .* and 7 more"):
+    with pytest.raises(
+        UserError, match=r"=x, because it has family 'qwen2' \(not 'phi'\), .* and 7 more"
+    ):
         check_shape("x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"])
     local = replace(given, window=9, local=(False, True) * 6)  # `given` has no entries in `local`
     with pytest.raises(UserError, match=r"=x: it has window 9 \(not None\), local \(False, True, "):
