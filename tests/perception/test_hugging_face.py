@@ -242,7 +242,9 @@ def test_check_shape_lists_differences() -> None:
     ):
         check_shape("x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"])
     local = replace(given, window=9, local=(False, True) * 6)  # `given` has no entries in `local`
-    with pytest.raises(UserError, match=r"=x: it has window 9 \(not None\), local \(False, True, "):
+    with pytest.raises(
+        UserError, match=r"=x, because it has window 9 \(not None\), local \(False, True"
+    ):
         check_shape("x", given, local)
     # Dropout does not affect the shapes of the weights.
     check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))
