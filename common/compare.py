@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from common import config
 from common.errors import check
-from common.experiments import ExperimentSuite, parse_sweep
+from common.experiments import ExperimentSuite, parse_sweep, set_fields
 from common.runtime import program
 from common.storage.folders import open_folder
 
@@ -45,7 +45,7 @@ class Cases(ExperimentSuite):
             key: text.replace("{seed}", str(seed)) for key, text in self.overrides[name].items()
         }
         loaded = self.override(config.load(fields.pop("config", self.spec)))
-        config.override_all(loaded, [f"--config.{key}={text}" for key, text in fields.items()])
+        set_fields(loaded, fields, f"--case {name}")
         loaded.seed = seed
         return loaded
 

@@ -58,12 +58,18 @@ Point = Mapping[str, str]
 """A point of a sweep's grid: name of a configuration field, "a.b" -> its value as text."""
 
 
-def _set(config: ConfigDict, point: Point) -> ConfigDict:
-    """Sets the fields of a grid point in `config`, and returns `config`. Raises a UserError for a wrong field."""
+def set_fields(
+    config: ConfigDict, fields: Mapping[str, str], option: str = "--sweep"
+) -> ConfigDict:
+    """Sets {field "a.b": value as text} in `config`, and returns `config`.
+
+    Raises:
+      UserError: a field is unknown, or its value is invalid. The message names the fields as given with `option`.
+    """
     try:
-        override_all(config, [f"--config.{name}={text}" for name, text in point.items()])
+        override_all(config, [f"--config.{name}={text}" for name, text in fields.items()])
     except UserError as fault:
-        raise UserError(str(fault).replace("--config.", "--sweep ")) from fault
+        raise UserError(str(fault).replace("--config.", f"{option} ")) from fault
     return config
 
 
@@ -174,7 +180,7 @@ class ExperimentSuite:
         runs: dict[str, list[Run]] = {name: [] for name in cases}
         for seed in range(1, 1 + self.seeds):
             configs = {
-                _run_name(name, seed, points[name]): _set(make(seed), points[name])
+                _run_name(name, seed, points[name]): set_fields(make(seed), points[name])
                 for name, make in cases.items()
             }
             for name, run in zip(cases, self.fit_all(configs), strict=True):
@@ -187,7 +193,7 @@ class ExperimentSuite:
         grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
         configs = {}
         for (name, make), point in itertools.product(cases.items(), grid):
-            config = _set(make(1), point)
+            config = set_fields(make(1), point)
             config.eval.test = False
             configs[_run_name(name, 1, point)] = config
         ran = iter(self.fit_all(configs))
@@ -274,7 +280,9 @@ class ExperimentSuite:
         for name, workdir in workdirs.items():
             # In a sweep, only runs at the chosen grid point have test results. If a run at this point has a summary
             # without test results, and no checkpoints, it is trained again to be tested.
-            untested = _set(configs[name].copy_and_resolve_references(), {"eval.test": "False"})
+            untested = set_fields(
+                configs[name].copy_and_resolve_references(), {"eval.test": "False"}
+            )
             check(
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()

@@ -94,7 +94,7 @@ def test_malformed_cases_are_refused(cases: list, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--case", "a", "--case", "b", "widht=3"), "unknown option --config.widht"),
+        (("--case", "a", "--case", "b", "widht=3"), "unknown option --case b widht"),
         (("--case", "a", "--case", "b", "seeds=3"), "did you mean seed"),
         (("--case", "a", "--case", "b", "config=missing.py"), "no configuration file missing.py"),
         (("--case", "a", "--case", "b", "--sweep", "rate"), "--sweep rate must be FIELD=VALUE"),
