@@ -31,7 +31,7 @@ _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
 class Truth(NamedTuple):
-    """The distribution of simulated experiments.
+    """The distribution of simulated experiments. A system is right if its quality exceeds difficulty plus noise.
 
     Attributes:
       qualities: mean qualities of the two systems.

@@ -92,7 +92,6 @@ def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
             env=environment | {"TRAINLESS_PROCESS_ID": str(k)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if k else None,
             text=True,
         )
         for k in range(count)
@@ -112,7 +111,7 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
                 break
         else:
             raise UserError(
-                f"a worker process exited with code {worker.wait()} before it had trained {steps} steps"
+                f"a worker process exited with code {worker.wait()} while it trained {steps} steps: see its error above"
             )
     return speeds[0]
 

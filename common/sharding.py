@@ -126,7 +126,9 @@ def spec(
     parts, used = [], []
     for axis, size in zip(axes, shape, strict=True):
         if axis is not None and axis not in RULES:
-            raise ValueError(f"{name}: no rule for the axis {axis!r} in common.sharding.RULES")
+            raise ValueError(
+                f"{name}: the logical axis {axis!r} is unknown: use None or one of {', '.join(RULES)}"
+            )
         rule = RULES[axis] if axis is not None else None
         names = () if rule is None else (rule,) if isinstance(rule, str) else rule
         names = tuple(name for name in names if name not in mesh.manual_axes)

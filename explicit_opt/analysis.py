@@ -38,7 +38,7 @@ documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Writes the perplexities of eq. (3) without training, for each of its readings (`_readings`).
+    """Writes the perplexities of the explicit solution without training, for each reading of eq. (3) (`_readings`).
 
     Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
     perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The

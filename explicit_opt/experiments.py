@@ -121,7 +121,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
         """Returns the name of a language model's runs, and a function from the seed to the configuration.
 
-        With K = 1, sum and concatenation are the same model and share their runs, as in the paper.
+        With contexts of one token (the paper's K = 1), sum and concatenation are the same model and share their runs,
+        as in the paper.
         """
         aggregate = "sum" if context == 1 else aggregate
         name = self.named(f"{aggregate}_k{context}_{start}")

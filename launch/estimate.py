@@ -187,7 +187,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         if missing is None:
             first, *_ = message.splitlines() or [type(error).__name__]
             raise UserError(
-                f"the step cannot be compiled for --topology={topology.name} ({first})"
+                f"the training step cannot be compiled for --topology={topology.name} ({first}): correct the cause, or"
+                " choose another --topology"
             ) from error
         raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.cache_key(batch, 0)]

@@ -90,8 +90,8 @@ def label_reader(
             raise ValueError(f"the label in column {column} is missing")
         if isinstance(value, list | dict):
             raise ValueError(
-                f"the label in column {column} is of the type {type(value).__name__}, but each text must have one"
-                " label"
+                f"the label in column {column} is of the type {type(value).__name__}, but most labels are single"
+                " classes: write one class"
             )
         return _name(value, names)
 

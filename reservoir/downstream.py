@@ -113,7 +113,7 @@ def fig2(suite: "ExperimentSuite") -> None:
 
 
 def fig11(suite: "ExperimentSuite") -> None:
-    """Plots AUCC and test accuracy of fine-tuning against the number of all layers."""
+    """Plots AUCC and test accuracy of fine-tuning against the number of encoder layers, trained and frozen."""
     _against_depth(suite, "fig11", "total")
 
 

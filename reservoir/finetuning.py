@@ -82,8 +82,8 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
     """Returns a copy of `config` with the fields of `model` added to `config.model`.
 
-    Fields that `config.model` already has keep their values. If `model` has backskipping, its estimator becomes
-    "identity".
+    Fields that `config.model` already has keep their values, with one exception: if `model` has backskipping, the
+    estimator of the copy is "identity".
     """
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})

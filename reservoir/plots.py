@@ -47,17 +47,17 @@ def fig7(suite: ExperimentSuite) -> None:
 
 
 def fig8(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on IWSLT against the number of all layers."""
+    """Plots AUCC and test BLEU on IWSLT against the number of encoder layers, trained and frozen."""
     _depth(suite, "fig8", "total")
 
 
 def fig9(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on WMT against the number of all layers."""
+    """Plots AUCC and test BLEU on WMT against the number of encoder layers, trained and frozen."""
     _depth(suite, "fig9", "total")
 
 
 def fig10(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test score on enwik8 against the number of all layers."""
+    """Plots AUCC and test score on enwik8 against the number of layers, trained and frozen."""
     _depth(suite, "fig10", "total")
 
 

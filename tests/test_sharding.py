@@ -128,7 +128,7 @@ def test_indivisible_dimension_is_replicated() -> None:
         (("embed",), (8, 8), "1 axes"),
         (("embed", "batch"), (8, 8), "a mesh axis for two dimensions"),
         (("mlp", "heads"), (8, 8), "a mesh axis for two dimensions"),
-        (("nonsense", None), (8, 8), "no rule"),
+        (("nonsense", None), (8, 8), "is unknown: use None or one of"),
     ],
 )
 def test_invalid_axes_raise_value_errors(axes: tuple, shape: tuple, what: str) -> None:

@@ -40,13 +40,13 @@ def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax
 
 
 class GatedMlp(Sublayer):
-    """Computes W2 (u * s(v)) + b2, equations 1 to 3 of Liu et al. (2021) with biases.
+    """Computes W2 (u * f(v)) + b2, equations 1, 2 and 4 of Liu et al. (2021), with biases.
 
-    u and v are the two halves of activation(W1 x + b1). The map s(v) = W norm(v) + b is linear over positions.
+    u and v are the two halves of activation(W1 x + b1). f(v) = W norm(v) + b is an affine map over positions.
 
     Args:
       spatial: the map over positions with the weights W and the bias b.
-      attention: function that makes an attention layer, whose output (B, L, hidden / 2) is added to s(v); None for no
+      attention: function that makes an attention layer, whose output (B, L, hidden / 2) is added to f(v); None for no
         attention. Called last, so that the other parameters have the same initial values with and without attention.
     """
 

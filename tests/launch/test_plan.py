@@ -371,7 +371,10 @@ def test_other_compiler_errors_are_reported_in_one_line(monkeypatch, eight, word
     with pytest.raises(UserError) as error:
         estimate.estimate(small(), eight)
     assert not isinstance(error.value, estimate.TooLarge)
-    assert str(error.value) == f"the step cannot be compiled for --topology=v5e:2x4 ({words})"
+    assert str(error.value) == (
+        f"the training step cannot be compiled for --topology=v5e:2x4 ({words}): correct the cause, or choose another"
+        " --topology"
+    )
 
 
 def test_sweep_continues_after_compiler_errors(monkeypatch, capsys, eight: Topology) -> None:

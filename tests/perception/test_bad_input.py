@@ -125,7 +125,7 @@ BAD = {
     "label absent": strict({"text": "x"}, "the label in column label is missing"),
     "label list": strict(
         {"text": "x", "label": ["a", "b"]},
-        "the label in column label is of the type list, but each text must have one label",
+        "the label in column label is of the type list, but most labels are single classes: write one class",
     ),
     "label surrogate": strict(
         {"text": "x", "label": "\ud800"}, "the label '\\ud800' contains half of a surrogate pair"
@@ -179,7 +179,7 @@ BAD = {
         "--label=label",
     ),
     "labels all missing": data(number_rows(lambda i: ""), "no row can be used"),
-    # Numbers of texts
+    # Too few texts, and texts with contradictory labels
     "too few texts": data(as_csv(rows(4)), "too few", "--text=text --label=label"),
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
     "two texts of each class": data(

@@ -75,7 +75,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
 
 
 def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
-    """Runs of different accuracy have equal differences from float32 if a format changes the same predictions."""
+    """A format that changes the same predictions in every run differs equally from float32, whatever the accuracy."""
     labels_E = np.arange(400) % 2
     found = {"float32": (0, 40), "bfloat16": (0, 40), "4bit": (60, 100)}
 

@@ -95,9 +95,9 @@ class Run:
         self.processes[process].send_signal(number)
 
     def ends(self, *numbers: int) -> tuple[list[int], list[str]]:
-        """Returns exit codes and outputs of processes.
+        """Returns the exit codes of the processes `numbers`, and their outputs without the line "ready".
 
-        The processes must exit within 20 s, before their work is done.
+        Raises subprocess.TimeoutExpired if a process does not exit within 20 s. The behaviour "work" would take 30 s.
         """
         outputs = [self.processes[k].communicate(timeout=20)[0] for k in numbers]
         return [self.processes[k].returncode for k in numbers], [

@@ -511,7 +511,7 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal arrives during the fifth vote. Fast processes wait for slow ones in votes, so this is likely."""
+    """The signal arrives during a vote, which is common: fast processes wait in votes for slow ones."""
     asked = []
 
     def agree(decision):
