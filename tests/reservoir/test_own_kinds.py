@@ -278,7 +278,7 @@ def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
     suite = compare.Cases("", 1, [], own_package / "out", None, spec=spec, overrides=cases)
     config = suite.configuration("own", 1)
     assert config.model.feature_scale == 2.0
-    assert experiments._set(config, {"model.feature_scale": "3"}).model.feature_scale == 3.0
+    assert experiments.set_fields(config, {"model.feature_scale": "3"}).model.feature_scale == 3.0
 
     def fit(jobs, mesh, turns):
         (job,) = jobs
