@@ -61,11 +61,7 @@ Point = Mapping[str, str]
 def set_fields(
     config: ConfigDict, fields: Mapping[str, str], option: str = "--sweep"
 ) -> ConfigDict:
-    """Sets {field "a.b": value as text} in `config`, and returns `config`.
-
-    Raises:
-      UserError: a field is unknown, or its value is invalid. The message names the fields as given with `option`.
-    """
+    """Sets {field "a.b": text} in `config` and returns it. A UserError names a wrong field as given with `option`."""
     try:
         override_all(config, [f"--config.{name}={text}" for name, text in fields.items()])
     except UserError as fault:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
-from common.errors import UserError, check, last_frame
+from common.errors import UserError, last_frame
 
 
 @contextmanager
@@ -38,13 +38,7 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
         raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
 
 
-def check_shape(value: object, shape: tuple[int, ...], message: str) -> None:
-    """Checks that a user's part returned an array, concrete or abstract, of a shape.
-
-    Raises:
-      UserError: `value` is another object, or has another shape. "{}" in `message` becomes "an array of shape ..." or
-        the type of the object.
-    """
-    found = getattr(value, "shape", None)
-    given = f"a {type(value).__name__}" if found is None else f"an array of shape {found}"
-    check(found == shape, message.format(given))
+def described(value: object) -> str:
+    """Returns "an array of shape ..." for an array, concrete or abstract, and "a TYPE" for another object."""
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"an array of shape {shape}"

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from common import variables
+from common.errors import check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
-from common.user_code import check_shape, user_code
+from common.user_code import described, user_code
 from reservoir.kinds import Kind
 
 
@@ -44,5 +45,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         outputs = jax.eval_shape(run, *abstract_model.shapes())
     for output, method, positions in zip(outputs, ("__call__", "step"), (length, 1), strict=False):
         expected = (rows, positions, model.width)
-        what = f"{option}: {method} returned {{}} in the {stack}; expected the shape {expected}"
-        check_shape(output, expected, what)
+        check(
+            getattr(output, "shape", None) == expected,
+            f"{option}: {method} returned {described(output)} in the {stack}; expected the shape {expected}",
+        )

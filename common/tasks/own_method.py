@@ -8,7 +8,7 @@ from flax import nnx
 
 from common import variables
 from common.errors import check
-from common.user_code import check_shape, user_code
+from common.user_code import described, user_code
 from common.variables import AbstractModel, ParamKeys
 
 
@@ -44,9 +44,11 @@ def check_complete(
     with user_code(option, kind, "config"):
         abstract_model = variables.abstract(lambda: make(ParamKeys(0)))
         logits = jax.eval_shape(forward, *abstract_model.shapes())
-    wanted = rows, classes
-    what = f"{option}: for {rows} texts and {classes} classes, the model returned {{}} instead of {wanted}"
-    check_shape(logits, wanted, what)
+    check(
+        getattr(logits, "shape", None) == (rows, classes),
+        f"{option}: for {rows} texts and {classes} classes, the model returned {described(logits)} instead of"
+        f" {(rows, classes)}",
+    )
     check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
     found = {**abstract_model.trainable, **abstract_model.frozen}
     for name, wanted in known.items():

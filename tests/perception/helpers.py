@@ -80,7 +80,7 @@ def small_bert() -> dict[str, jax.Array]:
 def write_small_bert(folder: Path, weights: Params | None = None) -> Path:
     """Writes a BERT of shape SHAPE and its tokenizer in Hugging Face format. Returns the folder.
 
-    If `weights` is None, the weights are those of `small_bert`.
+    `weights`: None takes the weights of `small_bert`.
     """
     lines = [text for (text,), _ in python("train")]
     tokenizer = build_subword(SHAPE.vocabulary, lines, folder.parent)

@@ -168,6 +168,10 @@ def test_runs_without_an_own_encoder_or_with_label_sets_are_refused(runs, mesh, 
         UserError, match=r"a task vector needs a run with --config.finetune=full_pretrained"
     ):
         task_vectors.measure([[workdir, workdir]], mesh)
+    selected_on_test = fields | {"eval": fields["eval"] | {"select": "test"}}
+    (workdir / "config.json").write_text(json.dumps(selected_on_test))
+    with pytest.raises(UserError, match="a sum of task vectors is chosen on validation examples"):
+        task_vectors.measure([[workdir, workdir]], mesh)
     fields["data"]["multi_label"] = True
     (workdir / "config.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=r"^--runs .*lora has several classes per text"):

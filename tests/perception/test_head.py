@@ -35,7 +35,7 @@ def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarra
 def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None:
     """The loss is `inverse_penalty` times the summed cross-entropy, plus half the squared norm of the weights.
 
-    The cross-entropy is summed over examples. The weights are those of standardised features.
+    The cross-entropy is summed over examples. The weights belong to standardised features.
     """
     train, valid = examples(300, classes, 1), examples(100, classes, 2)
     found = solve(train, valid, classes)

@@ -202,7 +202,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
 def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
-    """A skipping step has all matrix products of an ordinary step, except those of the reservoir's backward pass."""
+    """A skipping step lacks only the matrix products of the reservoir's backward pass."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
     np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
