@@ -140,7 +140,8 @@ def steps(results: Path) -> Iterator[Change]:
     """Yields two time ratios for each recipe and dtype on CPUs: our step / PyTorch's step, our step / our products."""
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
-            name = f"{row['recipe']} in {row['dtype']} on two CPU cores, {column}"
+            machine = f"{row['cores']} cores of {row['cpu']}"
+            name = f"{row['recipe']} in {row['dtype']} on {machine}, {column}"
             yield Change(name, None, float(row[column]), row["commit"], most, "benchmarks.step")
 
 
@@ -152,8 +153,8 @@ def write(results: Path = RESULTS) -> str:
 
 Written by `python -m benchmarks.before_after` from the tables beside this page and from
 [compilation.json](../benchmarks/compilation.json). Bytes and estimated milliseconds are properties of compiled
-programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has their ranges and the machine. They have no
-value before, because no older program was measured on this machine.
+programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has their ranges and the machines. They have
+no value before, because no older program was measured on these machines.
 
 {markdown(COLUMNS, rows)}"""
     (results / "launch/before_after.md").write_text(page)

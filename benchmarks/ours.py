@@ -26,7 +26,7 @@ from configs import explicit, language, perception, translation
 from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
 from gmlp_lm import run as gmlp_lm
-from launch.hlo import Product, read_products
+from launch.products import Product, read_products
 from perception.backbones import bert, qwen2
 from perception.finetuning import cast_frozen
 from perception.model import PooledClassifier, backbone

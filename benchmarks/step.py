@@ -183,8 +183,6 @@ def markdown(rows: Sequence[dict]) -> str:
         lines.append(
             f"- Machine {number}: {cores} cores of {cpu} {units}; JAX {jax}, PyTorch {torch}"
         )
-    if not any(row["amx"] == "yes" for row in rows):
-        lines.append("- There are no rows of an Intel CPU with AMX yet: we had no such machine.")
     lines += [
         "",
         "| recipe | dtype | machine | commit | load | ours (ms) | PyTorch (ms) | ours / PyTorch | products (ms) "

@@ -13,7 +13,7 @@ from common.runtime.program import run
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from launch.hlo import Collectives
+    from launch.collectives import Collectives
     from launch.topology import Topology
 
 MIB = 2**20
@@ -90,8 +90,8 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     from common import sharding, variables
     from common.decode.rows import gather_weights, row_specs
     from common.errors import check
+    from launch.collectives import Collectives, read_collectives
     from launch.estimate import prepare
-    from launch.hlo import Collectives, read_collectives
 
     config, task, mesh = prepare(config, topology)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)

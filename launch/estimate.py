@@ -17,9 +17,9 @@ from common.train import dry_run
 from common.train.state import Step
 from common.train.task import BatchSpec, Task
 from common.variables import AbstractModel
-from launch import hlo
-from launch.hlo import Collectives
+from launch.collectives import Collectives, read_collectives
 from launch.topology import Chip, Topology
+from launch.traffic import kernel_bytes, loop_factor
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -106,7 +106,7 @@ class Estimate:
       compiled_flops: FLOPs of one device by the compiler's count, which includes all operations and counts each loop
         body once.
       traffic: bytes that one device reads and writes: the compiler's count plus `kernels`, multiplied by a factor for
-        loop iterations (`hlo.loop_factor`).
+        loop iterations (`loop_factor`).
       kernels: bytes of the operands and results of Pallas kernels on one device. Each loop body counts once.
       dtype: dtype of activations.
       bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
@@ -203,9 +203,9 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
     program = compiled.as_text()
-    sent = hlo.read_collectives(program, devices // topology.slices)
-    kernels = hlo.kernel_bytes(program)
-    moved = (costs["bytes accessed"] + kernels) * hlo.loop_factor(program)
+    sent = read_collectives(program, devices // topology.slices)
+    kernels = kernel_bytes(program)
+    moved = (costs["bytes accessed"] + kernels) * loop_factor(program)
     bound = None
     if topology.chip:
         # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.

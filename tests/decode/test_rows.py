@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from common import sharding
 from common.decode.rows import Decoding, gather_weights, row_specs
 from common.train.task import ModelState
-from launch.hlo import Collectives, parse, read_collectives
+from launch.collectives import Collectives, read_collectives
+from launch.hlo import parse
 from reservoir.tasks.translation import Translation
 from tests.decode import programs
 from tests.programs import finish, start_several

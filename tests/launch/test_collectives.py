@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.sharding import make_mesh
-from launch.hlo import Collectives, Row, read_collectives
+from launch.collectives import Collectives, Row, read_collectives
 
 KIB = 1024
 

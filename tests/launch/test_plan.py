@@ -20,8 +20,8 @@ from common.track.progress import peak_flops
 from common.train.task import BatchSpec
 from configs import explicit
 from launch import decoding, estimate, plan, scaling, sweep, topology
+from launch.collectives import BETWEEN, Collectives, Row
 from launch.estimate import Bound
-from launch.hlo import BETWEEN, Collectives, Row
 from launch.topology import CHIPS, Topology, find
 
 needs_libtpu = pytest.mark.skipif(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from common.train import flops
-from launch.hlo import read_products
+from launch.products import read_products
 
 WIDTH, HIDDEN, ROWS, STEPS = 8, 24, 6, 5
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from launch import estimate
-from launch.hlo import kernel_bytes, loop_factor
 from launch.topology import Topology
+from launch.traffic import kernel_bytes, loop_factor
 
 LOOP = """%fused (whole: f32[10,256], place: s32[]) -> f32[256] {
   %whole = f32[10,256]{1,0} parameter(0)
@@ -57,6 +57,8 @@ OUTSIDE = 3 * WHOLE  # two operands and a result
         ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
         # An in-place update of a row reads and writes only this row of the array.
         (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
+        # The gathered array is larger than the operand; the type of the start lists both.
+        ("%a = (f32[10,256]{1,0}, f32[40,256]{1,0}) all-gather-start(%x), dimensions={0}", 5 * WHOLE),
         ("%a = f32[10,256]{1,0} bitcast(%x)", 0),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from common.train.exchange import local_sums
 from common.train.prefetch import put
 from common.train.state import Step
 from launch import topology
-from launch.hlo import read_collectives
+from launch.collectives import read_collectives
 from reservoir.row_random import row_keys, row_normal
 from tests.train import toy
 
