@@ -23,6 +23,7 @@ from common.errors import UserError, check
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import publish, write_csv
+from common.storage.addresses import shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train import turns
 from common.train.finished import changed
@@ -283,7 +284,8 @@ class ExperimentSuite:
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()
                 or self._kept(name, untested) is not None,
-                f"training would overwrite the results of another configuration in {workdir}: choose another --out",
+                f"{shown(workdir)} has a summary that is not of this configuration, and no checkpoints: choose another"
+                " --out, or delete this folder",
             )
         # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}

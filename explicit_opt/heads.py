@@ -287,7 +287,8 @@ class HeadStart:
         total, width = self._mass_N.sum(), self._sums_NM.shape[1]
         mean_M = self._sums_NM.sum(0) / total
         target_N = 2 * self._mass_N / total - 1
-        # The product H^T (2 Y - 1) of features H and targets 2 Y - 1, both centred.
+        # The product H^T (2 Y - 1) of features H and targets 2 Y - 1, both centred. Row e of Y is the label of example
+        # e, one-hot or soft.
         right_MN = 2 * self._sums_NM.T - total * np.outer(mean_M, 1 + target_N)
         left_MM = self._products_MM - total * np.outer(mean_M, mean_M)
         kernel_MN = _solve(left_MM + self.smoothing * np.eye(width), right_MN)

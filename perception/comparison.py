@@ -148,7 +148,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.fit_all(asked)
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of a deterministic method: one run, or one for each draw of the examples."""
+        """Returns [(seed, run name)] of a deterministic method.
+
+        One run, or a run for each seed if `data.shots` draws the training examples at random.
+        """
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]

@@ -20,7 +20,10 @@ PROBABILITY = "probability"
 
 
 def fields_of(config: ConfigDict) -> tuple[Fields, str]:
-    """Returns the text columns of a run, and the name of its label column."""
+    """Returns the text columns of the table that a run reads, each as a list of possible names, and a label column.
+
+    The label column is the first possible name.
+    """
     known = DATASETS[config.dataset] if config.dataset else OWN
     fields, label = config.data.fields or known.fields, config.data.label or known.label
     texts = split_fields(fields)

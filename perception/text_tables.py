@@ -65,8 +65,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing or damaged, a row lacks a text column or its value is not text, the table has a
-            column of `added`, or the table repeats a column.
+          UserError: the file is missing or damaged, a row lacks a text column, a value in a text column is not text or
+            is not valid Unicode, a column has the name of a column of `added`, or two columns have the same name.
         """
 
     def write(

@@ -104,7 +104,7 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     paper = printed("reservoir", name, keys=3)
     rows = []
     for setting, groups in suite.groups(name).items():
-        # "longest" counts the best BLEU of the whole run, because the paper's horizon limits only the AUCC.
+        # The horizon "longest" takes the best BLEU of the whole run as 100 %. The paper's horizon limits only the AUCC.
         times = time_rows(list(groups.values()), "hours", "longest", (percent,))
         for (case, group), (points,) in zip(groups.items(), times, strict=True):
             reached = [point for point in points if point]

@@ -182,7 +182,10 @@ def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
     for label in labels:
         # A missing label may be NaN, which is not equal to itself.
         if label is None or label != label or not str(label).strip():
-            raise UserError(f"{place}: the label is missing; add a label or remove the example")
+            raise UserError(
+                f"{place}: the label field {field!r} is empty; add a label or remove the example, or check"
+                " --config.data.label"
+            )
         if isinstance(label, list | dict):
             raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
     return {str(label): label for label in labels}

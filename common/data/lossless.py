@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError, file_error
+from common.errors import UserError, check, file_error
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 """Values of `data.tokenizer`. Any other value is the path of a tokenizer.json or a SentencePiece .model file."""
@@ -53,7 +53,13 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
 
     if kind == SENTENCEPIECE:
         return subwords.trained(data, training_text)
-    return subwords.load(Path(os.path.expanduser(kind)))
+    path = Path(os.path.expanduser(kind))
+    check(
+        path.is_file(),
+        f"--config.data.tokenizer={kind}: no such file; set {BYTES}, {SENTENCEPIECE}, or the path of a SentencePiece"
+        " model or tokenizer.json",
+    )
+    return subwords.load(path)
 
 
 def vocabulary_size(data: ConfigDict) -> int:

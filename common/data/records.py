@@ -79,8 +79,8 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     names = [field.split("|")[0] for field in fields.split()]
     check(
         len(names) == parts,
-        f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r} has {len(names)}: name one"
-        " field for each text",
+        f"embedded:{name} needs {parts} text field{'s' * (parts > 1)}, but --config.data.fields={fields!r} names"
+        f" {len(names)} (a|b counts as one): set it to {parts} of the names, separated by spaces",
     )
 
     def records(split: str) -> Iterator[Record]:

@@ -204,7 +204,7 @@ def _update(
 
 
 def upload(path: Path) -> None:
-    """Uploads a file, or all files of a folder that have changed since their last upload or download."""
+    """Uploads a file, or all files of a folder that are new or have changed since their last upload or download."""
     if path.is_file():
         Mirror(path.parent).upload(path.name)
         return

@@ -30,7 +30,7 @@ def device_prefetch(
     """
     check(
         isinstance(batches, Iterable),
-        f"Task.batches must return an iterable of batches; it returned {batches!r:.80}",
+        f"Task.batches must return an iterable of tuples (batch, data state); it returned {batches!r:.80}",
     )
     queue: deque = deque()
     for pair in batches:

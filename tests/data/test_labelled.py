@@ -112,7 +112,7 @@ def test_class_names_are_sorted_words(folder):
         ),
         ('{"text": "x", "label": -1}', "the label -1 is not one of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is not one of the 2 classes"),
-        ('{"text": "x", "label": NaN}', "the label is missing"),
+        ('{"text": "x", "label": NaN}', "the label field 'label' is empty"),
         ('{"text": "x", "label": ["a", "b"]}', "label must be a text or a number, got \\['a', 'b"),
         ("x", "is not JSON"),
         ("[1]", "is not a JSON object"),
@@ -159,7 +159,7 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
         load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"choose one of embedded:python, embedded:python_pairs"):
         load_labelled(data("embedded:java"))
-    with pytest.raises(UserError, match="has 2 texts per example"):
+    with pytest.raises(UserError, match="needs 2 text fields"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"no test\.jsonl or .* its files: train\.jsonl, valid"):
@@ -367,7 +367,10 @@ def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(["a", None, "b"], "line 2: the label is missing"), (["a", " ", "b"], "line 2: the label")],
+    [
+        (["a", None, "b"], "line 2: the label field 'label' is empty"),
+        (["a", " ", "b"], "line 2: the label"),
+    ],
 )
 def test_missing_label_raises_user_error(tmp_path, labels, message) -> None:
     with pytest.raises(UserError, match=message):

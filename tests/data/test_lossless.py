@@ -107,7 +107,10 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
     (tmp_path / "damaged.model").write_bytes(b"damaged")
     (tmp_path / "damaged.json").write_text("{}")
     for kind, fault in (
-        (f"{tmp_path}/absent.json", "cannot read a tokenizer from .*absent.json"),
+        (
+            f"{tmp_path}/absent.json",
+            "--config.data.tokenizer=.*absent.json: no such file; set bytes, sentencepiece",
+        ),
         (f"{tmp_path}/damaged.model", "cannot read a tokenizer from .*damaged.model"),
         (f"{tmp_path}/damaged.json", "cannot read a tokenizer from .*damaged.json"),
         (f"{tmp_path}/words.json", "has no piece for 256 of the 256 bytes"),

@@ -1,4 +1,4 @@
-"""Every kind of reservoir in every possible stack, and the baseline LayerDrop."""
+"""Every kind of reservoir in the encoder and, if it can be causal, in the decoder; their initial values; LayerDrop."""
 
 import json
 

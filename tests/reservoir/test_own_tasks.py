@@ -89,7 +89,7 @@ INVALID = {
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
     "LossPerRow": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[8,1\]",
-    "NoBatches": "Task.batches must return an iterable of batches; it returned None",
+    "NoBatches": r"Task.batches must return an iterable of tuples \(batch, data state\); it returned None",
     "NoDataState": r"Task.batches must yield a tuple of two dictionaries, .*; it yielded the type dict$",
 }
 """{class: regular expression of the error before the first step}."""

@@ -11,7 +11,7 @@ class Clock:
     """A fake clock of one process, and a fake collective maximum.
 
     Args:
-      slower: milliseconds since the last vote that the other process reports in every vote.
+      slower: the time since its last vote, in milliseconds, that the other process reports in every vote.
       count: number of processes.
     """
 
