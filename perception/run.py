@@ -7,10 +7,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
+from common.cached import read_json_if
 from common.config import check_choice, complete
 from common.runtime.processes import is_main
 from common.storage.addresses import shown
-from common.train import finished, loop
+from common.track.tracker import SUMMARY
+from common.train import loop
+from common.train.finished import changed
+from common.train.workdir import differences, has_checkpoints
 from perception import datasets, finetuning, task
 from perception.backbones import BACKBONES, Backbone
 from perception.datasets import DATASETS
@@ -131,9 +135,28 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of a finished run, or None if the run must be trained. See `common.train.finished.ended`."""
+    """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
+
+    Returns:
+      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, has another
+      number of steps or another configuration, lacks test results (with `eval.test`), or is not newer than the files
+      of `common.train.finished.changed`, or if the run has no checkpoints.
+
+    Raises:
+      UserError: the configuration is invalid.
+    """
     validate(config)
-    summary = finished.ended(resolve(config), workdir)
+    config, path = resolve(config), workdir / SUMMARY
+    summary = read_json_if(
+        path,
+        lambda found: (
+            found["steps"] == config.train.steps
+            and not differences(found["config"], config)
+            and (bool(found["test"]) or not config.eval.test)
+            and has_checkpoints(workdir)
+            and changed(config) < path.stat().st_mtime
+        ),
+    )
     if summary is not None and is_main():
         print(f"{shown(workdir)} is a finished run: printing its summary")
     return summary

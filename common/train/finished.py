@@ -1,8 +1,7 @@
-"""Reads the summary of a run that has ended, so that the run is neither trained nor tested again."""
+"""Reads the summary of an ended run, so that the run is not tested again; finds the last change of its input files."""
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -12,28 +11,6 @@ from common.runtime.processes import is_main
 from common.storage.addresses import copy_of
 from common.track.tracker import SUMMARY
 from common.train.run import Run
-from common.train.workdir import differences, has_checkpoints
-
-
-def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
-
-    Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, has another
-      number of steps or another configuration, lacks test results (with `eval.test`), or is not newer than the files
-      of `changed`, or if the run has no checkpoints.
-    """
-    path = workdir / SUMMARY
-    return read_json_if(
-        path,
-        lambda summary: (
-            summary["steps"] == config.train.steps
-            and not differences(summary["config"], config)
-            and (bool(summary["test"]) or not config.eval.test)
-            and has_checkpoints(workdir)
-            and changed(config) < path.stat().st_mtime
-        ),
-    )
 
 
 def changed(config: ConfigDict) -> float:
@@ -53,7 +30,7 @@ def changed(config: ConfigDict) -> float:
     return max((max(stat.st_mtime, stat.st_ctime) for stat in known), default=0.0)
 
 
-def summary_of_ended(run: Run) -> dict | None:
+def kept_summary(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, so that the run is not tested again.
 
     Returns:
@@ -70,5 +47,5 @@ def summary_of_ended(run: Run) -> dict | None:
         ),
     )
     if stored is not None and is_main():
-        path.touch()  # make the summary newer than the data files, as `ended` requires
+        path.touch()  # make the summary newer than the files of `changed`
     return stored

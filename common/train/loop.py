@@ -51,27 +51,18 @@ def fit(
         stack.enter_context(jax.set_mesh(mesh))
         signals = stack.enter_context(Signals())
         run = open_run(config, task, workdir, mesh, stack)
-        if (summary := kept_summary(run)) is not None:
-            return summary
-        if not run.state.stop_reason:
+        if run.state.stop_reason:
+            from common.train.finished import kept_summary
+
+            if (summary := kept_summary(run)) is not None:
+                return summary
+        else:
             run.state.conditions.begin("alone", signals)
             if profile:
                 stack.callback(profile.close)
             for _ in train(run, make_hooks(signals, profile), signals, begun):
                 pass
         return finish(run, signals)
-
-
-def kept_summary(run: Run) -> dict | None:
-    """Returns the summary that an ended run has written; None if the run has not ended, or needs a new summary.
-
-    See `summary_of_ended`.
-    """
-    if not run.state.stop_reason:
-        return None
-    from common.train.finished import summary_of_ended
-
-    return summary_of_ended(run)
 
 
 def make_hooks(signals: Signals, profile: "Profile | None" = None) -> list[Hook]:

@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from common.errors import Preempted, UserError
 from common.runtime.signals import Signals
 from common.train.fields import validate
-from common.train.loop import kept_summary, make_hooks, train
+from common.train.finished import kept_summary
+from common.train.loop import make_hooks, train
 from common.train.run import Run, open_run
 from common.train.summary import finish
 from common.train.task import Task
@@ -49,7 +50,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
         several = turn and len(jobs) > 1
         names = [job.workdir.name if several else "" for job in jobs]
         runs = [open_run(*job, mesh, stack, name) for job, name in zip(jobs, names, strict=True)]
-        kept = [kept_summary(run) for run in runs]
+        kept = [kept_summary(run) if run.state.stop_reason else None for run in runs]
         open_runs = [run for run in runs if not run.state.stop_reason]
         session = _session([run.step for run in open_runs], turn)
         live = []
