@@ -206,6 +206,7 @@ def test_config_without_argument(fault, tmp_path):
 
 
 ASCENDING = "must be one or more lengths above 0 in strictly ascending order"
+FINITE = "must be a finite number"
 
 FIELDS = [
     ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, but the stack has 1"),
@@ -232,10 +233,10 @@ FIELDS = [
     ("train.max_seconds=-1", "--config.train.max_seconds must be at least 0, got -1.0"),
     ("optimizer.name=adamm", "--config.optimizer.name='adamm': choose one of adam, adamw"),
     ("optimizer.schedule=cos", "choose one of inverse_sqrt, cosine, linear, constant"),
-    ("optimizer.learning_rate=0", "--config.optimizer.learning_rate must be above 0, got 0.0"),
+    ("optimizer.learning_rate=0", f"--config.optimizer.learning_rate {FINITE} above 0, got 0.0"),
     ("optimizer.beta2=1", "--config.optimizer.beta2 must be in [0, 1), got 1.0"),
-    ("optimizer.epsilon=-1", "--config.optimizer.epsilon must be above 0, got -1.0"),
-    ("optimizer.clip=-1", "--config.optimizer.clip must not be negative, got -1.0"),
+    ("optimizer.epsilon=-1", f"--config.optimizer.epsilon {FINITE} above 0, got -1.0"),
+    ("optimizer.clip=-1", f"--config.optimizer.clip {FINITE} of at least 0, got -1.0"),
     ("data.buckets=32,16", f"--config.data.buckets {ASCENDING}, got 32,16"),
     ("data.buckets=", f"--config.data.buckets {ASCENDING}, got none"),
     ("data.buckets=2", f"none of the {PAIRS} training examples fits into the last bucket"),

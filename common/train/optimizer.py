@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from common.config import check_choice
+from common.config import check_choice, check_number
 from common.errors import check
 from common.model.layers import is_stacked
 
@@ -135,10 +135,7 @@ def validate(optimizer: ConfigDict) -> None:
     check_choice("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
     check_choice("--config.optimizer.decay", optimizer.decay, DECAYS)
     for name in ("learning_rate", "epsilon"):
-        check(
-            optimizer[name] > 0,
-            f"--config.optimizer.{name} must be above 0, got {optimizer[name]}",
-        )
+        check_number(f"--config.optimizer.{name}", optimizer[name], positive=True)
     check(
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
         f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has no weight decay, so set 0",
@@ -149,10 +146,7 @@ def validate(optimizer: ConfigDict) -> None:
         f" got {optimizer.warmup_steps}",
     )
     for name in ("warmup_init", "clip", "weight_decay"):
-        check(
-            optimizer[name] >= 0,
-            f"--config.optimizer.{name} must not be negative, got {optimizer[name]}",
-        )
+        check_number(f"--config.optimizer.{name}", optimizer[name])
     for name in ("beta1", "beta2"):
         check(
             0 <= optimizer[name] < 1,
