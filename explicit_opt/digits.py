@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check_least
-from common.data.batches import check_rows, iterate
+from common.data.batches import check_rows, in_order, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
-from common.data.examples import ExampleBatches, in_order
+from common.data.examples import ExampleBatches
 from common.errors import UserError, check
 from common.metrics.classes import Classes
 from common.model.linear import Linear

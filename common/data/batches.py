@@ -1,6 +1,6 @@
 """Reads global batches in order, and gives each process its rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
@@ -68,3 +68,17 @@ def local_rows(ids: np.ndarray, rows: int) -> np.ndarray:
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids
     return full[index * rows // count : (index + 1) * rows // count]
+
+
+def in_order(
+    gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
+) -> Iterator[Batch]:
+    """Yields batches that contain every example once, in order, with the array `ids`, -1 for empty rows.
+
+    Args:
+        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
+    """
+    rows = -(-rows // multiple) * multiple
+    for start in range(0, count, rows):
+        ids = local_rows(np.arange(start, min(start + rows, count)), rows)
+        yield {**gather(ids), "ids": ids}

@@ -1,6 +1,6 @@
 """Batches of examples of equal shape, such as images or windows of text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -48,17 +48,3 @@ class ExampleBatches(EndlessBatches):
         epoch, position = divmod(index, self.batches_per_epoch)
         ids = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         return self._gather(local_rows(ids, self._rows))
-
-
-def in_order(
-    gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
-) -> Iterator[Batch]:
-    """Yields batches that contain every example once, in order, with the array `ids`, -1 for empty rows.
-
-    Args:
-        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
-    """
-    rows = -(-rows // multiple) * multiple
-    for start in range(0, count, rows):
-        ids = local_rows(np.arange(start, min(start + rows, count)), rows)
-        yield {**gather(ids), "ids": ids}

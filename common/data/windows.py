@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.data.batches import Batch, EndlessBatches, check_rows, local_rows
+from common.data.batches import Batch, EndlessBatches, check_rows, in_order, local_rows
 from common.errors import UserError
 
 
@@ -58,7 +58,7 @@ def crop(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
 def scored_once(
     tokens: np.ndarray, length: int, stride: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Yields batches of windows that score every token except the first exactly once.
+    """Returns batches of windows that score every token except the first exactly once.
 
     Window i gives weight 1 to tokens i * stride + 1 to (i + 1) * stride, and weight 0 to all other tokens. A scored
     token has `length` - `stride` + 1 to `length` tokens of context, except at the start of the sequence. The array
@@ -67,14 +67,12 @@ def scored_once(
     Args:
         rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
     """
-    rows = -(-rows // multiple) * multiple
-    count = -(-(len(tokens) - 1) // stride)
-    for first in range(0, count, rows):
-        numbers = np.arange(first, first + rows)
-        numbers = local_rows(numbers, rows)
+
+    def gather(numbers: np.ndarray) -> Batch:
         starts = np.maximum((numbers + 1) * stride - length, 0)
         batch = crop(tokens, starts, length)
         at = starts[:, None] + 1 + np.arange(length)
         scored = (at > (numbers * stride)[:, None]) & (at <= ((numbers + 1) * stride)[:, None])
-        ids = np.where(numbers < count, numbers, -1).astype(np.int32)
-        yield {**batch, "ids": ids, "weights": batch["weights"] * scored}
+        return {**batch, "weights": batch["weights"] * scored}
+
+    return in_order(gather, -(-(len(tokens) - 1) // stride), rows, multiple=multiple)

@@ -16,10 +16,10 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check_least
-from common.data.batches import check_rows, iterate
+from common.data.batches import check_rows, in_order, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
-from common.data.examples import ExampleBatches, in_order
+from common.data.examples import ExampleBatches
 from common.data.special_ids import PAD
 from common.data.text import load_text
 from common.data.tokenizer import Tokenizer, build_tokenizer

@@ -8,7 +8,7 @@ from flax import nnx
 
 from common import variables
 from common.config import load
-from common.data.examples import in_order
+from common.data.batches import in_order
 from common.errors import UserError
 from common.model import transformer
 from common.model.block import Context
