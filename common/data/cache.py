@@ -1,9 +1,12 @@
-"""Fingerprints of texts and arrays, for cache keys."""
+"""Fingerprints of texts and arrays, for cache keys, and arrays of the cache."""
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
+
+from common.errors import UserError, file_error
 
 
 def fingerprint(*parts: Iterable[str]) -> str:
@@ -25,3 +28,13 @@ def fingerprint_arrays(*arrays: np.ndarray) -> str:
         digest.update(f"{x.dtype} {x.shape};".encode())
         digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
     return digest.hexdigest()
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Memory-maps an array of the cache. Raises a UserError if its .npy file is damaged or cannot be read."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except OSError as error:
+        raise file_error(path, error) from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is damaged: remove the file") from error

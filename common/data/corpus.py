@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.atomic import write_atomic
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, read_array
 from common.data.special_ids import EOS, PAD
-from common.errors import UserError, file_error
 
 if TYPE_CHECKING:
     from common.data.tokenizer import Tokenizer
@@ -85,9 +84,4 @@ def tokenize_corpus(
             blocks.append(np.fromiter(chain.from_iterable(sentences), kind))
         write_atomic(tokens, lambda file: np.save(file, np.concatenate(blocks)))
         write_atomic(offsets, lambda file: np.save(file, np.cumsum(lengths, dtype=np.int64)))
-    try:
-        return TokenizedCorpus(np.load(tokens, mmap_mode="r"), np.load(offsets))
-    except OSError as error:
-        raise file_error(error.filename or tokens, error) from error
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{tokens} or {offsets.name} is damaged: remove both files") from error
+    return TokenizedCorpus(read_array(tokens), np.array(read_array(offsets)))

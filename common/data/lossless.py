@@ -8,9 +8,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.atomic import write_atomic
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, read_array
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError, check, file_error
+from common.errors import check
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 """Values of `data.tokenizer`. Any other value is the path of a tokenizer.json or a SentencePiece .model file."""
@@ -84,9 +84,4 @@ def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDi
         kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
         tokens = tokenizer.encode(text.tobytes()).astype(kind)
         write_atomic(path, lambda file: np.save(file, tokens))
-    try:
-        return np.load(path, mmap_mode="r")
-    except OSError as error:
-        raise file_error(path, error) from error
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged: remove the file") from error
+    return read_array(path)
