@@ -90,18 +90,14 @@ class Linear(nnx.Module):
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 
-    def product(self, x_BLM: jax.Array) -> jax.Array:
-        """Returns x W (B, L, N) in float32. A quantized kernel is a module that computes the product itself."""
-        if isinstance(self.kernel, nnx.Variable):
-            return matmul(x_BLM, self.kernel[...])
-        return self.kernel(x_BLM)
-
     def __call__(
         self, x_BLM: jax.Array, dtype: jnp.dtype | None = None, key: Key = None
     ) -> jax.Array:
         """Returns (B, L, N) in `dtype`, by default the dtype of x. Subclasses use `key` for dropout of adapters."""
         del key
-        y_BLN = self.product(x_BLM)
+        # A quantized kernel is a module that computes the product itself.
+        plain = isinstance(self.kernel, nnx.Variable)
+        y_BLN = matmul(x_BLM, self.kernel[...]) if plain else self.kernel(x_BLM)
         if self.bias is not None:
             y_BLN = y_BLN + self.bias[...]
         return y_BLN.astype(dtype or x_BLM.dtype)
