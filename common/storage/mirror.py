@@ -100,13 +100,12 @@ class Mirror:
         """Returns whether a file is unchanged since its last upload or download."""
         return self.record(path)[1:] == [str(stat.st_size), str(stat.st_mtime_ns)]
 
-    def upload(self, path: str) -> str:
-        """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file does not exist."""
+    def upload(self, path: str) -> None:
+        """Uploads a file. Raises a FileNotFoundError if the file does not exist."""
         file = self.folder / path
         stat = file.stat()  # read before the upload, so that a change during the upload is detected
         version = self.store.upload(self.object_name(path), file)
         self._record(path, version, stat)
-        return version
 
     def delete_object(self, path: str) -> None:
         self.store.delete(self.object_name(path))
