@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from common.config import flatten
 from common.errors import check
 from common.metrics.curve import Curve
-from common.report.runs import Run
+from common.report.runs import Run, check_distinct
 from common.report.table import Table
 
 IGNORED = (
@@ -102,7 +102,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         sorted(group, key=lambda run: (run.seed is not None, run.seed))
         for group in by_settings.values()
     ]
-    _check_distinct(members)
+    for group in members:
+        check_distinct(group)
     layers = [layers_of(group[0].config) for group in members]
     others = _others([dict(key) for key in by_settings], layers)
     made: dict[str, Group] = {}
@@ -183,17 +184,3 @@ def check_metric(runs: Iterable[Run]) -> None:
             f"{run.place} measures {here.name} ({here.mode}), but {first.place} measures {there.name} ({there.mode}):"
             " compare runs with the same metric",
         )
-
-
-def _check_distinct(members: Sequence[Sequence[Run]]) -> None:
-    for group in members:
-        for one, other in itertools.pairwise(group):
-            check(
-                one.folder is None or one.folder != other.folder,
-                f"the run {one.place} is given twice: leave out one of the two arguments",
-            )
-            check(
-                one.seed is None or one.seed != other.seed,
-                f"{one.place} and {other.place} belong to one group and have the same seed {one.seed}: leave out one"
-                " of them",
-            )

@@ -1,6 +1,7 @@
 """Loads finished runs from their folders or from wandb."""
 
 import glob
+import itertools
 import json
 import os
 import sys
@@ -83,6 +84,19 @@ class Run:
         )
         check(isinstance(value, int | float), missing)
         return value
+
+
+def check_distinct(group: Sequence[Run]) -> None:
+    """Raises a UserError if a group has a run twice, or two runs with the same seed (other than None)."""
+    for one, other in itertools.combinations(group, 2):
+        check(
+            one.folder is None or one.folder != other.folder,
+            f"the run {one.place} is given twice: leave out one of the two arguments",
+        )
+        check(
+            one.seed is None or one.seed != other.seed,
+            f"{one.place} and {other.place} have the same seed {one.seed}: leave one out of the group",
+        )
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:

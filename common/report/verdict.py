@@ -28,7 +28,7 @@ from common.metrics.curve import Axis
 from common.metrics.kinds import MODES
 from common.metrics.predictions import Predictions
 from common.metrics.translations import Translations
-from common.report.runs import Run, runs_alternated
+from common.report.runs import Run, check_distinct, runs_alternated
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
@@ -294,15 +294,9 @@ def compare(
 
 
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if two runs of a group have the same seed (other than None), or if a run is in both groups."""
+    """Raises a UserError if the runs of a group are not distinct (`check_distinct`), or if a run is in both groups."""
     for group in (a, b):
-        seen: dict[int | None, Run] = {}
-        for run in group:
-            other = seen.setdefault(run.seed, run)
-            check(
-                other is run or run.seed is None,
-                f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
-            )
+        check_distinct(group)
     places = {run.folder.resolve() for run in a if run.folder}
     for run in b:
         check(
