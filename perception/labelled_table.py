@@ -87,16 +87,17 @@ def prepare(
       separator: text between the classes in a label; "" if labels have no separator.
 
     Raises:
-      UserError: a column is missing or ambiguous, the labels are not classes, there are too few examples, or `strict`
-        finds an unusable or contradictory row.
+      UserError: a column is missing or ambiguous, a CSV file seems to have no header, the labels are not classes, there
+        are too few examples, or `strict` finds an unusable or contradictory row.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
-    if not (text or label) and any(table.delimited for table in tables.values()):
-        check_header(records, columns)
+    delimited = any(table.delimited for table in tables.values())
+    header = check_header(records, columns, bool(text and label)) if delimited else []
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
     notes = [
-        f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}."
+        *header,
+        f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}.",
     ]
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":

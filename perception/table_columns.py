@@ -29,26 +29,38 @@ LOOKED_AT = 1000
 """Maximum number of rows whose values are examined to find the columns of texts and labels."""
 
 
-def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
-    """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
+def check_header(records: Sequence[tuple], columns: Sequence[str], named: bool) -> list[str]:
+    """Checks whether the first line of a CSV file looks like a row instead of the names of columns.
 
-    A line with a common name of a text or label column is always a header. Otherwise the line looks like a row if it
-    contains a long text, or a label that later rows repeat.
+    The line looks like a row if it contains a long text, or a label that later rows repeat. But a line with a common
+    name of a text or label column is a header, unless later rows repeat the name as a label.
+
+    Args:
+      named: whether the user has named the text columns and the label columns, so that the line is a header.
+
+    Returns:
+      A note if the line looks like a row and `named` is True; otherwise [].
+
+    Raises:
+      UserError: the line looks like a row and `named` is False.
     """
-    common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
-    if any(name.strip().lower() in common for name in columns):
-        return
     rows = [fields for _, fields in records[:LOOKED_AT]]
     # Leave out repeated headers, which remain where files were appended to each other.
     rows = [row for row in rows if any(row.get(name) != name for name in columns)]
     values = {name: [row.get(name) for row in rows] for name in columns}
     texts = [x for x in columns if len(x.split()) > MOST_NAME_WORDS and _is_prose(values[x])]
     labels = [x for x in columns if x.strip() in values[x] and 2 * len(set(values[x])) <= len(rows)]
-    if texts or labels:
-        raise UserError(
-            f"the first row of --data looks like an example ({(*texts, *labels)[0][:40]!r}), not like names of columns:"
-            " add a header, such as text,label, or name the columns with --text and --label"
-        )
+    common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
+    header = any(name.strip().lower() in common for name in columns if name not in labels)
+    if header or not (texts or labels):
+        return []
+    looks = f"looks like an example ({(*texts, *labels)[0][:40]!r}), not like names of columns"
+    check(
+        named,
+        f"the first row of --data {looks}: add a header, such as text,label, or name the columns with both --text and"
+        " --label if the row is a header",
+    )
+    return [f"The first row {looks}, but is read as a header, because --text and --label are set."]
 
 
 def find_columns(

@@ -160,6 +160,15 @@ BAD = {
         "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
         "looks like an example ('I did not like this one'), not like names of columns: add a header",
     ),
+    "no header, the label column named": data(
+        "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
+        "looks like an example ('seven green table stone cloud apple a'), not like names of columns: add a header",
+        "--label=0",
+    ),
+    "no header, a label that is a common name": data(
+        "".join(f"{'claim' if i % 2 else 'question'},{sentence(i)}\n" for i in range(60)),
+        "not like names of columns: add a header, such as text,label, or name the columns with both",
+    ),
     # Labels
     "one class": data(number_rows(lambda i: "same"), "has a single class, 'same'"),
     "labels that are ids": data(number_rows(lambda i: f"id{i}"), "occur only once, like ids"),

@@ -187,6 +187,16 @@ def test_header_is_not_mistaken_for_a_row(tmp_path, text, label, options) -> Non
     assert examples(put(tmp_path / "b.csv", first + second), **named) >= WANTED
 
 
+def test_note_on_a_header_that_looks_like_a_row(tmp_path) -> None:
+    path = put(
+        tmp_path / "a.csv", as_csv([{"subject line": r["text"], "spam": r["label"]} for r in MANY])
+    )
+    note = prepare(read_tables(str(path)), text=("subject line",), label=("spam",)).notes[0]
+    assert note.startswith(
+        "The first row looks like an example ('spam'), not like names of columns, but is read"
+    )
+
+
 def test_two_text_columns_are_joined(tmp_path) -> None:
     pairs = [{"title": f"title {r['text']}", **r} for r in MANY]
     found = examples(put(tmp_path / "a.csv", as_csv(pairs)), text=("title", "text"))
