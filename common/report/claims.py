@@ -262,15 +262,21 @@ NOTE = (
 
 
 def page(results: Path) -> str:
-    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md."""
+    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
+
+    Raises:
+      UserError: there is no such file, or a folder is not named after a scale.
+    """
     scales = ("paper", "laptop", "tiny")
-    files = results.glob("*/*/claims.md")
-    files = sorted(files, key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
+    files = list(results.glob("*/*/claims.md"))
     check(
         bool(files),
         f"{results} has no file PAPER/SCALE/claims.md: write it with python -m PAPER.reproduce claims --scale=SCALE"
         f" --out={results}/PAPER/SCALE",
     )
+    for path in files:
+        check_choice(f"{path}: scale", path.parts[-2], scales)
+    files.sort(key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
     parts = ["# Claims\n", f"{NOTE}\n"]
     for path in files:
         paper, scale = path.parts[-3:-1]

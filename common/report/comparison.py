@@ -44,22 +44,29 @@ class AuccRow:
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
     """Returns the horizon in units of the axis.
 
-    Returns None if `horizon` names the longest or the shortest curve, and this curve ends at 0 on the axis. An example
+    Returns None if `horizon` names the longest or the shortest curve, and all curves end at 0 on the axis. An example
     is the axis "flops" for runs without a FLOP count.
 
     Raises:
-      UserError: the horizon is not a finite number above 0, or is before the first validation of a run.
+      UserError: the horizon is not a finite number above 0, or is before the first validation of a run, or some but not
+        all curves end at 0 on the axis.
     """
+    runs = [run for group in compared for run in group.runs]
+    empty = [run.place for run in runs if not run.curve.points[-1].at(axis)]
+    check(
+        len(empty) in (0, len(runs)),
+        f"the runs cannot be compared on the axis {axis}, because {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}"
+        f" has no {axis}: choose another --axis, or leave out runs without {axis}",
+    )
     if horizon in ("longest", "shortest"):
-        curves = [curve for group in compared for curve in group.curves]
-        horizon = shared_horizon(curves, axis, horizon)
+        horizon = shared_horizon([run.curve for run in runs], axis, horizon)
         if horizon is None:
             return None
     check(
         not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
         f"--horizon={horizon} must be a finite number above 0, longest or shortest",
     )
-    for run in (run for group in compared for run in group.runs):
+    for run in runs:
         first = run.curve.points[0].at(axis)
         check(
             first <= horizon,

@@ -148,12 +148,18 @@ def test_invalid_arguments_raise_user_errors(two):
         time_rows(two, percents=(101,))
 
 
-def test_runs_without_flops_have_no_flops_area():
-    uncounted = summary([1.0, 2.0])
-    for point in uncounted["curve"]["points"]:
+def test_runs_without_flops_have_no_flops_area(two):
+    without = summary([1.0, 2.0])
+    for point in without["curve"]["points"]:
         point["flops"] = 0.0
-    (row,) = aucc_rows(groups([run_of(uncounted, "x")]), "flops")
+    uncounted = groups([run_of(without, "x")])
+    (row,) = aucc_rows(uncounted, "flops")
     assert row.raw == [0.0] and math.isnan(row.normalised[0])
+    for horizon in ("shortest", "longest", 1e13):
+        with pytest.raises(
+            UserError, match=r"^the runs .* axis flops, because x has no flops: choose"
+        ):
+            horizon_of([*two, *uncounted], "flops", horizon)
 
 
 def test_tables_of_single_runs(two):
