@@ -254,10 +254,11 @@ def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
 
 
 NOTE = (
-    "A claim about runs holds, or does not hold, if the difference of A and B over seeds and test examples is"
-    " significant at 5 %, with all claims of a paper corrected together by Holm's method. Equivalent means that the"
-    " whole 95 % interval lies within the margin of the metric. All other comparisons are undecided. By arithmetic: a"
-    " test decides the claim without training."
+    "A claim about runs holds, or does not hold, if A is better than, worse than or equivalent to B over seeds and test"
+    " examples at a significance level of 5 %, with all claims of a paper corrected together by Holm's method."
+    " Equivalent means that the difference is smaller than the margin of the metric, which requires that the whole 95 %"
+    " interval lies within the margin. All other comparisons are undecided. By arithmetic: a test decides the claim"
+    " without training."
 )
 
 

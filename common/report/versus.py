@@ -155,7 +155,8 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
     """Returns the notes below the table of verdicts."""
     decidable = sum(one.decidable for _, one in comparisons)
     lines = [
-        "better, worse: the difference is not 0 (p < 0.05); equivalent: the whole interval lies within the margin;"
+        "equivalent: the difference is smaller than the margin (p < 0.05), which requires that the whole interval lies"
+        " within the margin; better, worse: not equivalent, and the difference is not 0 (p < 0.05, the last column);"
         " with fewer than three seeds a verdict is undecided, unless the runs have no randomness."
     ]
     if decidable > 1:

@@ -73,6 +73,12 @@ def test_equivalent_if_the_interval_lies_within_the_margin():
     assert comparison(A, B, margin=outermost * 0.999).word == "better"
 
 
+def test_interval_within_the_margin_is_not_enough_after_holms_correction():
+    found = comparison(A, B)
+    inside = comparison(A, B, margin=max(abs(found.low), abs(found.high)) * 1.001)
+    assert [one.word for one in correct([inside, inside])] == ["better"] * 2
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_are_undecided(seeds):
     found = comparison(A[:seeds], B, margin=5.0)
