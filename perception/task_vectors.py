@@ -46,7 +46,8 @@ def main() -> None:
         "--pretrained",
         type=open_folder,
         metavar="DIR",
-        help="the pretrained weights (default: the pretrained weights of the first run of each pair)",
+        help="the weights from which all runs started (default: the weights that the runs name; the two runs of a pair"
+        " must name the same weights)",
     )
     options, mesh = parse(parser, "task_vectors.csv and task_vectors.md")
 
@@ -105,11 +106,13 @@ def measure(
 
     Args:
       pairs: pairs of runs. The first runs of all pairs have the same task, and so have the second runs.
-      pretrained: the pretrained weights; None for the pretrained weights of the first run of each pair.
+      pretrained: the pretrained weights from which all runs started; None for the weights that their configurations
+        name.
 
     Raises:
-      UserError: a run did not train all weights from pretrained weights, its weights do not fit the pretrained weights,
-        `EncoderEvaluation` rejects a run, or two pairs have different tasks.
+      UserError: a run did not train all weights from pretrained weights, the two runs of a pair started from different
+        weights, the weights of a run do not fit the pretrained weights, `EncoderEvaluation` rejects a run, or two pairs
+        have different tasks.
     """
     from common.errors import check
     from common.report.table import mean_std
@@ -173,8 +176,13 @@ def _pair(
             f"--runs {run} has --config.eval.select=test, but a sum of task vectors is chosen on validation examples:"
             " name a run with --config.eval.select=valid",
         )
-    named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
-    model = open_model(named, "--pretrained")
+    started = [pretrained or Path(loading.read(run, "--runs").pretrained) for run in runs]
+    model, other = (open_model(weights, "--pretrained") for weights in started)
+    check(
+        started[0] == started[1] or model.fingerprint == other.fingerprint,
+        f"--runs {runs[0]} started from the weights in {started[0]}, and {runs[1]} from other weights in {started[1]}:"
+        " name two runs from the same weights, or set --pretrained=DIR if both runs started from the weights in DIR",
+    )
     base = model.load(wanted_parameters(model.shape, mesh))
     tasks = [EncoderEvaluation(run, mesh, examples) for run in runs]
     vectors = [

@@ -14,6 +14,7 @@ from perception import bits, run, task_vectors
 from perception.encoder_evaluation import EncoderEvaluation
 from perception.quantized_files import FORMATS
 from tests.perception.conftest import TUNED
+from tests.perception.helpers import write_small_bert
 
 pytestmark = pytest.mark.medium
 
@@ -134,6 +135,22 @@ def test_task_vectors_rows_are_the_runs_and_their_sums(runs, mesh) -> None:
     assert both["weight of one"] == both["weight of two"] in task_vectors.SUMS
     assert {row[1] for row in rows} >= {0.0, 1.0, *task_vectors.NEGATIONS}
     assert {"pretrained", "- one", "- two"} <= set(table)
+
+
+def test_task_vectors_of_different_pretrained_weights_are_refused(
+    make, mesh, weights, pretrained, tmp_path
+) -> None:
+    moved = {name: x + 0.1 for name, x in weights.items()}
+    (tmp_path / "models").mkdir()
+    other = write_small_bert(tmp_path / "models" / "other", moved)
+    for name, model in (("a", pretrained), ("b", other)):
+        (tmp_path / name).mkdir()
+        fields = make(**TUNED, pretrained=str(model)).to_json()
+        (tmp_path / name / "config.json").write_text(fields)
+    with pytest.raises(
+        UserError, match=r"a started from the weights in .*, and .*b from other weights"
+    ):
+        task_vectors.measure([[tmp_path / "a", tmp_path / "b"]], mesh)
 
 
 def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) -> None:
