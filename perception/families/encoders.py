@@ -1,8 +1,6 @@
 """Reads and writes config.json of encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
 
 Some fields, such as sizes, are required. Other missing fields get the default values of transformers 4.57.
-Exceptions are relative_attention, share_att_key, norm_rel_ebd and position_biased_input, which get the values of
-DeBERTa-v3.
 """
 
 from dataclasses import replace
@@ -211,8 +209,9 @@ def write_mpnet(shape: Backbone) -> dict[str, Any]:
 
 def read_deberta(fields: Fields) -> Backbone:
     """Reads DeBERTa-v3, whose model_type is deberta-v2. Rejects other settings, such as the settings of DeBERTa-v2."""
-    fields.only(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
-    fields.only(position_biased_input=False, type_vocab_size=0, conv_kernel_size=0)
+    fields.must(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
+    fields.must(position_biased_input=False)
+    fields.only(type_vocab_size=0, conv_kernel_size=0)
     kinds = fields.get("pos_att_type")
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(

@@ -72,6 +72,15 @@ class Fields:
                 f"{self.path}: {name}={as_json(found)} is not supported: it must be {as_json(value)} or absent",
             )
 
+    def must(self, **expected: Any) -> None:
+        """Raises a UserError unless each field has the expected value. The fields are required."""
+        for name, value in expected.items():
+            found = self.get(name)
+            check(
+                found == value,
+                f"{self.path}: {name}={as_json(found)} is not supported: it must be {as_json(value)}",
+            )
+
 
 def as_json(value: Any) -> str:
     """Formats a value as in a JSON file, for an error message."""

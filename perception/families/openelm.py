@@ -1,7 +1,6 @@
 """Reads and writes config.json of OpenELM.
 
-Some fields, such as sizes, are required. Other missing fields get the default values of Apple's published code, except
-that normalize_qk_projections is taken to be true.
+Some fields, such as sizes, are required. Other missing fields get the default values of Apple's published code.
 """
 
 import math
@@ -55,7 +54,7 @@ def _scales(fields: Fields, name: str, default: float, layers: int) -> list[floa
 
 def read_openelm(fields: Fields) -> Backbone:
     fields.only(ffn_with_glu=True, normalization_layer_name="rms_norm", rms_norm_eps=1e-6)
-    fields.only(normalize_qk_projections=True)
+    fields.must(normalize_qk_projections=True)
     layers, width = fields.count("num_transformer_layers"), fields.count("model_dim")
     size, groups = fields.count("head_dim"), fields.count("num_gqa_groups", 1)
     divisor = fields.count("ffn_dim_divisor", 256)

@@ -248,6 +248,25 @@ FIELDS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("deberta-v2", "relative_attention"),
+        ("deberta-v2", "share_att_key"),
+        ("deberta-v2", "norm_rel_ebd"),
+        ("deberta-v2", "position_biased_input"),
+        ("openelm", "normalize_qk_projections"),
+    ],
+)
+def test_field_whose_default_is_not_supported_is_required(family: str, field: str) -> None:
+    values = golden_json(f"{family}/config")
+    del values[field]
+    with pytest.raises(
+        UserError, match=f"^DIR/config.json has no value for the required field {field}$"
+    ):
+        from_json(values, PATH)
+
+
 @pytest.mark.parametrize("case", FIELDS)
 def test_unsupported_field_raises_error_with_its_name(case: str) -> None:
     family, changed, message = FIELDS[case]
