@@ -275,7 +275,10 @@ def read_modernbert(fields: Fields) -> Backbone:
         rotated=width // heads,
         window=fields.count("local_attention", 128) // 2 + 1,
         local=tuple(layer % every != 0 for layer in range(layers)),
-        local_theta=fields.number("local_rope_theta", theta),
+        # transformers gives local layers the theta of global layers if the field is null, but not if it is missing.
+        local_theta=fields.number(
+            "local_rope_theta", theta if "local_rope_theta" in fields.values else 10_000.0
+        ),
         biases=(bias, bias, fields.flag("mlp_bias", False)),
         activation=fields.one_of("hidden_activation", ACTIVATIONS, "gelu"),
         fused=True,

@@ -126,6 +126,13 @@ def test_every_third_layer_of_modernbert_sees_the_whole_text() -> None:
     assert (shape.window_of(1), shape.theta_of(1), shape.theta_of(0)) == (65, 1e4, 1.6e5)
 
 
+def test_modernbert_without_local_rope_theta_has_the_default_of_transformers() -> None:
+    values = dict(published.PUBLISHED["ModernBERT-base"][0])
+    assert from_json(values | {"local_rope_theta": None}, PATH).local_theta == 1.6e5
+    del values["local_rope_theta"]
+    assert from_json(values, PATH).local_theta == 1e4
+
+
 def test_early_gemma_files_have_the_activation_of_the_training() -> None:
     fields = published.PUBLISHED["gemma-2b"][0]
     assert from_json(fields, PATH).activation == "gelu_tanh"
