@@ -227,6 +227,14 @@ def test_weak_scaling_needs_tpu_compiler(without_compiler: None, monkeypatch):
         scaling.main()
 
 
+def test_exchange_and_attention_together_write_both_tables(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(scaling, "_compare", lambda path, *_: written.append(path))
+    monkeypatch.setattr(sys, "argv", ["scaling", "--exchange", "--attention", f"--out={tmp_path}"])
+    scaling.main()
+    assert written == [tmp_path / "exchange", tmp_path / "attention"]
+
+
 @pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
 def test_slice_shape_without_whole_hosts_raises_error(name: str) -> None:
     with pytest.raises(UserError, match=f"'{name}' does not exist: .* hosts of .*a TPU slice"):
