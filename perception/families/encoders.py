@@ -250,9 +250,20 @@ def read_modernbert(fields: Fields) -> Backbone:
         fields.count("num_hidden_layers"),
     )
     every = fields.count("global_attn_every_n_layers", 3)
+    # transformers 5 writes a kind for each layer, and the rotary fields of each kind.
+    known = {"full_attention": False, "sliding_attention": True}
+    kinds = fields.get("layer_types", [list(known)[layer % every != 0] for layer in range(layers)])
+    check(
+        len(kinds) == layers and set(kinds) <= known.keys(),
+        f"{fields.path}: layer_types must name one of {', '.join(known)} for each of the {layers} layers, got"
+        f" {as_json(kinds)}",
+    )
+    of_global, of_local = (Fields(fields.path, fields.get(kind, {})) for kind in known)
+    for rotary in (of_global, of_local):
+        rotary.only(rope_type="default")
     bias = fields.flag("attention_bias", False)
     rates = fields.number("embedding_dropout", 0.0), fields.number("attention_dropout", 0.0)
-    theta = fields.number("global_rope_theta", 160_000.0)
+    theta = of_global.number("rope_theta", fields.number("global_rope_theta", 160_000.0))
     check(
         width // heads % 2 == 0,
         f"{fields.path}: rotary positions need an even head size, got hidden_size / num_attention_heads ="
@@ -274,10 +285,13 @@ def read_modernbert(fields: Fields) -> Backbone:
         theta=theta,
         rotated=width // heads,
         window=fields.count("local_attention", 128) // 2 + 1,
-        local=tuple(layer % every != 0 for layer in range(layers)),
-        # transformers gives local layers the theta of global layers if the field is null, but not if it is missing.
-        local_theta=fields.number(
-            "local_rope_theta", theta if "local_rope_theta" in fields.values else 10_000.0
+        local=tuple(known[kind] for kind in kinds),
+        # transformers 4 gives local layers the theta of global layers if the field is null, but not if it is missing.
+        local_theta=of_local.number(
+            "rope_theta",
+            fields.number(
+                "local_rope_theta", theta if "local_rope_theta" in fields.values else 10_000.0
+            ),
         ),
         biases=(bias, bias, fields.flag("mlp_bias", False)),
         activation=fields.one_of("hidden_activation", ACTIVATIONS, "gelu"),

@@ -133,6 +133,30 @@ def test_modernbert_without_local_rope_theta_has_the_default_of_transformers() -
     assert from_json(values, PATH).local_theta == 1e4
 
 
+def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> None:
+    values = dict(published.PUBLISHED["ModernBERT-base"][0]) | {"local_rope_theta": 500.0}
+    shape = from_json(values, PATH)
+    thetas = values.pop("global_rope_theta"), values.pop("local_rope_theta")
+    del values["global_attn_every_n_layers"]
+    kinds = ("full_attention", "sliding_attention")
+    rope = {
+        k: {"rope_type": "default", "rope_theta": x} for k, x in zip(kinds, thetas, strict=True)
+    }
+    values |= {
+        "rope_parameters": rope,
+        "layer_types": [kinds[layer % 3 > 0] for layer in range(22)],
+    }
+    assert from_json(values, PATH) == shape
+    values["layer_types"] = [kinds[layer % 2] for layer in range(22)]
+    assert from_json(values, PATH).local == (False, True) * 11
+    for wrong in (values["layer_types"][:-1], ["linear_attention"] * 22):
+        with pytest.raises(UserError, match="layer_types must name one of full_attention, sliding"):
+            from_json(values | {"layer_types": wrong}, PATH)
+    rope["full_attention"]["rope_type"] = "yarn"
+    with pytest.raises(UserError, match='rope_type="yarn" is not supported'):
+        from_json(values, PATH)
+
+
 def test_early_gemma_files_have_the_activation_of_the_training() -> None:
     fields = published.PUBLISHED["gemma-2b"][0]
     assert from_json(fields, PATH).activation == "gelu_tanh"
