@@ -12,6 +12,7 @@ from typing import Any
 from common.data.record import has_surrogate
 from common.data.record_files import NAMES
 from common.errors import check
+from common.storage import addresses
 from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
     DOUBTFUL,
@@ -120,8 +121,8 @@ def prepare(
         of = "" if split == WHOLE else f" of the split {split}"
         check(
             bool(examples),
-            f"no row{of} can be used ({shown(faults[split])}): correct the rows, or name other columns with --text and"
-            " --label",
+            f"--data has no usable row{of} ({shown(faults[split])}): correct the rows, or name other columns with"
+            " --text and --label",
         )
     found = tidy_labels(found)
     every = [e.label for examples in found.values() for e in examples]
@@ -158,8 +159,10 @@ def _clean(
     for place, fields in table.records:
         parts = [part.strip() if isinstance(part, str) else part for part in map(fields.get, text)]
         fault = next(filter(None, map(_text_fault, text, parts)), "")
-        if not fault and not (all(parts) if pair else any(parts)):
-            fault = f"{' or '.join(text) if pair else ' and '.join(text)} is empty"
+        empty = [name for name, part in zip(text, parts, strict=True) if not part]
+        if not fault and empty and (pair or len(empty) == len(text)):
+            columns = "columns" if len(empty) > 1 else "column"
+            fault = f"no text in the {columns} {' and '.join(empty)}"
         try:
             label = read_label(fields)
         except ValueError as error:
@@ -177,9 +180,9 @@ def _text_fault(column: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        return f"{column} is not text but of the type {type(value).__name__}"
+        return f"the column {column} has a value of the type {type(value).__name__} instead of text"
     if has_surrogate(value):
-        return f"{column} contains half of a surrogate pair, which is not valid Unicode"
+        return f"the column {column} contains half of a surrogate pair, which is not valid Unicode"
     return ""
 
 
@@ -232,8 +235,8 @@ def write(prepared: Prepared, out: Path) -> Path:
         changed = [path for path in new.iterdir() if not _equal(path, folder / path.name)]
         check(
             not changed or not (out / "runs").exists(),
-            f"--out={out} has runs on other data ({' and '.join(sorted(path.name for path in changed))} would change):"
-            " choose another --out",
+            f"--out={addresses.shown(out)} has runs on other data"
+            f" ({' and '.join(sorted(path.name for path in changed))} would change): choose another --out",
         )
         for path in changed:
             path.replace(folder / path.name)

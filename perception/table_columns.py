@@ -6,6 +6,7 @@ from typing import Any
 from common.config import check_choice
 from common.errors import UserError, check
 from perception.table_labels import is_missing
+from perception.table_splits import counted
 
 TEXT_NAMES = ("text", "sentence", "message", "comment", "review", "body", "content", "description")
 
@@ -57,8 +58,8 @@ def check_header(records: Sequence[tuple], columns: Sequence[str], named: bool) 
     looks = f"looks like an example ({(*texts, *labels)[0][:40]!r}), not like names of columns"
     check(
         named,
-        f"the first row of --data {looks}: add a header, such as text,label, or name the columns with both --text and"
-        " --label if the row is a header",
+        f"the first row of --data {looks}: add a header with the names of the columns, such as text and label; if this"
+        " row is the header, name its columns with both --text and --label",
     )
     return [f"The first row {looks}, but is read as a header, because --text and --label are set."]
 
@@ -73,9 +74,16 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: `text` or `label` names a missing column or repeats a column; without names, no column or several
-        columns qualify; or `pair` is set and there are not two text columns.
+      UserError: the table has too few columns; `text` or `label` names a missing column or repeats a column; without
+        names, no column or several columns qualify; or `pair` is set and there are not two text columns.
     """
+    needed = 2 + pair
+    check(
+        len(columns) >= needed,
+        f"--data has only {counted(len(columns), 'column')} ({', '.join(columns) or 'without a name'}), but needs"
+        f" {needed}: {'two columns of texts' if pair else 'a column of texts'} and a column of labels; add the missing"
+        " columns",
+    )
     for name in text:
         check_choice("--text", name, tuple(columns))
     _check_once("--text", text)
@@ -93,7 +101,10 @@ def find_columns(
     }
     if pair and not text:
         text = _pair_columns(columns)
-    check(not pair or len(text) == 2, f"--pair needs two --text columns, got {len(text)}")
+    check(
+        not pair or len(text) == 2,
+        f"--pair needs two --text columns, got {len(text)}: name them with --text=FIRST --text=SECOND",
+    )
     if pair:
         values = {name: x for name, x in values.items() if name not in text}
     if not text:
@@ -107,8 +118,10 @@ def find_columns(
 def _check_once(option: str, names: Sequence[str]) -> None:
     """Raises a UserError if an option names a column more than once."""
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
+    given = " and ".join(f"{option}={name}" for name in twice)
     check(
-        not twice, f"{option}={' and '.join(twice)} is given more than once: name each column once"
+        not twice,
+        f"{given} {'are' if len(twice) > 1 else 'is'} given more than once: name each column once",
     )
 
 

@@ -3,10 +3,12 @@
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.data.files import lines_of, nonempty
 from common.data.record_files import UNCLOSED, parse_rows
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Endings of the files that can be read. Each may be followed by .gz."""
@@ -30,9 +32,10 @@ def check_encoding(encoding: str) -> None:
     """Raises a UserError for an unknown encoding. "" is UTF-8, or UTF-16 with a byte order mark."""
     try:
         "x".encode(encoding or "utf-8")
-    except LookupError as error:
+    # The codec "undefined" raises a UnicodeError.
+    except (LookupError, UnicodeError) as error:
         raise UserError(
-            f"--encoding={encoding}: no such encoding; use a name that Python knows, such as cp1252"
+            f"--encoding={encoding} is not the name of a text encoding in Python: use another name, such as cp1252"
         ) from error
 
 
@@ -56,7 +59,8 @@ def check_names(place: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     check(
         not twice,
-        f"{place} repeats the column {', '.join(map(repr, twice))}: give each column its own name",
+        f"{place} repeats the column{'s' * (len(twice) > 1)} {' and '.join(map(repr, twice))}: give each column its"
+        " own name",
     )
 
 
@@ -79,6 +83,17 @@ def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[R
             check_names(place, row)
             header = False
         yield place, row
+
+
+def import_pyarrow(path: Path) -> Any:
+    """Returns the package pyarrow. Raises a UserError that names `path`, a Parquet file, if the package is missing."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UserError(
+            f"reading {shown(path)} needs the package pyarrow: pip install pyarrow; or save the table as CSV"
+        ) from error
+    return pyarrow
 
 
 def text_of(path: Path, encoding: str) -> Iterator[str]:

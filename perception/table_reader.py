@@ -23,6 +23,7 @@ from perception.table_files import (
     csv_rows,
     delimiter_of,
     format_of,
+    import_pyarrow,
     text_of,
 )
 
@@ -83,22 +84,29 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
     else:
         found = _read_place(open_path(os.path.expanduser(source)), encoding)
     for split, table in found.items():
-        if not table.records:
-            of = "" if split == WHOLE else f" of the split {split}"
-            reason = f" ({table.damaged[0]})" if table.damaged else ""
-            raise UserError(
-                f"--data={source} has no row{of} that can be read{reason}: correct the file"
-            )
+        of = "" if split == WHOLE else f" of the split {split}"
+        check(
+            bool(table.records or table.damaged),
+            f"--data={source} has no row{of}: choose data with labelled texts",
+        )
+        check(
+            bool(table.records),
+            f"--data={source} has no row{of} that can be read ({''.join(table.damaged[:1])}): correct the file",
+        )
     return found
 
 
 def _read_place(place: Path, encoding: str) -> dict[str, Table]:
     if place.is_dir():
         return _read_folder(place, encoding)
-    check(place.exists(), f"--data={shown(place)}: no such file or folder")
+    check(
+        place.exists(),
+        f"--data={shown(place)}: no such file or folder; give an existing file or folder, or hf:NAME",
+    )
     check(
         bool(format_of(place)),
-        f"--data={place}: the name must end with one of {', '.join(FORMATS)}, optionally followed by .gz",
+        f"--data={shown(place)} has a name that ends with none of {', '.join(FORMATS)} (each optionally followed by"
+        " .gz): save the table in one of these formats",
     )
     return {WHOLE: _read_files([place], encoding)}
 
@@ -115,45 +123,53 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     )
     check(
         bool(files),
-        f"--data={folder}: no table ({', '.join(FORMATS)}) in this folder; its files: {names_in(folder)}",
+        f"--data={shown(folder)}: no table ({', '.join(FORMATS)}) in this folder; its files: {names_in(folder)}; name"
+        " another folder, or save a table in it",
     )
     formats = sorted({format_of(path) for path in files})
     check(
         len(formats) == 1,
-        f"--data={folder} mixes {' and '.join(formats)} files: keep one format, or name one file",
+        f"--data={shown(folder)} mixes {' and '.join(formats)} files: keep only the files of one format in the folder",
     )
     by_stem: dict[str, list[Path]] = {}
     for path in files:
         by_stem.setdefault(_stem(path), []).append(path)
-    twice = [paths for paths in by_stem.values() if len(paths) > 1]
+    twice = [_names(paths) for paths in by_stem.values() if len(paths) > 1]
     check(
         not twice,
-        f"--data={folder} has several files for one table: {', '.join(p.name for paths in twice for p in paths)};"
-        " keep one file for each table",
+        f"--data={shown(folder)} has files whose names differ only in .gz or in case ({'; '.join(twice)}), so their"
+        " rows would count twice: keep one of these files for each name",
     )
     splits = {}
     for split, names in SPLITS.items():
         stems = [name for name in names.split("|") if name in by_stem]
         check(
             len(stems) < 2,
-            f"--data={folder} has several files for the split {split}:"
-            f" {', '.join(by_stem[stem][0].name for stem in stems)}; keep one",
+            f"--data={shown(folder)} has several files for the split {split}:"
+            f" {_names([by_stem[stem][0] for stem in stems])}; keep one",
         )
         if stems:
             splits[split] = by_stem.pop(stems[0])
+    others = _names([path for paths in by_stem.values() for path in paths])
     if "train" not in splits:
+        there = _names([path for paths in splits.values() for path in paths])
+        advice = f"replace {others} by such a file" if others else "add such a file"
         check(
             not splits,
-            f"--data={folder} has files for {' and '.join(splits)}, but no file for training: rename the file of"
-            f" training examples to train{formats[0]}",
+            f"--data={shown(folder)} has {there}, but no train{formats[0]} or train{formats[0]}.gz with the training"
+            f" examples: {advice}",
         )
         return {WHOLE: _read_files(files, encoding)}
     check(
-        not by_stem,
-        f"--data={folder} has a file of training examples, and other tables that are not splits:"
-        f" {', '.join(path.name for paths in by_stem.values() for path in paths)}; remove them from the folder",
+        not others,
+        f"--data={shown(folder)} has {splits['train'][0].name}, so every table must have the name of a split (train,"
+        f" validation or test): remove {others}",
     )
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return " and ".join(path.name for path in paths)
 
 
 def _stem(path: Path) -> str:
@@ -179,16 +195,18 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
 
 
 def _parse_parquet(path: Path) -> Iterator[Parsed]:
-    import pyarrow
-    import pyarrow.parquet
+    pyarrow = import_pyarrow(path)
+    from pyarrow.parquet import read_table
 
     with opened(path) as file:
         raw = io.BytesIO(file.read())
-    check(bool(raw.getbuffer()), f"{path} is empty")
+    check(
+        bool(raw.getbuffer()), f"{shown(path)} is empty: write the table to the file, or remove it"
+    )
     try:
-        rows = pyarrow.parquet.read_table(raw).to_pylist()
+        rows = read_table(raw).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error
     for number, row in enumerate(rows, start=1):
         yield f"{path.name} row {number}", row
 
@@ -200,6 +218,7 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
       UserError: the package datasets is missing, the data set cannot be read or has no split for training, or the cache
         has another revision.
     """
+    option = f"--data=hf:{name}"
     name, _, revision = name.partition("@")
     if not download:
         # huggingface_hub and datasets read this variable when they are imported.
@@ -208,14 +227,16 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"--data=hf:{name} needs the package datasets: pip install datasets; or save the examples as a file"
+            f"{option} needs the package datasets: pip install datasets; or save the examples as a file"
         ) from error
     try:
         there = datasets.load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.
         reason = " ".join(str(error).split())[:300]
-        hint = "" if download else "; --download fetches a data set that is not in the local cache"
-        raise UserError(f"cannot read --data=hf:{name}: {reason}{hint}") from error
+        hint = "check the name and the network"
+        if not download:
+            hint = "if the data set is not in the local cache, add --download to fetch it"
+        raise UserError(f"cannot read {option}: {reason}; {hint}") from error
     splits = {}
     for split, names in SPLITS.items():
         found = next((one for one in names.split("|") if one in there), None)
@@ -223,7 +244,7 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
     check(
         "train" in splits,
-        f"--data=hf:{name} has no split train (its splits: {', '.join(there)}): choose another data set, or save its"
+        f"{option} has no split train (its splits: {', '.join(there)}): choose another data set, or save its"
         " examples as a file",
     )
     if revision and not download:
@@ -245,7 +266,7 @@ def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> N
     check(
         all(version.startswith(commit) for version in versions),
         f"cannot read --data=hf:{name}@{revision}: the newest version in the local cache is"
-        f" {', '.join(sorted(versions))}; --download fetches the revision",
+        f" {' and '.join(sorted(versions))}; --download fetches the revision",
     )
 
 

@@ -94,7 +94,8 @@ def without_copies(
         notes.append(f"Removed {counted(removed, 'row')}{of} with the same text as another row.")
     check(
         bool(kept),
-        f"no row{of} is left: every text occurs equally often with different labels; correct the labels",
+        f"--data has no usable row{of}, because every text occurs equally often with different labels: correct the"
+        " labels",
     )
     return kept
 
@@ -124,8 +125,8 @@ def without_leaks(
         kept[split] = [e for e in found[split] if group[e.place] not in seen]
         check(
             bool(kept[split]),
-            f"no example of the split {split} is left, because all are equal or nearly equal to examples of another"
-            " split: add examples",
+            f"--data has no usable example of the split {split}, because all are equal or nearly equal to examples of"
+            f" {' or '.join(name for name in kept if name != split)}: add other examples to the split {split}",
         )
         removed = len(found[split]) - len(kept[split])
         if removed:
@@ -168,8 +169,8 @@ def cut_splits(
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
-            f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts are only in training:"
-            f" {some}{', ...' * (len(rare) > SHOWN)}."
+            f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts"
+            f" {'are' if len(rare) > 1 else 'is'} only in training: {some}{', ...' * (len(rare) > SHOWN)}."
         )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0
@@ -178,16 +179,17 @@ def cut_splits(
         classes = len({label[n] for n in left})
         check(
             classes > 1,
-            f"too few texts: {len(rare):,} of {len(counts):,} classes have fewer than {LEAST} different texts"
-            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once: add texts until at"
-            f" least two classes have {LEAST}",
+            f"--data has too few texts: {len(rare):,} of {len(counts):,} classes"
+            f" {'have' if len(rare) > 1 else 'has'} fewer than {LEAST} different texts"
+            f" ({', '.join(sorted(rare)[:SHOWN])}{', ...' * (len(rare) > SHOWN)}), where nearly equal texts count once:"
+            f" add texts until at least two classes have {LEAST}",
         )
         # A stratified split needs one example of each class in both parts.
         count = max(min(math.ceil(share * whole), most), classes)
         check(
             len(left) - count >= classes,
-            f"{whole:,} different texts of {classes} classes are too few to cut the split{'s' * (len(wanted) > 1)}"
-            f" {' and '.join(wanted)}: add texts",
+            f"--data has too few texts to cut the split{'s' * (len(wanted) > 1)} {' and '.join(wanted)}: {whole:,}"
+            f" different texts of {classes} classes; add texts",
         )
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]

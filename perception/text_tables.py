@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from common.data.files import decoded_lines, lines_of, opened
 from common.data.record import has_surrogate
 from common.data.record_files import parse_json_lines
-from common.errors import UserError, check
+from common.errors import UserError, check, file_error
+from common.storage.addresses import shown
 from perception.table_files import (
     FORMATS,
     HINT,
@@ -27,6 +28,7 @@ from perception.table_files import (
     csv_rows,
     delimiter_of,
     format_of,
+    import_pyarrow,
 )
 
 LINES = ".txt"
@@ -94,9 +96,10 @@ def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
       encoding: encoding of a text file; "" is UTF-8, or UTF-16 with a byte order mark.
 
     Raises:
-      UserError: the extension of the file name or the encoding is unknown.
+      UserError: the file is missing, or the extension of its name or the encoding is unknown.
     """
     check_encoding(encoding)
+    check(path.exists(), f"--input={shown(path)}: no such file; give an existing file")
     match format_of(path, (*FORMATS, LINES)):
         case ".csv" | ".tsv":
             return Csv(path, pair, encoding)
@@ -107,7 +110,8 @@ def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
         case ".parquet":
             return Parquet(path, pair)
     raise UserError(
-        f"{path}: the name must end with .csv, .tsv, .jsonl, .txt or .parquet, optionally followed by .gz"
+        f"--input={shown(path)} has a name that ends with none of {', '.join((*FORMATS, LINES))} (each optionally"
+        " followed by .gz): save the texts in one of these formats"
     )
 
 
@@ -118,18 +122,20 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
       UserError: a field does not exist, or is not text.
     """
     place, row = record
+    advice = "columns with --text=FIRST --text=SECOND" if pair else "column with --text=NAME"
     parts = []
     for names in fields:
         found = next((name for name in names if name in row), None)
         check(
             found is not None,
-            f"{place}: no column {' or '.join(names)}; its columns: {', '.join(map(str, row))}; name the column with"
-            " --text=NAME",
+            f"{place}: no column {' or '.join(names)}; its columns: {', '.join(map(str, row)) or 'none'}; name the text"
+            f" {advice}",
         )
         part = "" if row[found] is None else row[found]
         check(
             isinstance(part, str),
-            f"{place}: the column {found} must have text, got {part!r:.80}: name another column with --text=NAME",
+            f"{place}: the column {found} must have text, got {part!r:.80}: write the value as text, or name the text"
+            f" {advice}",
         )
         check(
             not has_surrogate(part),
@@ -141,12 +147,22 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
     return () if pair and len(filled) < len(parts) else filled
 
 
-def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None:
+def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
+    """Raises a UserError if a table has a column with the name of an added column. The first added column is the label.
+
+    The option --label changes the names of the added columns NAME and NAME_2, but not of probabilities.
+    """
     taken = sorted(set(there) & set(added))
+    label = next(iter(added))
+    named = all(name == label or name.startswith(f"{label}_") for name in taken)
+    several = len(taken) > 1
+    advice = "choose another name for the label with --label=NAME"
+    if not named:
+        advice = f"rename {'these columns' if several else 'this column'} of the input"
     check(
         not taken,
-        f"{place}: the input has columns with the names of added columns ({', '.join(taken)}): rename them, or choose"
-        " another name for the label with --label=NAME",
+        f"{place}: the input already has the column{'s' * several} {' and '.join(taken)}, which the output adds:"
+        f" {advice}",
     )
 
 
@@ -216,7 +232,7 @@ class Lines:
     def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
         del fields, added
         if isinstance(self.source, Path):
-            name, lines = str(self.source), lines_of(self.source, self.encoding, HINT)
+            name, lines = shown(self.source), lines_of(self.source, self.encoding, HINT)
         else:
             name = "standard input"
             lines = decoded_lines(self.source, name, self.encoding, HINT)
@@ -228,7 +244,8 @@ class Lines:
         parts = line.split("\t") if self.pair and line.strip() else [line]
         check(
             not self.pair or len(parts) == 2 or not line.strip(),
-            f"{place} has {len(parts) - 1} tabs: a pair of texts is separated by one tab",
+            f"{place} has {len(parts) - 1} tabs, but the run classifies pairs of texts: separate the two texts by one"
+            " tab",
         )
         return tuple(parts) if all(map(str.strip, parts)) else ()
 
@@ -267,9 +284,9 @@ class Csv:
 
     def _rows(self) -> Iterator[tuple[str, list[str]]]:
         """Yields location and values of each row, the header first. Raises a UserError for a malformed row."""
-        for place, row in csv_rows(self.path, self._delimiter, self.encoding, str(self.path)):
+        for place, row in csv_rows(self.path, self._delimiter, self.encoding, shown(self.path)):
             if isinstance(row, str):
-                raise UserError(f"{place}{row}")
+                raise UserError(f"{place}{row}: correct the row")
             yield place, row
 
     def write(
@@ -306,9 +323,9 @@ class JsonLines:
 
     def _records(self) -> Iterator[Record]:
         lines = lines_of(self.path, self.encoding, HINT)
-        for place, row in parse_json_lines(self.path, lines):
+        for place, row in parse_json_lines(shown(self.path), lines):
             if isinstance(row, str):
-                raise UserError(f"{place}{row}")
+                raise UserError(f"{place}{row}; correct the line")
             yield place, row
 
     def write(
@@ -331,8 +348,8 @@ class Parquet:
     def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
         with self._file() as file:
             names = file.schema_arrow.names
-            check_names(str(self.path), names)
-            _check_added(str(self.path), names, added)
+            check_names(shown(self.path), names)
+            _check_added(shown(self.path), names, added)
             wanted = {name for either in fields for name in either}
             number = 1
             for batch in file.iter_batches(batch_size=size):
@@ -341,14 +358,14 @@ class Parquet:
                 columns = {name: batch.column(name).to_pylist() for name in wanted & {*names}}
                 for i in range(batch.num_rows):
                     row = unread | {name: values[i] for name, values in columns.items()}
-                    place = f"{self.path} row {number + i}"
+                    place = f"{shown(self.path)} row {number + i}"
                     texts.append(_texts((place, row), fields, self.pair))
                 number += batch.num_rows
                 yield Block(texts, batch)
 
     @contextmanager
     def _file(self) -> Iterator[Any]:
-        pyarrow = _pyarrow()
+        pyarrow = import_pyarrow(self.path)
         from pyarrow.parquet import ParquetFile
 
         try:
@@ -358,15 +375,15 @@ class Parquet:
                     source = BytesIO(stack.enter_context(opened(source)).read())
                 yield stack.enter_context(ParquetFile(source))
         except pyarrow.ArrowException as error:
-            raise UserError(f"{self.path} is damaged: {error}") from error
+            raise file_error(shown(self.path), error) from error
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UserError(f"cannot read {self.path}: {reason}") from error
+            raise UserError(f"cannot read {shown(self.path)}: {reason}") from error
 
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
     ) -> None:
-        pyarrow = _pyarrow()
+        pyarrow = import_pyarrow(self.path)
         from pyarrow.parquet import ParquetWriter
 
         with self._file() as source:
@@ -390,13 +407,3 @@ class Parquet:
                 ]
                 rows = [*block.rows.columns, *arrays]
                 writer.write_batch(pyarrow.RecordBatch.from_arrays(rows, schema=schema))
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise UserError(
-            "parquet files need the package pyarrow: pip install pyarrow; or use CSV or JSON lines"
-        ) from error
-    return pyarrow

@@ -58,11 +58,13 @@ BAD = {
     # Files
     "missing file": ("worth --data gone.csv", {}, "--data=gone.csv: no such file or folder"),
     "unknown ending": data(
-        b"PK", "the name must end with one of .csv, .tsv, .jsonl, .parquet", name="a.xlsx"
+        b"PK",
+        "--data=a.xlsx has a name that ends with none of .csv, .tsv, .jsonl, .parquet",
+        name="a.xlsx",
     ),
     "empty file": data(b"", "a.csv is empty"),
     "white space alone": data(b"\n\n", "a.csv is empty"),
-    "header alone": data("text,label\n", "has no row that can be read"),
+    "header alone": data("text,label\n", "--data=a.csv has no row: choose data"),
     "broken gz": data(b"no gzip", "is damaged or truncated", name="a.csv.gz"),
     "truncated gz": data(
         gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
@@ -91,8 +93,15 @@ BAD = {
     "UTF-16 without mark": data(as_csv(MANY).encode("utf-16-le"), "contains NUL bytes"),
     "truncated UTF-16": data(as_csv(MANY).encode("utf-16")[:-1], "is not UTF-16"),
     "wrong encoding": data("text,label\nfür,a\n", "line 2 is not ASCII", "--encoding=ascii"),
-    "unknown encoding": data(as_csv(MANY), "no such encoding", "--encoding=klingon"),
-    "encoding of bytes": data(as_csv(MANY), "no such encoding", "--encoding=base64"),
+    "unknown encoding": data(
+        as_csv(MANY), "--encoding=klingon is not the name of a text encoding", "--encoding=klingon"
+    ),
+    "encoding of bytes": data(
+        as_csv(MANY), "--encoding=base64 is not the name of a text encoding", "--encoding=base64"
+    ),
+    "encoding of nothing": data(
+        as_csv(MANY), "--encoding=undefined is not the name", "--encoding=undefined"
+    ),
     # Rows
     "open quote": data(
         as_csv(MANY[:5]) + '"open,spam\n' + as_csv(MANY[5:]),
@@ -106,17 +115,23 @@ BAD = {
         as_csv(MANY) + "a,b,c\n", "line 42 has a different number of columns", "--strict"
     ),
     "repeated column": data("text,text,label\n1,2,3\n", "repeats the column 'text'"),
+    "two repeated columns": data(
+        "text,text,label,label\n1,2,3,4\n", "repeats the columns 'label' and 'text'"
+    ),
     "JSON list": data(json.dumps(MANY), "line 1 is not a JSON object", name="a.jsonl"),
     "indented JSON": data(json.dumps(MANY, indent=1), "is not JSON", name="a.jsonl"),
     "deep JSON": data("[" * 100_000, "is not JSON", name="a.jsonl"),
-    "text null": strict({"text": None, "label": "spam"}, "text is empty"),
-    "text blank": strict({"text": " \t ", "label": "spam"}, "text is empty"),
-    "text number": strict({"text": 7, "label": "spam"}, "text is not text but of the type int"),
+    "text null": strict({"text": None, "label": "spam"}, "no text in the column text"),
+    "text blank": strict({"text": " \t ", "label": "spam"}, "no text in the column text"),
+    "text number": strict(
+        {"text": 7, "label": "spam"},
+        "the column text has a value of the type int instead of text",
+    ),
     "text NaN": strict(
-        {"text": float("nan"), "label": "spam"}, "text is not text but of the type float"
+        {"text": float("nan"), "label": "spam"}, "the column text has a value of the type float"
     ),
     "text surrogate": strict(
-        {"text": "\ud800", "label": "spam"}, "text contains half of a surrogate pair"
+        {"text": "\ud800", "label": "spam"}, "the column text contains half of a surrogate pair"
     ),
     "label null": strict({"text": "x", "label": None}, "the label in column label is missing"),
     "label NaN": strict(
@@ -139,7 +154,13 @@ BAD = {
     "text as label": data(
         as_csv(MANY), "--label=text is also a column of --text", "--text=text --label=text"
     ),
-    "one column": data("text\nhello\nworld\n", "the column of --label cannot be recognised"),
+    "one column": data(
+        "text\nhello\nworld\n", "--data has only 1 column (text), but needs 2: a column of texts"
+    ),
+    "no label column": data(
+        as_csv([{"text": sentence(i), "id": i} for i in range(20)]),
+        "the column of --label cannot be recognised: name it with --label=NAME; the columns are",
+    ),
     "two text columns": data(
         as_csv(
             [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
@@ -153,7 +174,7 @@ BAD = {
     "no header, known label": data(
         "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
         "the first row of --data looks like an example ('ham'), not like names of columns:"
-        " add a header, such as text,label, or name the columns",
+        " add a header with the names of the columns, such as text and label; if this row is the header, add --text",
         name="a.tsv",
     ),
     "no header, long text": data(
@@ -187,7 +208,7 @@ BAD = {
         "has 10,000 classes, more than 1,000",
         "--label=label",
     ),
-    "labels all missing": data(number_rows(lambda i: ""), "no row can be used"),
+    "labels all missing": data(number_rows(lambda i: ""), "--data has no usable row (a.csv line 2"),
     # Too few texts, and texts with contradictory labels
     "too few texts": data(as_csv(rows(4)), "too few", "--text=text --label=label"),
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
@@ -209,25 +230,37 @@ BAD = {
     # Folders
     "no table": folder(
         {"notes.txt": "hello"},
-        "no table (.csv, .tsv, .jsonl, .parquet) in this folder; its files: notes.txt",
+        "no table (.csv, .tsv, .jsonl, .parquet) in this folder; its files: notes.txt; name another",
     ),
     "mixed formats": folder(
         {"a.csv": FEW, "b.jsonl": as_lines(MANY)}, "mixes .csv and .jsonl files"
     ),
-    "same table twice": folder(
-        {"a.csv": FEW, "a.csv.gz": gzip.compress(FEW.encode())}, "a.csv, a.csv.gz"
+    "same tables twice": folder(
+        {
+            name: gzip.compress(FEW.encode()) if name.endswith(".gz") else FEW
+            for name in ("a.csv", "a.csv.gz", "b.csv", "b.csv.gz")
+        },
+        "names differ only in .gz or in case (a.csv and a.csv.gz; b.csv and b.csv.gz)",
     ),
     "two validation splits": folder(
         {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
-        "several files for the split valid: validation.csv, dev.csv; keep one",
+        "several files for the split valid: validation.csv and dev.csv; keep one",
     ),
-    "test alone": folder({"test.csv": FEW}, "has files for test, but no file for training"),
+    "test alone": folder(
+        {"test.csv": FEW},
+        "has test.csv, but no train.csv or train.csv.gz with the training examples: add such a file",
+    ),
+    "test and other files": folder(
+        {"test.csv": FEW, "mails.csv.gz": gzip.compress(FEW.encode())},
+        "has test.csv, but no train.csv or train.csv.gz with the training examples: replace mails.csv.gz by such",
+    ),
     "splits and more": folder(
-        {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old.csv"
+        {"train.csv": FEW, "old.csv": FEW},
+        "has train.csv, so every table must have the name of a split (train, validation or test): remove old.csv",
     ),
     "unusable split": folder(
         {"train.csv": FEW + "a text,\n", "test.csv": "text,label\n,ham\n"},
-        "no row of the split test can be used (test.csv line 2: text is empty): correct the rows",
+        "--data has no usable row of the split test (test.csv line 2: no text in the column text): correct the rows",
     ),
     "labels only in the test": folder(
         {
@@ -237,7 +270,8 @@ BAD = {
         "the label 'new' of 1 example of the split test occurs in no training example",
     ),
     "duplicates across splits": folder(
-        {"train.csv": FEW, "test.csv": FEW}, "no example of the split train is left"
+        {"train.csv": FEW, "test.csv": FEW},
+        "no usable example of the split train, because all are equal or nearly equal to examples of test:",
     ),
     "damaged labels.json": folder({"a.csv": FEW, "labels.json": "{"}, "labels.json is damaged"),
     # Tables for classify
@@ -246,17 +280,26 @@ BAD = {
     "new: not UTF-8": new(b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8: name the encoding"),
     "new: missing column": new(
         "body\none\n",
-        "no column text or sentence; its columns: body; name the column with --text=NAME",
+        "no column text or sentence; its columns: body; name the text column with --text=NAME",
     ),
     "new: label exists": new(
         "text,label\none,a\n",
-        "line 1: the input has columns with the names of added columns (label)",
+        "line 1: the input already has the column label, which the output adds: choose another name for the label",
+    ),
+    "new: probabilities exist": new(
+        "text,probability,label\none,1,a\n",
+        "already has the columns label and probability, which the output adds: rename these columns of the input",
+    ),
+    "new: missing file": (
+        "classify --run=counted --input=gone.csv",
+        {},
+        "--input=gone.csv: no such",
     ),
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),
     "new: label exists in parquet": new(
         as_parquet([{"text": "a", "label": "b"}]),
-        "the input has columns with the names of added columns (label)",
+        "new.parquet: the input already has the column label, which the output adds",
         name="new.parquet",
     ),
     "new: JSON list": new('{"text": "a"}\n[1]\n', "line 2 is not a JSON object", name="new.jsonl"),
@@ -277,7 +320,9 @@ BAD = {
     "new: gzip named CSV": new(gzip.compress(b"text\none\n", mtime=0), "is compressed with gzip"),
     "new: xlsx named CSV": new(b"PK\x03\x04\xff", "is an Excel file or another zip archive"),
     "new: unknown ending": new(
-        b"", "the name must end with .csv, .tsv, .jsonl, .txt or .parquet", name="new.xlsx"
+        b"",
+        "--input=new.xlsx has a name that ends with none of .csv, .tsv, .jsonl, .parquet, .txt",
+        name="new.xlsx",
     ),
     # Weights
     "weights of another family": (

@@ -209,7 +209,7 @@ def test_one_of_two_text_columns_may_be_empty(tmp_path) -> None:
     path = put(tmp_path / "a.csv", as_csv(pairs))
     found = examples(path, text=("title", "text"))
     assert (f"title {MANY[0]['text']}", "spam") in found and (MANY[1]["text"], "ham") in found
-    with pytest.raises(UserError, match=r"a.csv line 42: title and text is empty"):
+    with pytest.raises(UserError, match=r"a.csv line 42: no text in the columns title and text"):
         examples(path, text=("title", "text"), strict=True)
 
 
@@ -261,7 +261,9 @@ def test_unusable_rows_of_json_lines_are_skipped(tmp_path) -> None:
     path = put(tmp_path / "a.jsonl", as_lines([*MANY, *bad]))
     assert examples(path) == WANTED
     notes = prepare(read_tables(str(path))).notes
-    assert any(note.startswith("Skipped 6 rows: a.jsonl line 41: text is empty") for note in notes)
+    assert any(
+        note.startswith("Skipped 6 rows: a.jsonl line 41: no text in the column") for note in notes
+    )
 
 
 def refused(source: Path | str, **options: object) -> str:
@@ -493,7 +495,9 @@ def test_hugging_face_errors(monkeypatch) -> None:
         raise ConnectionError("not in the\ncache")
 
     fake_datasets(monkeypatch, load)
-    assert "not in the cache; --download fetches" in refused("hf:team/mails")
+    assert "not in the cache; if the data set is not in the local cache, add --download" in refused(
+        "hf:team/mails"
+    )
     fake_datasets(monkeypatch, lambda name, revision: {"test": Examples()})
     assert "has no split train (its splits: test)" in refused("hf:team/mails")
     monkeypatch.setitem(sys.modules, "datasets", None)

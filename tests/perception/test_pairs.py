@@ -120,7 +120,7 @@ def test_pair_columns_are_recognised_or_named(tmp_path) -> None:
     made = {e.texts: e.label for some in found.splits.values() for e in some}
     wanted = {(r["premise"], r["hypothesis"]): r["gold"] for r in rows[:-1]}
     assert made.items() <= wanted.items() and len(made) > 40
-    assert any("premise or hypothesis is empty" in note for note in found.notes)
+    assert any("no text in the column hypothesis" in note for note in found.notes)
     turned = prepare(tables, ("hypothesis", "premise"), ("gold",), pair=True)
     assert {e.texts[::-1] for some in turned.splits.values() for e in some} <= wanted.keys()
     with pytest.raises(UserError, match="--pair needs two --text columns, got 1"):
@@ -194,7 +194,7 @@ def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> 
     for row, (_, chance) in zip(labelled, answers, strict=True):
         assert float(row["probability"]) == pytest.approx(float(chance), abs=1e-4)
     assert empty == [""]
-    with pytest.raises(UserError, match="standard input line 1 has 0 tabs: a pair of texts is"):
+    with pytest.raises(UserError, match="standard input line 1 has 0 tabs, but the run classifies"):
         call(classify, f"--workdir={trained}", stdin=b"no tab\n")
     with pytest.raises(UserError, match="classifies pairs of texts"):
         call(classify, f"--workdir={trained}", "--text=premise", stdin=b"a\tb\n")

@@ -280,7 +280,7 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     call(worth, *given, "--budget=1s")
     said, lines = capsys.readouterr().out, (tmp_path / "mails.csv").read_text().splitlines()
     assert "Texts are in the column body, labels in the column queue." in said
-    assert f"Skipped 1 row: mails.csv line {len(lines)}: body is empty." in said
+    assert f"Skipped 1 row: mails.csv line {len(lines)}: no text in the column body." in said
     page = (out / "report.html").read_text()
     assert (
         "A classifier for mails.csv" in page and "Left out: all weights, from random ones" in page
