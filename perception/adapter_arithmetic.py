@@ -51,11 +51,14 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
     )
 
 
-def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
+def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters") -> Adapter:
     """Returns the exact weighted sum of (adapter, weight) pairs.
 
     The rank of a layer is the sum of its ranks in all adapters. If an adapter lacks a layer, it adds nothing to this
     layer.
+
+    Args:
+      option: command-line option or argument that lists the adapters, for error messages.
 
     Raises:
       UserError: the adapters were trained on different weights, or expect different kernel shapes (M, N) in a layer.
@@ -65,8 +68,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     for number, other in known[1:]:
         check(
             other == base,
-            f"adapters {first} and {number} were trained on different base weights (fingerprints {base[:12]} and"
-            f" {other[:12]}): add only adapters of the same base weights",
+            f"{option}: number {first} and number {number} were trained on different base weights (fingerprints"
+            f" {base[:12]} and {other[:12]}): add only adapters of the same base weights",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -74,7 +77,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"the adapters cannot be added, because their layers {name} have kernels of the shapes"
+            f"{option} cannot be added, because the kernel of the layer {name} has the shapes"
             f" {' and '.join(map(str, dict.fromkeys(shapes)))}: add only adapters of the same base weights",
         )
         layers[name] = (
@@ -84,24 +87,32 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     return Adapter(base, layers)
 
 
-def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
+def merge(
+    values: Params,
+    adapter: Adapter,
+    weight: float = 1.0,
+    names: tuple[str, str] = ("the adapter", "the weights"),
+) -> Params:
     """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge, up to rounding.
+
+    Args:
+      names: names of the adapter and of the weights in error messages.
 
     Raises:
       UserError: a layer of the adapter is missing from `values`, or its kernel does not have the shape of A B.
     """
-    merged = dict(values)
+    merged, (what, weights) = dict(values), names
     for name, (a_MR, b_RN) in adapter.layers.items():
         kernel = values.get(f"{name}/{KERNEL}")
         check(
             kernel is not None,
-            f"the adapter changes the layer {name}, which the weights lack: use weights of the model that the adapter"
+            f"{what} changes the layer {name}, which {weights} does not have: use weights of the model that the adapter"
             " was trained on",
         )
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"in the layer {name}, the adapter fits a kernel of shape {shape}, but the weights have a kernel of shape"
+            f"in the layer {name}, {what} fits a kernel of shape {shape}, but the kernel in {weights} has the shape"
             f" {kernel.shape}: use weights of the model that the adapter was trained on",
         )
         change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)

@@ -12,12 +12,13 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_folder, float_arg
+from common.config import check_choice, check_folder, float_arg
 from common.errors import check, file_error
 from common.model.low_rank import Lora
 from common.report.table import publish, text
 from common.sharding import abstract
 from common.storage.addresses import shown
+from common.storage.folders import open_folder
 from common.variables import Params
 from perception import (
     adapter_arithmetic,
@@ -31,6 +32,7 @@ from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
 from perception.families.fields import as_json
+from perception.families.table import FAMILIES
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
 from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
@@ -67,12 +69,13 @@ def merge(options: Namespace) -> None:
     source = options.pretrained or opened.source
     check(
         source is not None,
-        f"the base weights of --adapter={options.adapter} were not found: add --pretrained=DIR",
+        f"the base weights of --adapter={shown(options.adapter)} were not found: add --pretrained=DIR",
     )
-    base, what = open_model(source, "--pretrained"), f"--adapter={options.adapter}"
+    base, what = open_model(source, "--pretrained"), f"--adapter={shown(options.adapter)}"
     _require_same(base, opened.adapter.base, what, opened.quantize)
     _warn_if_quantized(base, opened.quantize, what, options.mesh)
-    merged = adapter_arithmetic.merge(_weights(base, options.mesh), opened.adapter)
+    names = what, f"--pretrained={shown(source)}"
+    merged = adapter_arithmetic.merge(_weights(base, options.mesh), opened.adapter, names=names)
     _export(options.out, base, merged)
 
 
@@ -88,8 +91,8 @@ def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) 
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
     check(
         same or fingerprint in ("", base.fingerprint),
-        f"{what} was not trained on the weights in {base.directory} (fingerprint {base.fingerprint[:12]}), but on"
-        f" weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
+        f"{what} was not trained on the weights in {shown(base.directory)} (fingerprint {base.fingerprint[:12]}), but"
+        f" on weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
     )
 
 
@@ -97,15 +100,15 @@ def unmerge(options: Namespace) -> None:
     """Subtracts an adapter from merged weights and writes the result, which equals the base weights up to rounding."""
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
-    adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
+    opened = open_adapter(options.adapter, options.mesh, "--adapter", options.merged, "--merged")
+    names = f"--adapter={shown(options.adapter)}", f"--merged={shown(options.merged)}"
     check(
-        merged.fingerprint != adapter.base,
-        f"--merged={options.merged} contains the base weights of --adapter={options.adapter} without a merged adapter:"
-        " name the directory of the merged weights",
+        merged.fingerprint != opened.adapter.base,
+        f"{names[1]} contains the base weights of {names[0]} without a merged adapter: name the directory of the merged"
+        " weights",
     )
-    _export(
-        options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)
-    )
+    values = adapter_arithmetic.merge(_weights(merged, options.mesh), opened.adapter, -1, names)
+    _export(options.out, merged, values)
 
 
 def add(options: Namespace) -> None:
@@ -115,7 +118,7 @@ def add(options: Namespace) -> None:
     for term in options.adapters:
         path, colon, weight = term.rpartition(":")
         check(bool(colon and path), f"--adapters {term} must be ADAPTER:WEIGHT, such as runs/a:0.5")
-        weights.append((Path(path), float_arg(f"the weight in --adapters {term}")(weight)))
+        weights.append((open_folder(path), float_arg(f"the weight in --adapters {term}")(weight)))
     found = [
         (open_adapter(path, options.mesh, "--adapters", options.pretrained), weight)
         for path, weight in weights
@@ -125,7 +128,8 @@ def add(options: Namespace) -> None:
         len(families) == 1,
         f"--adapters names adapters of several model families ({', '.join(families)}): name adapters of one family",
     )
-    total = adapter_arithmetic.combine([(opened.adapter, weight) for opened, weight in found])
+    terms = [(opened.adapter, weight) for opened, weight in found]
+    total = adapter_arithmetic.combine(terms, "--adapters")
     source = options.pretrained or next((x.source for x, _ in found if x.source), None)
     kinds = {opened.quantize for opened, _ in found}
     kind = kinds.pop() if len(kinds) == 1 else "none"
@@ -139,7 +143,7 @@ def peft(options: Namespace) -> None:
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = _base_of_adapter(config, options.run, "--run", options.pretrained)
-    what = f"--run={options.run}"
+    what = f"--run={shown(options.run)}"
     trained, fingerprint = loading.load_own(config, options.run, options.mesh)
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
@@ -170,11 +174,11 @@ def export(options: Namespace) -> None:
     added = sorted(encoder.keys() - wanted.keys())
     check(
         not added,
-        f"--run={options.run} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the published"
-        f" model lacks, such as {', '.join(added[:1])}",
+        f"--run={shown(options.run)} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the"
+        f" published model lacks, such as {', '.join(added[:1])}; use the run with perception.classify",
     )
     if method.pretrained and not method.trains_all:
-        like, what = base, f"--run={options.run}"
+        like, what = base, f"--run={shown(options.run)}"
         _require_same(base, fingerprint, what, config.quantize)
         _warn_if_quantized(base, config.quantize, what, options.mesh)
         encoder |= base.load({n: w for n, w in wanted.items() if n not in encoder})
@@ -202,8 +206,10 @@ def quantize(options: Namespace) -> None:
     if options.out:
         check_folder("--out", options.out)
     if options.save:
-        require_empty(options.save)
+        require_empty(options.save, "--save")
     base = open_model(options.pretrained, "--pretrained")
+    if options.save:
+        quantized_files.check_unquantized(base)
     wanted = wanted_parameters(base.shape, options.mesh)
     found = list(costs(base.load, wanted, options.kind))
     rows = [(c.name.removesuffix("/kernel"), c.before, c.after, 100 * c.error) for c in found]
@@ -217,7 +223,7 @@ def quantize(options: Namespace) -> None:
         print(text(columns, rows))
     print(f"kernels are {before / after:.2f} times smaller")
     if options.save:
-        quantized_files.write(options.save, base, wanted, options.kind, BESIDE)
+        quantized_files.write(options.save, base, wanted, options.kind, BESIDE, "--save")
         print(f"written: {shown(options.save)}")
     else:
         print(
@@ -227,13 +233,18 @@ def quantize(options: Namespace) -> None:
 
 
 def open_adapter(
-    path: Path, mesh: Mesh, option: str = "--adapter", weights: Path | None = None
+    path: Path,
+    mesh: Mesh,
+    option: str = "--adapter",
+    weights: Path | None = None,
+    weights_option: str = "--pretrained",
 ) -> Opened:
     """Opens an adapter: a run that trained LoRA adapters, or a directory in PEFT's format. Reads no base weights.
 
     Args:
       option: the command-line option that `path` comes from, for error messages.
       weights: directory of the base weights, if it has moved or is not recorded.
+      weights_option: the command-line option that `weights` comes from, for error messages.
 
     Raises:
       UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing, or a
@@ -242,14 +253,18 @@ def open_adapter(
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)
     config = loading.read(path, option)
-    base = _base_of_adapter(config, path, option, weights)
+    base = _base_of_adapter(config, path, option, weights, weights_option)
     trained, fingerprint = loading.load_own(config, path, mesh)
     found = adapter_arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
     return Opened(found, base.shape.family, base.directory, config.quantize)
 
 
 def _base_of_adapter(
-    config: ConfigDict, path: Path, option: str, weights: Path | None
+    config: ConfigDict,
+    path: Path,
+    option: str,
+    weights: Path | None,
+    weights_option: str = "--pretrained",
 ) -> Pretrained:
     """Returns the base model of a run that trained an adapter.
 
@@ -259,16 +274,16 @@ def _base_of_adapter(
     """
     check(
         find(config.finetune).adapters,
-        f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}; name a run that trained"
-        " LoRA adapters",
+        f"{option}={shown(path)} has no adapter: the run used --config.finetune={config.finetune}; name a run that"
+        " trained LoRA adapters",
     )
-    base = loading.begun_from(config, weights)
+    base = loading.begun_from(config, weights, weights_option)
     drawn = reinitialized(config, base.shape.family)
     check(
         not drawn,
-        f"{option}={path} was trained with --config.reinitialize={config.reinitialize}: its adapter needs the run's"
-        f" own embedding tables ({' and '.join(drawn)}), which an adapter does not contain; use perception.adapters"
-        " export, which writes the whole encoder",
+        f"{option}={shown(path)} was trained with --config.reinitialize={config.reinitialize}: its adapter needs the"
+        f" run's own embedding tables ({' and '.join(drawn)}), which an adapter does not contain; use"
+        " perception.adapters export, which writes the whole encoder",
     )
     return base
 
@@ -302,8 +317,8 @@ def _saved(path: Path, weights: Path | None) -> Opened:
     if mark is None:
         check(
             weights is not None or source is not None,
-            f"{path / peft_format.CONFIG}: base_model_name_or_path={as_json(name)} is neither a directory nor in the"
-            " Hugging Face cache: add --pretrained=DIR",
+            f"{shown(path / peft_format.CONFIG)}: base_model_name_or_path={as_json(name)} is neither a directory nor in"
+            " the Hugging Face cache: add --pretrained=DIR",
         )
         family = open_model(weights or source, "--pretrained").shape.family
         mark = {"base": "", "family": family, "quantize": "none"}
@@ -317,9 +332,11 @@ def _read_mark(path: Path) -> dict[str, str] | None:
     try:
         # Adapters from before 24 November 2026 lack the field `quantize`.
         mark = {"quantize": "none"} | json.loads(path.read_text())
-        return {name: mark[name] for name in ("base", "family", "quantize")}
+        found = {name: mark[name] for name in ("base", "family", "quantize")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error
+    check_choice(f"{shown(path)}: family", found["family"], FAMILIES)
+    return found
 
 
 def _folder(name: str) -> Path | None:

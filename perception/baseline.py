@@ -22,6 +22,7 @@ from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import PREDICTIONS, Predictions
+from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
 from common.train.workdir import commit
 from perception.objective import balanced_weights, choose_thresholds, score
@@ -180,7 +181,7 @@ class Model:
             thresholds = tuple(found.pop("thresholds", np.empty(0)).tolist())
             return cls(features, names=names, thresholds=thresholds, **found)
         except Exception as error:  # A damaged archive may raise any type of exception.
-            raise file_error(path, error) from error
+            raise file_error(shown(path), error) from error
 
 
 class Baseline(NamedTuple):
@@ -225,7 +226,7 @@ def fit(
     labels = {name: split.labels_E for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
-        f"all {len(labels['train']):,} training examples have the same label: check --config.data.label",
+        f"all training examples ({len(labels['train']):,}) have the same label: check --config.data.label",
     )
     several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}

@@ -52,20 +52,31 @@ def main() -> None:
         metavar="RUN",
         help="runs that trained all weights, with different seeds",
     )
+    parser.add_argument(
+        "--pretrained",
+        type=open_folder,
+        metavar="DIR",
+        help="the model in the --config.pretrained of the runs, if its directory has moved",
+    )
     options, mesh = parse(parser, "bits.csv and bits.md")
 
     from common.report.table import publish
 
-    rows = measure(options.runs, mesh, options.examples)
+    rows = measure(options.runs, mesh, options.examples, options.pretrained)
     with output(options.out):
         publish(options.out / "bits", COLUMNS, rows)
 
 
-def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> list[tuple]:
+def measure(
+    runs: Sequence[Path],
+    mesh: "Mesh",
+    examples: int | None = None,
+    pretrained: Path | None = None,
+) -> list[tuple]:
     """Returns one row for each format, with the columns COLUMNS. The values are means over the runs.
 
     The difference from float32 is taken within each run. Holm's method corrects the verdicts for the number of formats.
-
+    `EncoderEvaluation` documents `examples` and `pretrained`.
     Raises:
       UserError: a run is given twice, `EncoderEvaluation` rejects a run, or two runs have different test examples.
     """
@@ -73,10 +84,11 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
 
     from common.errors import check
     from common.report.verdict import LEAST_SEEDS, MARGINS, correct
+    from common.storage.addresses import shown
     from perception.conclusions import compare_within_runs
 
     folders = [run.resolve() for run in runs]
-    twice = dict.fromkeys(str(run) for run in runs if folders.count(run.resolve()) > 1)
+    twice = dict.fromkeys(shown(run) for run in runs if folders.count(run.resolve()) > 1)
     check(
         not twice,
         f"--runs names a run more than once ({', '.join(twice)}): name each run once",
@@ -84,9 +96,13 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     found: dict[str, list[Classes]] = {}
     sizes: dict[str, list[tuple[float, ...]]] = {}
     for run in runs:
-        for kind, size, predicted in quantize(run, mesh, examples):
+        for kind, size, predicted in quantize(run, mesh, examples, pretrained):
             sizes.setdefault(kind, []).append(size)
             found.setdefault(kind, []).append(predicted)
+            check(
+                predicted.pairing == found["float32"][0].pairing,
+                f"--runs {shown(run)} and {shown(runs[0])} have different test examples: name runs on the same data",
+            )
             print(f"{run.name}, {kind}: {predicted.metrics()}", flush=True)
     plain = found["float32"]
     compared = {
@@ -111,7 +127,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
 
 
 def quantize(
-    run: Path, mesh: "Mesh", examples: int | None
+    run: Path, mesh: "Mesh", examples: int | None, pretrained: Path | None
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
     """Yields (format, size, test predictions) for each format. The predictions use the encoder in this format.
 
@@ -123,7 +139,7 @@ def quantize(
     from perception.quantized import CODES, SCALES
     from perception.quantized_files import FORMATS, write
 
-    evaluation = EncoderEvaluation(run, mesh, examples)
+    evaluation = EncoderEvaluation(run, mesh, examples, pretrained)
     wanted = wanted_parameters(evaluation.shape, mesh)
     kernels = [name for name in wanted if name.endswith("/kernel")]
     weights = sum(wanted[name].size for name in kernels)

@@ -77,7 +77,7 @@ def parse_seconds(text: str) -> float:
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not seconds:
         raise UserError(
-            f"--budget={text} must be a positive decimal number, such as 90 or 1.5, followed directly by s, m or h"
+            f"--budget={text} must be a positive decimal number followed directly by s, m or h, such as 90s or 1.5h"
         )
     return seconds
 

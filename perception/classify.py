@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from common.errors import check
+from common.errors import UserError
 from common.runtime import program
 
 if TYPE_CHECKING:
@@ -103,17 +103,19 @@ def _parser() -> ArgumentParser:
 def _check_output(options: Namespace) -> None:
     from common.config import check_folder
     from common.errors import check
+    from common.storage.addresses import shown
     from perception.text_tables import ending
 
     output, given = options.output, options.input
     wanted, why = ".txt", "because the texts come from standard input"
     if given:
-        wanted, why = ending(given), f"like --input={given}"
-    check(ending(output) == wanted, f"--output={output} must end with {wanted}, {why}")
-    check_folder("--output", output.parent)
+        wanted, why = ending(given), f"like --input={shown(given)}"
+    check(ending(output) == wanted, f"--output={shown(output)} must end with {wanted}, {why}")
+    check_folder("the folder of --output", output.parent)
+    check(not output.is_dir(), f"--output={shown(output)} is a folder: name a file")
     check(
         options.overwrite or not output.exists(),
-        f"--output={output} exists: add --overwrite to replace it",
+        f"--output={shown(output)} exists: add --overwrite to replace it",
     )
 
 
@@ -126,6 +128,7 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
       UserError: two options name the same column, or a run on pairs has more or fewer than two text columns.
     """
     from common.errors import check
+    from common.storage.addresses import shown
     from perception.labelling import fields_of, split_fields
 
     for option, field in (("text", "fields"), ("label", "label")):
@@ -140,8 +143,8 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
         texts = split_fields(settings.data.fields)
     check(
         not run.data.get("pair", False) or len(texts) == 2,
-        f"{options.option}={options.run} classifies pairs of texts and needs two text columns, got {len(texts)}: name"
-        " them with --text=FIRST --text=SECOND",
+        f"{options.option}={shown(options.run)} classifies pairs of texts and needs two text columns, got {len(texts)}:"
+        " name them with --text=FIRST --text=SECOND",
     )
     return texts, options.label or settings.data.label or label
 
@@ -170,10 +173,11 @@ def main() -> None:
     folder, option = options.run, options.option
     counted = baseline.read_config(folder)
     run = counted or loading.read(folder, option)
-    check(
-        counted is None or options.pretrained is None,
-        f"--pretrained={options.pretrained} is not used: {option}={folder} is a TF-IDF model; remove --pretrained",
-    )
+    if counted and options.pretrained:
+        raise UserError(
+            f"--pretrained={shown(options.pretrained)} is not used: {option}={shown(folder)} is a TF-IDF model; remove"
+            " --pretrained"
+        )
     pair = run.data.get("pair", False)
     check_encoding(options.encoding)
     table = (

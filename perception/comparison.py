@@ -45,8 +45,8 @@ MEASURED_TEXTS = 10_000
 """Maximum number of texts that are encoded to find the lengths to which texts are padded."""
 
 
-FIXED = ("finetune", "seed")
-"""Configuration fields that the comparison sets. Overriding them is an error."""
+FIXED = {"finetune": "--ways", "seed": "--seeds"}
+"""Configuration field that the comparison sets -> option that chooses its values. Overriding the field is an error."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: an override sets a field that the comparison sets.
         """
-        for name in FIXED:
+        for name, option in FIXED.items():
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
                 not overrides,
-                f"remove {' and '.join(overrides)}: perception.worth sets this field itself",
+                f"remove {' and '.join(overrides)}: perception.worth sets this field itself; use {option}",
             )
         fields, method = find(way).fields, find(way).method
         config = self.override(load(self.spec), seed=seed, **fields)
@@ -160,10 +160,16 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the finished runs of each method in --out. Reads neither data nor pretrained weights.
 
         Raises:
-          UserError: --out has no finished runs.
+          UserError: --out has no finished runs, or runs of another program.
         """
         names = [path.parent.name for path in (self.out / "runs").glob(f"*/{SUMMARY}")]
         ways = {re.split(r"_seed\d", name)[0] for name in names}
+        others = sorted(way for way in ways if way not in (*TRAINABLE, BASELINE) and ":" not in way)
+        check(
+            not others,
+            f"--out={shown(self.out)} has runs of another program ({shown(self.out / 'runs')} has {', '.join(others)}):"
+            " name a folder that perception.worth has written",
+        )
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
         # Without --shots, a deterministic method has one run, whose name has no seed.
@@ -171,7 +177,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         found = {way: runs for way, runs in found.items() if runs}
         check(
             bool(found),
-            f"--out={shown(self.out)} has no finished runs: remove --kept to train runs",
+            f"--out={shown(self.out)} has no finished runs of perception.worth: name the folder of a finished"
+            " comparison, or remove --kept to train runs",
         )
         return found
 

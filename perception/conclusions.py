@@ -117,7 +117,7 @@ def compare_within_runs(
     """
     check(
         len({one.pairing for one in (*a, *b)}) == 1,
-        "--runs names runs with different test examples: name runs with the same test examples",
+        "the predictions have different test examples: compare predictions of the same test examples",
     )
     points_a, points_b = ([one.metrics()[METRIC] for one in some] for some in (a, b))
     moved_a, moved_b = (np.stack([one[METRIC] for one in resample(some)]) for some in (a, b))

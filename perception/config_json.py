@@ -10,6 +10,7 @@ from typing import Any
 
 from common.config import check_choice
 from common.errors import UserError, check, file_error
+from common.storage.addresses import shown
 from perception.backbones import Backbone
 from perception.families.fields import Fields, as_json
 from perception.families.table import FAMILIES
@@ -51,59 +52,69 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
     method = field.get("quant_method") if isinstance(field, dict) else None
     check(
         method == METHOD,
-        f"{path}: quant_method={as_json(method)} in {QUANTIZATION} is not supported: use the unquantized model",
+        f"{shown(path)}: quant_method={as_json(method)} in {QUANTIZATION} is not supported: use the unquantized model",
     )
     try:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
         raise UserError(
-            f"{path} is damaged: {QUANTIZATION} has no {error}; quantize the model again with perception.adapters"
-            " quantize"
+            f"{shown(path)} is damaged: {QUANTIZATION} has no {error}; quantize the model again with"
+            " perception.adapters quantize"
         ) from error
     check(
         found.kind in KINDS,
-        f"{path}: kind={as_json(found.kind)} in {QUANTIZATION} is none of {', '.join(KINDS)}: quantize the model again"
-        " with perception.adapters quantize",
+        f"{shown(path)}: kind={as_json(found.kind)} in {QUANTIZATION} is none of {', '.join(KINDS)}: quantize the model"
+        " again with perception.adapters quantize",
     )
     return found
 
 
-def read(path: Path) -> tuple[Backbone, Quantization | None]:
+def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
     """Reads the backbone and the quantization of its kernels from a config.json.
+
+    Args:
+      option: command-line option that names the directory of the file, for error messages.
 
     Raises:
       UserError: the file is missing or damaged, or the family or a field is not supported.
     """
     check(
         path.is_file(),
-        f"{path.parent} has no {path.name}: give the directory of a Hugging Face model",
+        f"{option}={shown(path.parent)} has no {path.name}: give the directory of a Hugging Face model",
     )
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise file_error(path, error) from error
-    check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
+        raise file_error(shown(path), error) from error
+    check(
+        isinstance(values, dict),
+        f"{shown(path)} is damaged: it is not a JSON object; restore the file",
+    )
     return from_json(values, path), _quantization(values, path)
 
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
     """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
     rope = values.get("rope_parameters") or {}  # transformers 5 stores rotary fields here
+    check(
+        isinstance(rope, dict),
+        f"{shown(path)}: rope_parameters must be a JSON object, got {as_json(rope)}",
+    )
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
     architectures = values.get("architectures")
     family = values.get("model_type") or _family_of(architectures)
     check(
         bool(family or architectures),
-        f"{path} has neither model_type nor architectures, so its model is unknown: use the config.json of a Hugging"
-        " Face model",
+        f"{shown(path)} has neither model_type nor architectures, so its model is unknown: use the config.json of a"
+        " Hugging Face model",
     )
     check(
         bool(family),
-        f"{path}: architectures={as_json(architectures)} is not supported: use a model of one of the families"
+        f"{shown(path)}: architectures={as_json(architectures)} is not supported: use a model of one of the families"
         f" {', '.join(FAMILIES)}",
     )
-    check_choice(f"{path}: model_type", str(family), FAMILIES)
+    check_choice(f"{shown(path)}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(fields)
 
 
@@ -135,7 +146,8 @@ def to_json(shape: Backbone) -> dict[str, Any]:
     lost = differences(shape, from_json(values, Path(CONFIG)))
     check(
         not lost,
-        f"{CONFIG} of the family {shape.family} cannot describe this backbone, which has {', '.join(lost)}",
+        f"{CONFIG} of the family {shape.family} cannot describe this backbone, which has {', '.join(lost)}; change"
+        " these properties",
     )
     return values
 

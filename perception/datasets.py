@@ -89,8 +89,8 @@ def validate(config: ConfigDict) -> None:
         check_choice("--config.dataset", config.dataset, DATASETS)
     check(
         not (config.dataset and config.data.source.startswith("embedded:")),
-        f"--config.dataset={config.dataset} cannot be read from --config.data.source={config.data.source}: use"
-        " files:DIR, or remove one of the two options",
+        f"--config.dataset={config.dataset} cannot be read from --config.data.source={config.data.source}: set"
+        " --config.data.source=files:DIR, or remove --config.dataset",
     )
     check(
         bool(config.dataset or config.data.source),
@@ -130,10 +130,16 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
             "tfds_dir": data.tfds_dir,
         }
     )
+    count = len(fields.split())
     check(
-        not data.pair or len(read.fields.split()) == 2,
-        "--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got"
-        f" {len(read.fields.split())} ({read.fields}{', with --config.data.premise_only' if premise_only else ''})",
+        not data.pair or count == 2,
+        "--config.data.pair=true needs two text fields, such as --config.data.fields='premise hypothesis', got"
+        f" {count} ({fields})",
+    )
+    check(
+        not (data.pair and premise_only),
+        "--config.data.pair=true needs two text fields, but --config.data.premise_only=true reads only the first: set"
+        " --config.data.premise_only=false",
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names must exist. Another missing "valid" or "test" is cut from the training examples.

@@ -13,9 +13,10 @@ from common.config import check_folder, int_arg, override_all, split_fields
 from common.errors import check
 from common.metrics.classes import Classes
 from common.sharding import make_mesh
+from common.storage.addresses import shown
 from common.storage.folders import open_folder
 from common.variables import Params
-from perception import datasets, loading
+from perception import datasets, hub, loading
 from perception.finetuning import ENCODER
 from perception.methods import METHODS, find
 
@@ -61,11 +62,18 @@ class EncoderEvaluation:
       fingerprint: fingerprint of the whole test split, even if only some of its examples are evaluated.
     """
 
-    def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
+    def __init__(
+        self,
+        workdir: Path,
+        mesh: Mesh,
+        examples: int | None = None,
+        pretrained: Path | None = None,
+    ):
         """Loads a run that trained all weights, and its data.
 
         Args:
           examples: evaluates only this number of examples at the start of each split; None evaluates all examples.
+          pretrained: new directory of the run's pretrained model; None for the directory that the run used.
 
         Raises:
           UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, or
@@ -75,20 +83,22 @@ class EncoderEvaluation:
         complete = [name for name, method in METHODS.items() if method.trains_all]
         check(
             find(config.finetune).trains_all,
-            f"--runs {workdir} did not train all weights (--config.finetune={config.finetune}): name a run with"
+            f"--runs {shown(workdir)} did not train all weights (--config.finetune={config.finetune}): name a run with"
             f" --config.finetune={' or '.join(complete)}",
         )
         check(
             not config.data.multi_label,
-            f"--runs {workdir} has several classes per text (--config.data.multi_label), which is not supported: name"
-            " a run with one class per text",
+            f"--runs {shown(workdir)} has several classes per text (--config.data.multi_label), which is not supported:"
+            " name a run with one class per text",
         )
         config.model.dtype = "float32"
+        if pretrained:
+            config.pretrained = str(hub.locate(pretrained, "--pretrained"))
         self._trained, _ = loading.load_own(config, workdir, mesh)
         self._splits, classes = datasets.load(config)
         check(
             classes == self._trained.classes,
-            f"--runs {workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
+            f"--runs {shown(workdir)} has the classes {', '.join(self._trained.classes)}, but its data have"
             f" {', '.join(classes)}: restore the data of the run",
         )
         self._examples = examples

@@ -112,9 +112,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
         ]
 
     def _check_embedded(self) -> None:
+        given = {"--datasets": self.datasets, "--data": self.sources}
         check(
-            self.scale != "tiny" or not (self.datasets or self.sources),
-            "--scale=tiny always uses the Python manual (embedded:python): remove --datasets and --data",
+            self.scale != "tiny" or not any(given.values()),
+            "--scale=tiny always uses the Python manual (embedded:python): remove"
+            f" {' and '.join(option for option, value in given.items() if value)}",
         )
 
     def missing(self, case: Case) -> str:
@@ -167,7 +169,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         overrides = [text for text in self.fields if text.startswith(fixed)]
         check(
             not overrides,
-            f"remove {' and '.join(overrides)}: the cells of the table determine these fields",
+            f"remove {' and '.join(overrides)}: each cell of the table sets the fields {', '.join(FIXED)}; choose cells"
+            " with --backbones, --datasets, --modes, --data and --pretrained",
         )
         return self.override(config, seed=seed, **own)
 

@@ -17,7 +17,7 @@ from common.errors import check
 from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
 from common.runtime.processes import check_agreement
-from common.storage.addresses import copy_of
+from common.storage.addresses import copy_of, shown
 from common.storage.folders import open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
 from common.variables import AbstractModel, Frozen, Params
@@ -130,13 +130,20 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) if find(config.finetune).pretrained else ()
 
 
-def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
+def open_pretrained(
+    config: ConfigDict,
+    option: str = "--config.pretrained",
+    advice: str = "",
+    other: str = "set --config.backbone=auto, or choose other weights",
+) -> "Pretrained | None":
     """Opens the pretrained model that gives the run its weights or architecture.
 
     Returns None if the run trains a named backbone from random weights.
 
     Args:
+      option: command-line option that names the model, for error messages.
       advice: text appended to the error if the directory does not exist.
+      other: advice in the error for a model with another backbone.
 
     Raises:
       UserError: the model is missing, damaged or not supported, or its backbone is not `config.backbone`.
@@ -145,9 +152,11 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None"
         return None
     from perception.hugging_face import check_shape, open_model
 
-    found = open_model(open_folder(config.pretrained), advice=advice)
+    folder = open_folder(config.pretrained)
+    found = open_model(folder, option, advice)
     if config.backbone != "auto":
-        check_shape(config.backbone, BACKBONES[config.backbone], found.shape)
+        model = f"{option}={shown(folder)}"
+        check_shape(model, config.backbone, BACKBONES[config.backbone], found.shape, other)
     return found
 
 
@@ -172,7 +181,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
         path.is_file(),
-        f"{path.parent} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory"
+        f"--config.pretrained={shown(path.parent)} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory"
         " (OpenELM uses the tokenizer of Llama 2)",
     )
     return Subword.load(path)
@@ -281,7 +290,7 @@ def make_model(
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         check(
             part is not None,
-            f"--config.reinitialize={config.reinitialize}: the backbone has no embedding table {name}; remove the name",
+            f"--config.reinitialize={config.reinitialize}: the backbone has no embedding table {name}; remove {name}",
         )
         if isinstance(
             part.table, Frozen

@@ -6,6 +6,7 @@ Only `download` uses the network.
 from pathlib import Path
 
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
 """Patterns of the files that `download` downloads. Pickles and subdirectories are not downloaded."""
@@ -18,7 +19,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
       name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
         takes precedence.
       option: command-line option that has the value `name`, for error messages.
-      advice: text appended to the error if `name` is not a directory.
+      advice: text appended to the error if `name` is not a directory; "" for advice to name another directory.
 
     Raises:
       UserError: `name` is not a directory, and the local cache has no model of this name.
@@ -26,17 +27,31 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
     directory = name.expanduser()
     if directory.is_dir():
         return directory
-    missing = f"{option}={directory} is not a directory{advice}"
-    check(not directory.is_absolute(), missing)
+    missing = f"{option}={shown(directory)} is not a directory"
+    check(
+        not directory.is_absolute() and _is_name(str(name)),
+        missing + (advice or ": give the directory of a model in Hugging Face format"),
+    )
     found = cached(str(name))
     if found is None:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
-            " --download of perception.train or perception.worth"
+            f"{missing}{advice}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
+            " --download of perception.train or perception.worth, or give the directory of a model"
         )
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Returns whether a model on the hub can have this name, such as "org/model@revision"."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name.partition("@")[0])
+    except HFValidationError:
+        return False
+    return True
 
 
 def cached(name: str) -> Path | None:
@@ -71,5 +86,7 @@ def download(name: str) -> Path:
     # huggingface_hub, httpx and the operating system raise different types of exceptions.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"--download cannot fetch {name}: {reason}") from error
+        raise UserError(
+            f"--download cannot fetch {name}: {reason}; check the name and the network"
+        ) from error
     return Path(found)

@@ -15,6 +15,7 @@ from common import variables
 from common.data import cache
 from common.errors import check
 from common.runtime.processes import barrier, gather, is_main
+from common.storage.addresses import shown
 from common.variables import Params
 from perception import config_json, hub, safetensor_files
 from perception.backbones import Backbone
@@ -66,8 +67,8 @@ class Pretrained:
         found = next(known, None)
         check(
             found is not None,
-            f"{self.directory} has neither tensor {name} nor {prefix}{name}, which its config.json needs: use the"
-            " config.json and all weight files of one model",
+            f"{shown(self.directory)} has neither tensor {name} nor {prefix}{name}, which its config.json needs: use"
+            " the config.json and all weight files of one model",
         )
         return found
 
@@ -107,8 +108,8 @@ class Pretrained:
                 found = locations[ours].read(self.files, index, want.shape)
                 check(
                     bool(np.isfinite(found).all()),
-                    f"{self.directory}: tensor {locations[ours].name} contains values that are not finite: use an"
-                    " undamaged copy of the model",
+                    f"{shown(self.directory)}: tensor {locations[ours].name} contains values that are not finite: use"
+                    " an undamaged copy of the model",
                 )
                 return found.astype(want.dtype)
 
@@ -126,7 +127,7 @@ class Pretrained:
         found = self.files.shape(name)
         check(
             found == location.stored,
-            f"{self.directory}: tensor {name} has shape {found}, but config.json needs {location.stored}:"
+            f"{shown(self.directory)}: tensor {name} has shape {found}, but config.json needs {location.stored}:"
             " use the config.json and the weights of one model",
         )
         return Location(name, found, location.start, location.transposed)
@@ -139,12 +140,16 @@ def open_model(name: Path, option: str = "--config.pretrained", advice: str = ""
       UserError: the model does not exist, the family or a field is not supported, or a file is damaged.
     """
     directory = hub.locate(name, option, advice)
-    shape, quantization = config_json.read(directory / CONFIG)
+    shape, quantization = config_json.read(directory / CONFIG, option)
     return Pretrained(directory, shape, TensorFiles(directory), quantization)
 
 
-def check_shape(name: str, given: Backbone, found: Backbone) -> None:
+def check_shape(model: str, name: str, given: Backbone, found: Backbone, advice: str) -> None:
     """Checks that the architecture in the files equals the backbone `name`.
+
+    Args:
+      model: option that names the model, with its value, for the error message.
+      advice: end of the error message.
 
     Raises:
       UserError: the backbones differ; the message lists the first differences.
@@ -153,8 +158,7 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     check(
         not lost,
-        f"the pretrained model is not --config.backbone={name}, because it has {', '.join(lost[:3])}{more}: set"
-        " --config.backbone=auto, or choose other weights",
+        f"{model} is not --config.backbone={name}, because it has {', '.join(lost[:3])}{more}: {advice}",
     )
 
 

@@ -25,6 +25,7 @@ from common.errors import UserError, check, file_error
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
+from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
 from common.train import frozen
 from common.train.checkpoint import Checkpoints, model_arrays
@@ -156,12 +157,13 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     check_is_run(workdir, option)
     check(
         baseline.read_config(workdir) is None,
-        f"{option}={workdir} is a TF-IDF baseline without a neural network: only perception.classify --run can read it",
+        f"{option}={shown(workdir)} is a TF-IDF baseline without a neural network, which only perception.classify can"
+        " read: name the run of a network",
     )
     config = read_config(workdir, option, "perception")
     check(
         "finetune" in config,
-        f"{option}={workdir} is a run of another program, not of perception; name a run of perception.train",
+        f"{option}={shown(workdir)} is a run of another program, not of perception; name a run of perception.train",
     )
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
@@ -191,12 +193,14 @@ def check_is_run(workdir: Path, option: str) -> None:
             finished.setdefault(way, []).append(one)
     best = best_run(finished)[1].name if finished else ""
     advice = (
-        f"the best on validation is {option}={folder / best}" if best else "no run has finished"
+        f"the best on validation is {option}={shown(folder / best)}"
+        if best
+        else "no run has finished"
     )
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
-        f"{option}={workdir} is a folder of runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
-        f" in {folder}; {advice}"
+        f"{option}={shown(workdir)} is a folder of runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
+        f" in {shown(folder)}; {advice}"
     )
 
 
@@ -209,7 +213,7 @@ def read_classes(workdir: Path) -> tuple[str, ...]:
     try:
         return tuple(json.loads((workdir / CLASSES).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise file_error(workdir / CLASSES, error) from error
+        raise file_error(shown(workdir / CLASSES), error) from error
 
 
 def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
@@ -223,17 +227,20 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     path = workdir / PREDICTIONS
     check(
         path.exists(),
-        f"{path}, which stores the thresholds of the classes, is missing: train with --config.eval.test=true",
+        f"{shown(path)}, which stores the thresholds of the classes, is missing: train with --config.eval.test=true",
     )
     return load_predictions(path).thresholds
 
 
-def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained | None":
+def begun_from(
+    config: ConfigDict, weights: Path | None = None, option: str = "--pretrained"
+) -> "Pretrained | None":
     """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
 
     Args:
       weights: directory of the pretrained model, which replaces `config.pretrained`; None for the directory that the
         run used.
+      option: command-line option that names `weights`, for error messages.
 
     Raises:
       UserError: the model is missing, damaged or not supported, or its backbone is not `config.backbone`; or `weights`
@@ -243,13 +250,14 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
         if find(config.finetune).trains_all and config.backbone != "auto":
             # The checkpoint stores all parameters, and the name of the backbone determines the architecture.
             return None
-        return open_pretrained(config, " any more: pass its new location as --pretrained=DIR")
-    config.pretrained = str(hub.locate(weights, "--pretrained"))
-    found = open_pretrained(config)
+        moved = f" any more, but the run needs it: pass its new location as {option}=DIR"
+        return open_pretrained(config, advice=moved, other=f"name the run's model with {option}")
+    config.pretrained = str(hub.locate(weights, option))
+    found = open_pretrained(config, option, other="name the model that the run used")
     check(
         found is not None,
-        f"--pretrained={weights} is not used: the run started from random weights with"
-        f" --config.backbone={config.backbone}; remove --pretrained",
+        f"{option}={shown(weights)} is not used: the run started from random weights with"
+        f" --config.backbone={config.backbone}; remove {option}",
     )
     return found
 

@@ -99,7 +99,7 @@ def _lora(
     for target in targets:
         check(
             any(is_target(path, target) for path in layers),
-            f"--config.lora.targets: {target!r} matches no layer of this backbone; its layers are"
+            f"--config.lora.targets={config.lora.targets}: {target!r} matches no layer of the backbone; choose among"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
         )
     adapt(model.encoder, targets, make_lora(config), rngs=rngs)
@@ -157,7 +157,6 @@ def find(name: str, option: str = FINETUNE) -> Method:
     check_number(f"{option}={name}: learning_rate", method.learning_rate, positive=True)
     check(
         name in METHODS or not method.solves_head,
-        f"{option}={name}: only the method head can have solves_head=True: remove solves_head, or use"
-        " --config.finetune=head",
+        f"{option}={name}: only the method head can have solves_head=True: remove solves_head, or use {option}=head",
     )
     return method

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.config import check_int, check_number, check_rate
-from common.errors import check
+from common.errors import UserError, check
 from common.flax_models import (
     KernelAxes,
     Path,
@@ -81,12 +81,6 @@ def lora(
     ends = None if targets is None else _checked_targets(targets)
     settings = Lora(rank, alpha, dropout, stabilized)
     layers = _linear_layers(model)
-    for target in ends or ():
-        check(
-            any(is_target(path, target) for path in layers),
-            f"targets: {target!r} matches no linear layer without an adapter; all linear layers without an adapter:"
-            f" {', '.join(dict.fromkeys(path[-1] if path else 'the model itself' for path in layers)) or 'none'}",
-        )
     adapted = any(isinstance(part, LoraLayer) for _, part in nnx.iter_modules(model))
     check(
         bool(layers),
@@ -94,6 +88,12 @@ def lora(
         if adapted
         else "the model has no linear layer to adapt, such as nnx.Linear, nnx.LinearGeneral or nnx.Einsum",
     )
+    for target in ends or ():
+        check(
+            any(is_target(path, target) for path in layers),
+            f"targets: {target!r} matches no linear layer without an adapter; choose among"
+            f" {', '.join(dict.fromkeys(path[-1] if path else 'None (the model itself)' for path in layers))}",
+        )
 
     def freeze(path: Path, part: Any, parent: Any) -> Any:
         is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)
@@ -158,10 +158,18 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
         return QuantizedLayer(part, axes, KINDS[bits])
 
     changed = change_parts(model, change)
-    check(
-        bool(found),
-        "no linear layer has a frozen kernel that is not quantized yet: freeze the kernels first, such as with lora",
-    )
+    if not found:
+        if any(isinstance(part, QuantizedLayer) for _, part in nnx.iter_modules(model)):
+            fault = (
+                "all frozen kernels of linear layers are quantized already: call quantize only once"
+            )
+        elif _linear_layers(model):
+            fault = (
+                "no linear layer has a frozen kernel: freeze the kernels first, such as with lora"
+            )
+        else:
+            fault = "the model has no linear layer to quantize, such as nnx.Linear or nnx.Einsum"
+        raise UserError(fault)
     return changed
 
 

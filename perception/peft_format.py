@@ -15,6 +15,7 @@ import numpy as np
 
 from common.errors import check, file_error
 from common.model.low_rank import Lora
+from common.storage.addresses import shown
 from perception.adapter_arithmetic import Adapter
 from perception.families.fields import Fields, as_json, is_number
 from perception.families.table import FAMILIES
@@ -93,23 +94,26 @@ def read_config(directory: Path) -> Fields:
       UserError: the file is missing or damaged, or describes another kind of adapter.
     """
     path = directory / CONFIG
-    check(path.is_file(), f"{directory} has no {CONFIG}: give the directory of an adapter")
+    check(path.is_file(), f"{shown(directory)} has no {CONFIG}: give the directory of an adapter")
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise file_error(path, error) from error
-    check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
+        raise file_error(shown(path), error) from error
+    check(
+        isinstance(values, dict),
+        f"{shown(path)} is damaged: it is not a JSON object; restore the file",
+    )
     fields = Fields(path, values)
     fields.only(peft_type="LORA", bias="none")
     for name in _VARIANTS:
         check(
             not values.get(name),
-            f"{path}: {name}={as_json(values.get(name))} is not supported: use an adapter without this field",
+            f"{shown(path)}: {name}={as_json(values.get(name))} is not supported: use an adapter without this field",
         )
     start = values.get("init_lora_weights", True)
     check(
         start in _KEEPS_BASE,
-        f"{path}: init_lora_weights={as_json(start)} may change the base weights, which is not supported: use an"
+        f"{shown(path)}: init_lora_weights={as_json(start)} may change the base weights, which is not supported: use an"
         f" adapter whose init_lora_weights is one of {', '.join(map(as_json, _KEEPS_BASE))}",
     )
     return fields
@@ -129,6 +133,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         that cannot have an adapter.
     """
     fields, files = read_config(directory), TensorFiles(directory, ADAPTER)
+    place = shown(directory)
     names = FAMILIES[family].names
     found: dict[str, dict[str, np.ndarray]] = {}
     left = []
@@ -141,17 +146,17 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         else:
             check(
                 match is not None,
-                f"{directory}: tensor {name} is not supported, because it is not lora_A.weight or lora_B.weight of a"
+                f"{place}: tensor {name} is not supported, because it is not lora_A.weight or lora_B.weight of a"
                 " layer: use an adapter of linear layers only",
             )
             found.setdefault(match[1], {})[match[2]] = files.read(name, ())
     check(
         bool(found),
-        f"{directory}: {ADAPTER} has no LoRA matrices of an encoder of the family {family}: use another adapter",
+        f"{place}: {ADAPTER} has no LoRA matrices of an encoder of the family {family}: use another adapter",
     )
     if left:
         print(
-            f"note: {directory}: ignored tensors outside the encoder: {', '.join(left)}",
+            f"note: {place}: ignored tensors outside the encoder: {', '.join(left)}",
             file=sys.stderr,
         )
     layers = {}
@@ -159,12 +164,12 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         layer = our_layer(family, module)
         check(
             layer is not None,
-            f"{directory}: {module} is not a linear layer of the family {family} that can have an adapter;"
+            f"{place}: {module} is not a linear layer of the family {family} that can have an adapter;"
             " use an adapter of this family",
         )
         check(
             len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
-            f"{directory} is damaged: lora_A or lora_B of {module} is missing, or their ranks differ; use an undamaged"
+            f"{place} is damaged: lora_A or lora_B of {module} is missing, or their ranks differ; use an undamaged"
             " copy",
         )
         scale = _scale(fields, module, len(sides["A"]))
@@ -176,11 +181,15 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
 def _scale(fields: Fields, module: str, rank: int) -> float:
     """Returns the scale of a module's adapter. A key of `alpha_pattern` is a regex for the end of module names."""
     patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
+    check(
+        isinstance(patterns, Mapping),
+        f"{fields.place}: alpha_pattern must be a JSON object, got {as_json(patterns)}",
+    )
     matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
     key = next(matching, None)
     alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
     check(
         is_number(alpha),
-        f"{fields.path}: alpha_pattern of {key} must be a number, got {as_json(alpha)}",
+        f"{fields.place}: alpha_pattern of {key} must be a finite number, got {as_json(alpha)}",
     )
     return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)

@@ -19,6 +19,7 @@ import numpy as np
 
 from common.errors import check
 from common.runtime.processes import gather
+from common.storage.addresses import shown
 from perception.config_json import CONFIG, METHOD, QUANTIZATION
 from perception.quantized import BLOCK, CODES, KINDS, SCALES, dequantize, quantize
 from perception.safetensor_files import CODES as CODE_DTYPES
@@ -48,12 +49,13 @@ class PackedLocation:
             name = f"{self.name}{part}"
             check(
                 name in files.names,
-                f"{files.directory} has no tensor {name}: quantize the model again with perception.adapters quantize",
+                f"{shown(files.directory)} has no tensor {name}: quantize the model again with perception.adapters"
+                " quantize",
             )
             found = files.shape(name)
             check(
-                (found[0], found[-1]) == (-(-shape[0] // BLOCK), shape[1]),
-                f"{files.directory}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
+                (*found[:1], *found[-1:]) == (-(-shape[0] // BLOCK), shape[1]),
+                f"{shown(files.directory)}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
                 f" {-(-shape[0] // BLOCK)} blocks and {shape[1]} outputs: quantize the model again with"
                 " perception.adapters quantize",
             )
@@ -76,12 +78,21 @@ class PackedLocation:
         return np.asarray(rows)[first - start * BLOCK : last - start * BLOCK]
 
 
+def check_unquantized(base: "Pretrained") -> None:
+    """Raises a UserError if the kernels of the model --pretrained are quantized."""
+    check(
+        base.quantization is None,
+        f"--pretrained={shown(base.directory)} is quantized already: use the directory of its unquantized weights",
+    )
+
+
 def write(
     directory: Path,
     base: "Pretrained",
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     kind: str,
     beside: tuple[str, ...],
+    option: str = "--out",
 ) -> None:
     """Writes a model with its kernels in another format, one kernel in memory at a time.
 
@@ -89,14 +100,12 @@ def write(
       wanted: names, shapes and shardings of the parameters of `base`.
       kind: one of FORMATS.
       beside: names of other files in the directory of `base` to copy, if they exist.
+      option: command-line option that names `directory`, for error messages.
 
     Raises:
       UserError: the directory is not empty or not writable, or `base` is quantized already.
     """
-    check(
-        base.quantization is None,
-        f"{base.directory} is quantized already: use the directory of its base weights",
-    )
+    check_unquantized(base)
     kernels = {name: one for name, one in wanted.items() if name.endswith("/kernel")}
     theirs = {name: base.found(name) for name in base.stored_names(kernels)}
     tensors = {n: base.files.tensor(n) for n in base.files.names - set(theirs.values())}
@@ -111,7 +120,7 @@ def write(
         values[QUANTIZATION] = {"quant_method": METHOD, "kind": kind, "base": base.fingerprint}
     else:
         values["torch_dtype"] = dtype.name
-    with staged(directory) as folder:
+    with staged(directory, option) as folder:
         write_tensors(folder, tensors)
         (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         for name in beside:

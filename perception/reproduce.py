@@ -82,17 +82,18 @@ def _own(options: Namespace) -> dict[str, Any]:
     weights = named_values("--pretrained", options.pretrained, known["backbones"])
     for name, path in weights.items():
         check(
-            Path(path).is_dir() or bool(hub.cached(path)),
+            Path(path).expanduser().is_dir() or bool(hub.cached(path)),
             f"--pretrained={name}={path}: {path} is neither a directory nor a model in the Hugging Face cache; name the"
-            " directory of the model, or download the model first",
+            " directory of the model, or first download the model with --download of perception.train",
         )
     check(
         options.target == "table1" or not options.dry_run,
-        f"--dry-run needs the target table1, got {options.target}",
+        f"--dry-run needs the target table1, got {options.target}: remove --dry-run, or name the target table1",
     )
+    fair = " and ".join(f"--{name}" for name in ("turns", "sweep") if getattr(options, name))
     check(
-        options.target in ("table1", CLAIMS) or not (options.turns or options.sweep),
-        f"{options.target} trains no model: --turns and --sweep need table1 or {CLAIMS}",
+        options.target in ("table1", CLAIMS) or not fair,
+        f"{options.target} trains no model: remove {fair}, or name the target table1 or {CLAIMS}",
     )
     return {
         **chosen,

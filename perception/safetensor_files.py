@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.atomic import write_atomic
 from common.errors import UserError, check, file_error
+from common.storage.addresses import shown
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
@@ -95,8 +96,8 @@ class TensorFiles:
         found = self._slice(name).get_dtype()
         check(
             found in known,
-            f"{self.directory}: tensor {name} has dtype {found}, but only {', '.join(known)} are supported:"
-            " convert the file",
+            f"{shown(self.directory)}: tensor {name} has dtype {found}, but only {', '.join(known)} are supported:"
+            " convert the tensor to one of these",
         )
         return known[found]
 
@@ -124,20 +125,20 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
             if pickle
             else ": copy the weights to this directory"
         )
-        raise UserError(f"{directory} has neither {whole} nor {index.name}{only}")
+        raise UserError(f"{shown(directory)} has neither {whole} nor {index.name}{only}")
     places = _read_index(index)
     files = {}
     for name in sorted(set(places.values())):
         check(
             (directory / name).is_file(),
-            f"{index} lists {name}, which does not exist: copy the file to the directory",
+            f"{shown(index)} lists {name}, which does not exist: copy the file to the directory",
         )
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}
     for tensor, name in places.items():
         check(
             tensor in held[name],
-            f"{index} lists tensor {tensor} in {name}, but {name} does not contain it: use the index and the"
+            f"{shown(index)} lists tensor {tensor} in {name}, but {name} does not contain it: use the index and the"
             " shards of one model",
         )
     return files, places
@@ -147,25 +148,28 @@ def _open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {shown(path)}: {error}") from error
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        raise UserError(f"{path} is damaged or truncated: {reason}") from error
+        raise UserError(
+            f"{shown(path)} is damaged or truncated: {reason}; copy or download the file again"
+        ) from error
 
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
         places = json.loads(path.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error
     check(
         isinstance(places, dict) and all(isinstance(name, str) for name in places.values()),
-        f"{path} is damaged: weight_map must map tensor names to file names",
+        f"{shown(path)} is damaged: weight_map must map tensor names to file names; restore the file",
     )
     outside = next((name for name in places.values() if Path(name).name != name), None)
     check(
         outside is None,
-        f"{path} lists {outside}, which is not the name of a file in the same directory: list names without a folder",
+        f"{shown(path)} lists {outside}, which is not the name of a file in the same directory: list names without a"
+        " folder",
     )
     return places
 
@@ -240,13 +244,17 @@ def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def staged(directory: Path) -> Iterator[Path]:
+def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
     """Yields a temporary directory that is renamed to `directory` on success and deleted on error.
+
+    Args:
+      option: command-line option that names `directory`, for error messages.
 
     Raises:
       UserError: `directory` exists and is not empty, or is not writable.
     """
-    require_empty(directory)
+    require_empty(directory, option)
+    place = f"{option}={shown(directory)}"
     directory = directory.absolute()
     temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:
@@ -254,22 +262,27 @@ def staged(directory: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(directory)
     except OSError as error:
-        raise UserError(f"cannot write to {directory}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to {place}: {error.strerror or error}; choose a writable directory"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def require_empty(directory: Path) -> None:
+def require_empty(directory: Path, option: str = "--out") -> None:
     """Checks that an output directory is missing or empty.
+
+    Args:
+      option: command-line option that names `directory`, for error messages.
 
     Raises:
       UserError: `directory` is a file or not empty.
     """
     check(
         not directory.exists() or directory.is_dir(),
-        f"{directory} is a file: choose another directory",
+        f"{option}={shown(directory)} is a file: choose a new directory",
     )
     check(
         not directory.is_dir() or not any(directory.iterdir()),
-        f"{directory} is not empty: choose another directory",
+        f"{option}={shown(directory)} is not empty: choose a new or empty directory",
     )

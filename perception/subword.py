@@ -9,6 +9,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.errors import UserError
+from common.storage.addresses import shown
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
 """Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
@@ -62,8 +63,8 @@ class Subword:
         special = self._tokenizer.num_special_tokens_to_add(False)
         if longest <= special:
             raise UserError(
-                f"a maximum length of {longest} tokens (--config.data.max_length) leaves no space for text beside the"
-                f" special tokens: set at least {special + 1}"
+                f"--config.data.max_length={longest} leaves no space for text beside the special tokens of the"
+                f" tokenizer: set at least {special + 1}"
             )
         self._tokenizer.enable_truncation(longest)
         rows, cut = [], 0
@@ -101,8 +102,8 @@ class Subword:
         least = self._tokenizer.num_special_tokens_to_add(True) + 2
         if longest < least:
             raise UserError(
-                f"a maximum length of {longest} tokens (--config.data.max_length) leaves no space for two texts beside"
-                f" the special tokens: set at least {least}"
+                f"--config.data.max_length={longest} leaves no space for two texts beside the special tokens of the"
+                f" tokenizer: set at least {least}"
             )
         self._tokenizer.enable_truncation(longest)
         rows, firsts, cut = [], [], 0
@@ -142,9 +143,13 @@ class Subword:
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError(f"cannot read a tokenizer from {path}: {error.strerror}") from error
+            raise UserError(
+                f"cannot read a tokenizer from {shown(path)}: {error.strerror}"
+            ) from error
         except ValueError as error:
-            raise UserError(f"cannot read a tokenizer from {path}: {error}") from error
+            raise UserError(
+                f"cannot read a tokenizer from {shown(path)}: {error}; use an undamaged tokenizer.json"
+            ) from error
 
 
 def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:

@@ -85,7 +85,7 @@ def table1(suite: ExperimentSuite) -> None:
     suite.write("table1", header, rows)
     if missing:
         print(
-            f"{sum(missing.values())} of {len(cases)} cells are empty, because these options are missing:"
+            f"{sum(missing.values())} of {len(cases)} cells lack a value, because these options are missing:"
         )
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
     if failed:

@@ -18,6 +18,7 @@ from common.data.labelled import LabelledText
 from common.errors import check
 from common.metrics.classes import Classes
 from common.metrics.predictions import Predictions
+from common.storage.addresses import shown
 from common.tasks import classification
 from common.tasks.classification import Classification
 from common.train.evaluate import PerExample
@@ -202,7 +203,8 @@ class TextClassification(Classification):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
             check(
                 not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
-                f"the examples {what} {path}: the data have changed since the run started; choose another --workdir",
+                f"the examples {what} {shown(path)}: the data have changed since the run started; choose another"
+                " --workdir",
             )
             path.write_text(text)
 

@@ -67,7 +67,8 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
     for number, (vector, _) in enumerate(vectors, start=1):
         if different := sorted(vector.keys() ^ base.keys()):
             raise ValueError(
-                f"task vector {number} and the base weights have different parameters, such as {different[0]}"
+                f"task vector {number} and the base weights have different parameters, such as {different[0]}: use"
+                " weights of one model"
             )
     return {name: x + sum(weight * v[name] for v, weight in vectors) for name, x in base.items()}
 
@@ -87,9 +88,9 @@ def vector(tuned: Params, base: Params, run: str = "the run") -> Params:
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
     check(
         not different,
-        f"the weights of {run} do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape"
-        f"{f', and {len(different) - 3:,} more' if len(different) > 3 else ''};"
-        " set --pretrained=DIR to the model from which the run started",
+        f"the weights of {run} do not fit the pretrained model (parameters with another name or shape:"
+        f" {', '.join(different[:3])}{f' and {len(different) - 3:,} more' if len(different) > 3 else ''}): set"
+        " --pretrained=DIR to the model from which the run started",
     )
     return {name: tuned[name] - x for name, x in base.items()}
 
@@ -116,6 +117,7 @@ def measure(
     """
     from common.errors import check
     from common.report.table import mean_std
+    from common.storage.addresses import shown
 
     tables, known = [], None
     for pair in pairs:
@@ -123,7 +125,7 @@ def measure(
         known = known or tasks
         check(
             tasks == known,
-            f"--runs {' '.join(map(str, pair))} and the first --runs have different test examples: give all pairs the"
+            f"--runs {' '.join(map(shown, pair))} and the first --runs have different test examples: give all pairs the"
             " same two tasks in the same order",
         )
         tables.append(table)
@@ -157,6 +159,8 @@ def _pair(
     A row is (signs of the vectors, weights of the vectors, test accuracies of both tasks).
     """
     from common.errors import check
+    from common.storage.addresses import shown
+    from common.storage.folders import open_folder
     from perception import loading
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation
@@ -168,25 +172,27 @@ def _pair(
         method = find(name)
         check(
             method.trains_all and method.pretrained,
-            f"--runs {run} has --config.finetune={name}, but a task vector needs a run with"
+            f"--runs {shown(run)} has --config.finetune={name}, but a task vector needs a run with"
             " --config.finetune=full_pretrained: name such a run",
         )
         check(
             loading.read(run, "--runs").eval.select == "valid",
-            f"--runs {run} has --config.eval.select=test, but a sum of task vectors is chosen on validation examples:"
-            " name a run with --config.eval.select=valid",
+            f"--runs {shown(run)} has --config.eval.select=test, but a sum of task vectors is chosen on validation"
+            " examples: name a run with --config.eval.select=valid",
         )
-    started = [pretrained or Path(loading.read(run, "--runs").pretrained) for run in runs]
+    started = [pretrained or open_folder(loading.read(run, "--runs").pretrained) for run in runs]
     model, other = (open_model(weights, "--pretrained") for weights in started)
     check(
         started[0] == started[1] or model.fingerprint == other.fingerprint,
-        f"--runs {runs[0]} started from the weights in {started[0]}, and {runs[1]} from other weights in {started[1]}:"
-        " name two runs from the same weights, or set --pretrained=DIR if both runs started from the weights in DIR",
+        f"--runs {shown(runs[0])} started from the weights in {shown(started[0])}, and {shown(runs[1])} from other"
+        f" weights in {shown(started[1])}: name two runs from the same weights, or set --pretrained=DIR if both runs"
+        " started from the weights in DIR",
     )
     base = model.load(wanted_parameters(model.shape, mesh))
-    tasks = [EncoderEvaluation(run, mesh, examples) for run in runs]
+    tasks = [EncoderEvaluation(run, mesh, examples, pretrained) for run in runs]
     vectors = [
-        vector(task.encoder, base, f"--runs {run}") for run, task in zip(runs, tasks, strict=True)
+        vector(task.encoder, base, f"--runs {shown(run)}")
+        for run, task in zip(runs, tasks, strict=True)
     ]
 
     def accuracies(weights: Sequence[float], split: str) -> tuple[float, ...]:

@@ -53,14 +53,16 @@ PHI = Names(
 def _stretch(fields: Fields) -> Stretch | None:
     """Reads the rotary scaling from `rope_scaling`, or from top-level fields (`rope_parameters` of transformers 5)."""
     scaling = fields.get("rope_scaling", {})
-    own = Fields(fields.path, scaling) if isinstance(scaling, dict) and scaling else fields
+    own = fields
+    if isinstance(scaling, dict) and scaling:
+        own = Fields(fields.path, scaling, "rope_scaling.")
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
     if kind == "default":
         return None
     found = f"rope_type={as_json(kind)}" if own is fields else f"rope_scaling={as_json(scaling)}"
     check(
         kind == "llama3",
-        f"{fields.path}: {found} is not supported: rope_type must be default or llama3",
+        f"{fields.place}: {found} is not supported: rope_type must be default or llama3",
     )
     return Stretch(
         own.number("factor"),
@@ -104,13 +106,13 @@ def _decoder(
     rotated = int(size * partial)
     check(
         rotated % 2 == 0,
-        f"{fields.path}: the number of rotated features of a head must be even, got {rotated}: the head size {size}"
-        f" times partial_rotary_factor {partial:g}, rounded down",
+        f"{fields.place}: the number of rotated features of a head must be even, got {rotated} (the head size {size}"
+        f" times partial_rotary_factor {partial:g}, rounded down); correct one of these fields",
     )
     check(
         made.heads[0] % made.kv_heads[0] == 0,
-        f"{fields.path}: num_attention_heads={made.heads[0]} is not divisible by"
-        f" num_key_value_heads={made.kv_heads[0]}",
+        f"{fields.place}: num_attention_heads={made.heads[0]} is not divisible by"
+        f" num_key_value_heads={made.kv_heads[0]}; correct the file",
     )
     return replace(
         made,

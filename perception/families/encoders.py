@@ -128,7 +128,7 @@ def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backb
     """Returns a copy of `shape` whose table of positions starts with `first` rows that no position uses (RoBERTa)."""
     check(
         shape.learned > first,
-        f"{fields.path}: max_position_embeddings={shape.learned} must exceed {first}, because no position uses the"
+        f"{fields.place}: max_position_embeddings={shape.learned} must exceed {first}, because no position uses the"
         f" first {first} rows of the table of positions",
     )
     return replace(shape, family=family, first_position=first, longest=shape.learned - first)
@@ -163,7 +163,7 @@ def read_distilbert(fields: Fields) -> Backbone:
     named = {ours: fields.count(theirs) for theirs, ours in names.items()}
     check(
         named["width"] % named["heads"] == 0,
-        f"{fields.path}: dim={named['width']} is not divisible by n_heads={named['heads']}",
+        f"{fields.place}: dim={named['width']} is not divisible by n_heads={named['heads']}; correct the file",
     )
     dropout_rate = fields.number("dropout", 0.1)
     made = bert(
@@ -216,7 +216,7 @@ def read_deberta(fields: Fields) -> Backbone:
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(
         isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
-        f"{fields.path}: pos_att_type={as_json(kinds)} is not supported: it must list c2p and p2c, and nothing else",
+        f"{fields.place}: pos_att_type={as_json(kinds)} is not supported: it must list c2p and p2c, and nothing else",
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)
@@ -266,8 +266,8 @@ def read_modernbert(fields: Fields) -> Backbone:
     theta = of_global.number("rope_theta", fields.number("global_rope_theta", 160_000.0))
     check(
         width // heads % 2 == 0,
-        f"{fields.path}: rotary positions need an even head size, got hidden_size / num_attention_heads ="
-        f" {width // heads}",
+        f"{fields.place}: rotary positions need an even head size, got hidden_size / num_attention_heads ="
+        f" {width // heads}; correct one of these fields",
     )
     return Backbone(
         "modernbert",

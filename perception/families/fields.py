@@ -9,6 +9,7 @@ from typing import Any
 
 from common.config import check_choice
 from common.errors import check
+from common.storage.addresses import shown
 from perception.backbones import Backbone
 
 _NEEDED = object()
@@ -20,25 +21,37 @@ class Fields:
 
     A field that is missing or null gets the default value (but see `optional`). A field without a default value is
     required. All methods raise UserErrors that name the file and the field.
+
+    Attributes:
+      group: text before the names of fields in error messages, such as "rope_scaling.".
     """
 
     path: Path
     values: Mapping[str, Any]
+    group: str = ""
+
+    @property
+    def place(self) -> str:
+        """The name of the file for error messages."""
+        return shown(self.path)
 
     def get(self, name: str, default: Any = _NEEDED) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
-        check(value is not _NEEDED, f"{self.path} has no value for the required field {name}")
+        check(
+            value is not _NEEDED,
+            f"{self.place} has no value for the required field {self.group}{name}: use the complete file of the model",
+        )
         return value
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
-        check(fits, f"{self.path}: {name} must be {kind}, got {as_json(value)}")
+        check(fits, f"{self.place}: {self.group}{name} must be {kind}, got {as_json(value)}")
         return value
 
-    def count(self, name: str, default: Any = _NEEDED) -> int:
+    def count(self, name: str, default: Any = _NEEDED, also: str = "") -> int:
         value = self.get(name, default)
         fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        return self._check(name, value, fits, "a whole number of at least 1")
+        return self._check(name, value, fits, f"{also}a whole number of at least 1")
 
     def whole(self, name: str, default: int) -> int:
         value = self.get(name, default)
@@ -47,11 +60,13 @@ class Fields:
 
     def optional(self, name: str, default: int | None) -> int | None:
         """Returns a positive integer, or None if the field is null. A missing field gets the default value."""
-        return None if self.values.get(name, default) is None else self.count(name, default)
+        missing = self.values.get(name, default) is None
+        return None if missing else self.count(name, default, "null or ")
 
     def number(self, name: str, default: Any = _NEEDED) -> float:
         value = self.get(name, default)
-        return self._check(name, value, is_number(value) and value >= 0, "a number of at least 0")
+        fits = is_number(value) and value >= 0
+        return self._check(name, value, fits, "a finite number of at least 0")
 
     def flag(self, name: str, default: Any = _NEEDED) -> bool:
         value = self.get(name, default)
@@ -60,7 +75,7 @@ class Fields:
     def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
         """Returns `known[value]` for the value of the field."""
         value = self.get(name, default)
-        check_choice(f"{self.path}: {name}", str(value), known)
+        check_choice(f"{self.place}: {self.group}{name}", str(value), known)
         return known[value]
 
     def only(self, **expected: Any) -> None:
@@ -69,7 +84,8 @@ class Fields:
             found = self.get(name, value)
             check(
                 found == value,
-                f"{self.path}: {name}={as_json(found)} is not supported: it must be {as_json(value)} or absent",
+                f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)} or"
+                " absent",
             )
 
     def must(self, **expected: Any) -> None:
@@ -109,7 +125,7 @@ def heads_of(fields: Fields) -> int:
     width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     check(
         width % heads == 0 or fields.values.get("head_dim") is not None,
-        f"{fields.path}: hidden_size={width} is not divisible by num_attention_heads={heads}",
+        f"{fields.place}: hidden_size={width} is not divisible by num_attention_heads={heads}; correct the file",
     )
     return heads
 

@@ -47,7 +47,7 @@ def _scales(fields: Fields, name: str, default: float, layers: int) -> list[floa
     fits = isinstance(value, list) and len(value) in (2, layers) and all(map(is_number, value))
     check(
         fits,
-        f"{fields.path}: {name} must be a number or a list of 2 or {layers} numbers, got {as_json(value)}",
+        f"{fields.place}: {name} must be a number or a list of 2 or {layers} numbers, got {as_json(value)}",
     )
     return between(*value, layers) if len(value) == 2 else value
 
@@ -96,7 +96,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     check(
         ends is not None,
         f"config.json of the family openelm cannot describe a backbone with {list(shape.heads)} heads in its layers: no"
-        " qkv_multipliers of the first and the last layer between 0.25 and 2 give these numbers",
+        " qkv_multipliers of the first and the last layer between 0.25 and 2 give these numbers; change the numbers of"
+        " heads",
     )
     return {
         "num_transformer_layers": shape.layers,

@@ -103,12 +103,14 @@ def test_combine_keeps_layers_of_only_one_adapter() -> None:
 def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
     with pytest.raises(
         UserError,
-        match="adapters 1 and 2 were trained on different base weights",
+        match=r"^--adapters: number 1 and number 2 were trained on different base weights",
     ):
-        combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)])
+        combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)], "--adapters")
     fewer = {n: x for n, x in base.items() if "up" not in n}
-    with pytest.raises(UserError, match="up, which the weights lack"):
-        merge(fewer, adapter(1))
+    with pytest.raises(
+        UserError, match=r"^--adapter=A changes .*up, which --pretrained=B does not"
+    ):
+        merge(fewer, adapter(1), names=("--adapter=A", "--pretrained=B"))
     wider = {n: jnp.ones((99, 3)) for n in base}
     with pytest.raises(UserError, match=r"fits a kernel of shape \(16, 16\), but .*99"):
         merge(wider, adapter(1))

@@ -214,7 +214,7 @@ BAD = {
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
     "two texts of each class": data(
         number_rows(lambda i: f"class {i % 30:02}"),
-        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02), where nearly equal",
+        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02, ...), where nearly equal",
         "--text=text --label=label",
     ),
     "one text with all labels": data(

@@ -169,7 +169,7 @@ def test_penalty_of_large_sorted_data_is_chosen_on_all_classes(monkeypatch) -> N
 
 def test_single_class_training_data_raises_error() -> None:
     alone = LabelledText([("a b",), ("c d",)], np.int32([1, 1]))
-    with pytest.raises(UserError, match=r"all \d+ training examples have the same label"):
+    with pytest.raises(UserError, match=r"all training examples \(\d+\) have the same label"):
         baseline.fit({"train": alone, "test": alone}, CLASSES)
 
 

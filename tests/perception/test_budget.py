@@ -23,7 +23,7 @@ def test_times_are_parsed(text, seconds) -> None:
 def test_invalid_times_raise_errors(text) -> None:
     with pytest.raises(
         UserError,
-        match=r"positive decimal number, such as 90 or 1\.5, followed directly by s, m or h",
+        match=r"positive decimal number followed directly by s, m or h, such as 90s or 1\.5h",
     ):
         parse_seconds(text)
 

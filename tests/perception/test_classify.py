@@ -513,7 +513,9 @@ def test_encoding_errors_of_tables(refused, counted, tmp_path) -> None:
     path = put(tmp_path / "a.csv", "text,x\nfür,1\n".encode("cp1252"))
     given = f"--input={path}"
     assert "line 2 is not UTF-8: name the encoding" in refused(f"--run={counted}", given)
-    assert "no such encoding" in refused(f"--run={counted}", given, "--encoding=klingon")
+    assert "--encoding=klingon is not the name of a text encoding" in refused(
+        f"--run={counted}", given, "--encoding=klingon"
+    )
     twice = ("--text=text", "--config.data.fields=text")
     assert "remove one of the two options" in refused(f"--run={counted}", given, *twice)
 

@@ -249,7 +249,22 @@ FIELDS = {
     "scaling without its numbers": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
-        "has no value for the required field low_freq_factor",
+        "has no value for the required field rope_scaling.low_freq_factor",
+    ),
+    "infinite factor": (
+        "llama",
+        {"rope_scaling": {"rope_type": "llama3", "factor": float("inf")}},
+        "rope_scaling.factor must be a finite number of at least 0, got Infinity",
+    ),
+    "no window": (
+        "mistral",
+        {"sliding_window": 0},
+        "sliding_window must be null or a whole number of at least 1, got 0",
+    ),
+    "rotary fields in a list": (
+        "llama",
+        {"rope_parameters": [1]},
+        r"rope_parameters must be a JSON object, got \[1\]",
     ),
     "no position": (
         "roberta",
@@ -274,7 +289,7 @@ FIELDS = {
     "odd rotation": (
         "phi",
         {"partial_rotary_factor": 0.4},
-        "got 3: the head size 8 times partial_rotary_factor 0.4",
+        r"got 3 \(the head size 8 times partial_rotary_factor 0.4",
     ),
 }
 

@@ -80,7 +80,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     labels_E = np.arange(400) % 2
     found = {"float32": (0, 40), "bfloat16": (0, 40), "4bit": (60, 100)}
 
-    def quantize(run: Path, mesh: object, examples: object) -> list:
+    def quantize(run: Path, *_: object) -> list:
         seed = int(run.name)
         kinds = []
         for kind, wrong in found.items():
@@ -89,7 +89,8 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
             guesses_E[: wrong[1]] ^= 1
             guesses_E[len(labels_E) - 20 * seed :] ^= 1
             logs_MN = np.log(np.where(guesses_E[:, None] == np.arange(2), 0.9, 0.1))
-            predicted = Classes.of_log_probabilities("examples", labels_E, logs_MN, ("a", "b"))
+            examples = "others" if run.name == "9" else "examples"
+            predicted = Classes.of_log_probabilities(examples, labels_E, logs_MN, ("a", "b"))
             kinds.append((kind, (32.0, 1.0, 0.0), predicted))
         return kinds
 
@@ -109,6 +110,8 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
     with pytest.raises(UserError, match="--runs names a run more than once"):
         bits.measure([Path("1"), Path("1")], None)
+    with pytest.raises(UserError, match="--runs 9 and 1 have different test examples"):
+        bits.measure([Path("1"), Path("9")], None)
 
 
 def test_vectors_are_differences_and_add_up() -> None:
@@ -117,11 +120,13 @@ def test_vectors_are_differences_and_add_up() -> None:
     found = task_vectors.vector(tuned, base)
     for name, value in task_vectors.moved(base, [(found, 1.0), (found, -0.5)]).items():
         np.testing.assert_allclose(value, (base[name] + tuned[name]) / 2)
-    with pytest.raises(UserError, match="pretrained model: b differ"):
+    with pytest.raises(
+        UserError, match=r"pretrained model \(parameters with another name or shape: b\)"
+    ):
         task_vectors.vector({**tuned, "b": np.zeros(3)}, base)
     with pytest.raises(
         ValueError,
-        match=r"task vector 1 and the base weights have different parameters, such as b$",
+        match=r"task vector 1 and the base weights have different parameters, such as b: use weights",
     ):
         task_vectors.moved(base, [({"a": found["a"]}, 1.0)])
 

@@ -73,7 +73,7 @@ def test_unseen_class_is_never_predicted() -> None:
     found = solve((features_EM, 2 * labels_E), (features_EM, 2 * labels_E), 3)
     assert found.bias_C[1] == UNSEEN and not found.kernel_MC[:, 1].any()
     assert set((features_EM @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
-    with pytest.raises(UserError, match=r"all \d+ training examples have the same label"):
+    with pytest.raises(UserError, match=r"all training examples \(\d+\) have the same label"):
         solve((features_EM, 0 * labels_E), (features_EM, labels_E), 2)
 
 

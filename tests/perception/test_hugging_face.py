@@ -226,35 +226,37 @@ def test_missing_or_damaged_config_json_raises_error(own, tmp_path) -> None:
     with pytest.raises(UserError, match=r"config.json is damaged"):
         open_model(own)
     (own / "config.json").unlink()
-    with pytest.raises(UserError, match=r"has no config.json"):
-        open_model(own)
+    with pytest.raises(UserError, match=f"^--pretrained={own} has no config.json"):
+        open_model(own, "--pretrained")
 
 
 def test_check_shape_lists_differences() -> None:
     given, found = BACKBONES["arctic_m"], BACKBONES["arctic_s"]
     message = r"not --config.backbone=x, because it has width 384 \(not 768\), size 32 \(not 64\), hidden\[0\]"
     with pytest.raises(UserError, match=message):
-        check_shape("x", given, found)
-    with pytest.raises(UserError, match=r"=x, because it has layers 24 \(not 12\)"):
-        check_shape("x", given, BACKBONES["arctic_l"])
+        check_shape("--x=DIR", "x", given, found, "do y")
+    with pytest.raises(
+        UserError, match=r"^--x=DIR is not .*=x, because it has layers 24 \(not 12\): do y$"
+    ):
+        check_shape("--x=DIR", "x", given, BACKBONES["arctic_l"], "do y")
     with pytest.raises(
         UserError, match=r"=x, because it has family 'qwen2' \(not 'phi'\), .* and 7 more"
     ):
-        check_shape("x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"])
+        check_shape("--x=DIR", "x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"], "do y")
     local = replace(given, window=9, local=(False, True) * 6)  # `given` has no entries in `local`
     with pytest.raises(
         UserError, match=r"=x, because it has window 9 \(not None\), local \(False, True"
     ):
-        check_shape("x", given, local)
+        check_shape("--x=DIR", "x", given, local, "do y")
     # Dropout does not affect the shapes of the weights.
-    check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))
+    check_shape("--x=DIR", "x", given, replace(given, dropout=(0.0, 0.0, 0.0)), "do y")
 
 
 def test_export_does_not_overwrite(own, tmp_path) -> None:
     model = open_model(own)
     values = load(model)
     for place in (own, own / "config.json"):
-        with pytest.raises(UserError, match=r"is not empty|is a file"):
+        with pytest.raises(UserError, match=rf"^--out={place} is (not empty|a file)"):
             export(place, model.shape, values)
     wrong = r"do not match the backbone; the first missing: \[\('\S+', \([\d, ]+\)\)\], the first unexpected: \[\('"
     with pytest.raises(ValueError, match=wrong):

@@ -317,7 +317,10 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:no_value", r"parameter encoder/gate has no value, because the backbone lacks it"),
         ("others:not_loaded", r"encoder/stack/blocks/0/\S+ has no value, because pretrained is F"),
         ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
-        ("others:not_only_adapters", r"trains the parameter encoder/embed/\S+ beside adapters"),
+        (
+            "others:not_only_adapters",
+            r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter",
+        ),
         ("others:all_frozen", "freezes all parameters: train at least one"),
         ("others:wrong_shape", r"returned an array of shape \(2, 2\) instead of \(2, 6\)"),
         ("others:no_array", r"the model returned a tuple instead of \(2, 6\)"),

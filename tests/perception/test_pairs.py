@@ -229,5 +229,8 @@ def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
 
 def test_pair_needs_two_fields(make) -> None:
     config = make(**{"data.pair": True, "data.fields": "text"})
-    with pytest.raises(UserError, match="pair needs two text fields"):
+    with pytest.raises(UserError, match=r"pair=true needs two text fields, .* got 1 \(text\)"):
+        datasets.load(config)
+    config = make(**{"data.pair": True, "data.premise_only": True, "dataset": "snli"})
+    with pytest.raises(UserError, match=r"set --config\.data\.premise_only=false"):
         datasets.load(config)

@@ -158,7 +158,7 @@ def test_a_second_call_adapts_other_layers_and_keeps_the_first_adapters():
         lora(model, ["query"], rngs=nnx.Rngs(3))
     lora(model, rngs=nnx.Rngs(4))  # adapts all layers that are not adapted yet
     with pytest.raises(UserError, match="all linear layers of the model have an adapter: merge"):
-        lora(model, rngs=nnx.Rngs(5))
+        lora(model, ["query"], rngs=nnx.Rngs(5))
 
 
 @pytest.mark.slow
@@ -265,8 +265,20 @@ def test_einsum_without_a_kernel_matrix_is_not_adapted():
     """The einsum of the model is an elementwise product."""
     model = nnx.Module()
     model.scale = nnx.Einsum("bd,d->bd", (4,), rngs=nnx.Rngs(0), kernel_init=nnx.initializers.ones)
-    with pytest.raises(UserError, match="no linear layer"):
-        lora(model, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="no linear layer to adapt"):
+        lora(model, ["scale"], rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="no linear layer to quantize"):
+        quantize(model)
+
+
+def test_quantize_names_the_kernels_that_it_cannot_quantize():
+    model = nnx.Dict(layer=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match="no linear layer has a frozen kernel: freeze"):
+        quantize(model)
+    model.layer.kernel = Frozen(model.layer.kernel[...])
+    quantize(model)
+    with pytest.raises(UserError, match="quantized already: call quantize only once"):
+        quantize(model)
 
 
 @pytest.mark.medium

@@ -123,7 +123,8 @@ ONES = np.ones((2, 2), np.float32)
         ({}, {"bias": "all"}, 'bias="all" is not supported'),
         ({}, {"use_dora": True}, "use_dora=true is not supported"),
         ({}, {"init_lora_weights": "pissa"}, '"pissa" may change the base weights'),
-        ({}, {"lora_alpha": "x"}, "lora_alpha must be a number"),
+        ({}, {"lora_alpha": "x"}, "lora_alpha must be a finite number"),
+        ({}, {"alpha_pattern": [1]}, r"alpha_pattern must be a JSON object, got \[1\]"),
         ({NORM: ONES}, {}, "LayerNorm.weight is not supported"),
         ({UNKNOWN: ONES}, {}, "encoder.layer.0.other is not a linear layer of the family bert"),
         (
@@ -181,11 +182,11 @@ def test_unknown_base_weights_fit_any_adapter() -> None:
     assert combine([(unknown, 1.0), (known, 1.0)]).base == "base"
     with pytest.raises(
         UserError,
-        match="adapters 2 and 3 were trained on different base weights",
+        match="adapters: number 2 and number 3 were trained on different base weights",
     ):
         combine([(unknown, 1.0), (known, 1.0), (adapter(2, 0, (layer,), "other"), 1.0)])
     wide = Adapter("", {layer: (jnp.ones((6, 2)), jnp.ones((2, 9)))})
     with pytest.raises(
-        UserError, match=r"cannot be added, because .* kernels of the shapes \(6, 8\) and \(6, 9\)"
+        UserError, match=r"cannot be added, because the kernel .* the shapes \(6, 8\) and \(6, 9\)"
     ):
         combine([(known, 1.0), (wide, 1.0)])

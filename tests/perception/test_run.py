@@ -345,7 +345,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
         ({"finetune": "lora", "data.max_length": 17}, "exceeds the 16 positions of the model"),
         (
             {"finetune": "lora", "lora.targets": "out qkv"},
-            "targets: 'qkv' matches no layer of .* are query, key, value, out, up, down",
+            "targets=out qkv: 'qkv' matches no layer of .* choose among query, key, value, out, up, down",
         ),
         ({"backbone": "tiny_bert"}, "--config.pretrained=.* is not used, because .*finetune=full"),
         (

@@ -74,7 +74,7 @@ def test_truncation_keeps_special_tokens(marked):
     # The file's truncation at 3 and padding to 9 are disabled.
     assert tokenizer.encode(["a b a b"], 9) == [[2, 4, 5, 4, 5, 3]]
     with pytest.raises(
-        UserError, match=r"maximum length of 2 tokens \(--config.data.max_length\) leaves no space"
+        UserError, match=r"^--config.data.max_length=2 leaves no space for text .* set at least"
     ):
         tokenizer.encode(["a"], 2)
 

@@ -580,8 +580,11 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
     assert "must be a finite number, got 'x'" in refused(
         adapters, "add", "--adapters", f"{lora}:x", out
     )
-    assert "is not empty" in refused(
+    assert f"--out={folder / 'data'} is not empty" in refused(
         adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'data'}"
+    )
+    assert f"--save={folder / 'data'} is not empty" in refused(
+        adapters, "quantize", f"--pretrained={folder / 'model'}", f"--save={folder / 'data'}"
     )
     assert "the following arguments are required: --merged" in refused(
         adapters, "unmerge", f"--adapter={lora}", out
@@ -596,8 +599,22 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
     (tmp_path / "sum" / "adapter.json").write_text("{")
     damaged = f"--adapter={tmp_path / 'sum'}"
     assert "adapter.json is damaged" in refused(adapters, "merge", damaged, out)
+    (tmp_path / "sum" / "adapter.json").write_text('{"base": "", "family": "brt"}')
+    (tmp_path / "sum" / "adapter_config.json").write_text("{}")
+    assert "adapter.json: family='brt': choose one of bert" in refused(
+        adapters, "merge", damaged, out
+    )
     assert not (tmp_path / "out").exists()
     assert open_model(tmp_path / "other").shape == SHAPE
+
+
+def test_kept_refuses_runs_of_another_program(tmp_path) -> None:
+    folder = tmp_path / "runs" / "sst2_arctic_xs_lora_seed1"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    assert f"--out={tmp_path} has runs of another program ({tmp_path / 'runs'} has sst2_" in (
+        refused(worth, "--kept", f"--out={tmp_path}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -612,7 +629,10 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
             "--kept trains nothing: remove --seeds and --config.seed=1",
         ),
         (["--kept"], "--kept needs --out=DIR"),
-        (["--kept", "--out=nowhere"], "nowhere has no finished runs: remove --kept"),
+        (
+            ["--kept", "--out=nowhere"],
+            "--out=nowhere has no finished runs of perception.worth: name the folder of a finished",
+        ),
         (["--data=a.csv", "--config.dataset=imdb"], "cannot be combined with --data"),
         (
             ["--data=a.csv", "--config.data.label=x", "--config.data.source=y"],
@@ -650,8 +670,8 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
         out = f"--out={tmp_path / 'out'}"
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
-    assert "remove --config.finetune=lora: perception.worth sets this field" in told(
-        "--config.finetune=lora"
+    assert "remove --config.finetune=lora: perception.worth sets this field itself; use --ways" in (
+        told("--config.finetune=lora")
     )
     assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
