@@ -263,7 +263,7 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
         temporary.replace(directory)
     except OSError as error:
         raise UserError(
-            f"cannot write to {place}: {error.strerror or error}; choose a writable directory"
+            f"cannot write to {place}: {error.strerror or error}; choose another directory"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

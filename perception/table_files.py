@@ -19,7 +19,7 @@ DELIMITERS = ",;\t|"
 Row = tuple[str, list[str] | str]
 """Location and values of a row. A malformed row has a string that describes its fault instead of values."""
 
-HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding=utf-16-le"
+HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding=utf-16-le, or restore the file"
 
 
 def format_of(path: Path, formats: Iterable[str] = FORMATS) -> str:

@@ -87,7 +87,7 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
         of = "" if split == WHOLE else f" of the split {split}"
         check(
             bool(table.records or table.damaged),
-            f"--data={source} has no row{of}: choose data with labelled texts",
+            f"--data={source} has no row{of}: add rows with texts and labels",
         )
         check(
             bool(table.records),

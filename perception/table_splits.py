@@ -221,6 +221,6 @@ def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
         if unknown:
             name, count = unknown.most_common(1)[0]
             raise UserError(
-                f"the label {name!r} of {counted(count, 'example')} of the split {split} occurs in no training example:"
-                " add training examples, or correct the label"
+                f"--data: the label {name!r} of {counted(count, 'example')} of the split {split} occurs in no training"
+                " example; add training examples, or correct the label"
             )

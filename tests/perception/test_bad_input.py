@@ -64,7 +64,7 @@ BAD = {
     ),
     "empty file": data(b"", "a.csv is empty"),
     "white space alone": data(b"\n\n", "a.csv is empty"),
-    "header alone": data("text,label\n", "--data=a.csv has no row: choose data"),
+    "header alone": data("text,label\n", "--data=a.csv has no row: add rows"),
     "broken gz": data(b"no gzip", "is damaged or truncated", name="a.csv.gz"),
     "truncated gz": data(
         gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],

@@ -37,6 +37,20 @@ def test_evaluation_of_the_own_encoder_is_the_test_of_the_run(runs, mesh) -> Non
     assert evaluation(evaluation.encoder, "test").metrics()["accuracy"] == accuracy(runs[0])
 
 
+def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) -> None:
+    """The directory gives the architecture if --config.backbone=auto."""
+    moved = pretrained.rename(pretrained.with_name("moved"))
+    try:
+        with pytest.raises(
+            UserError, match=r"any more.* pass its new location as --pretrained=DIR"
+        ):
+            EncoderEvaluation(runs[0], mesh)
+        evaluation = EncoderEvaluation(runs[0], mesh, pretrained=moved)
+    finally:
+        moved.rename(pretrained)
+    assert evaluation.shape == EncoderEvaluation(runs[0], mesh).shape
+
+
 def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, capsys) -> None:
     """The error rises from float32 over bfloat16 and int8 to the 4-bit formats.
 
