@@ -254,11 +254,15 @@ def read_modernbert(fields: Fields) -> Backbone:
     known = {"full_attention": False, "sliding_attention": True}
     kinds = fields.get("layer_types", [list(known)[layer % every != 0] for layer in range(layers)])
     check(
-        len(kinds) == layers and set(kinds) <= known.keys(),
-        f"{fields.path}: layer_types must name one of {', '.join(known)} for each of the {layers} layers, got"
-        f" {as_json(kinds)}",
+        isinstance(kinds, list)
+        and len(kinds) == layers
+        and all(kind in [*known] for kind in kinds),
+        f"{fields.place}: layer_types must be a list with one of {', '.join(known)} for each of the {layers} layers,"
+        f" got {as_json(kinds)}",
     )
-    of_global, of_local = (Fields(fields.path, fields.get(kind, {})) for kind in known)
+    of_global, of_local = (
+        Fields(fields.path, fields.get(kind, {}), f"rope_parameters.{kind}.") for kind in known
+    )
     for rotary in (of_global, of_local):
         rotary.only(rope_type="default")
     bias = fields.flag("attention_bias", False)

@@ -94,7 +94,7 @@ class Fields:
             found = self.get(name)
             check(
                 found == value,
-                f"{self.path}: {name}={as_json(found)} is not supported: it must be {as_json(value)}",
+                f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)}",
             )
 
 

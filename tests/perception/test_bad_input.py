@@ -174,7 +174,8 @@ BAD = {
     "no header, known label": data(
         "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
         "the first row of --data looks like an example ('ham'), not like names of columns:"
-        " add a header with the names of the columns, such as text and label; if this row is the header, add --text",
+        " add a header with the names of the columns, such as text and label; if this row is the header, name its"
+        " columns with both",
         name="a.tsv",
     ),
     "no header, long text": data(
@@ -188,7 +189,7 @@ BAD = {
     ),
     "no header, a label that is a common name": data(
         "".join(f"{'claim' if i % 2 else 'question'},{sentence(i)}\n" for i in range(60)),
-        "not like names of columns: add a header, such as text,label, or name the columns with both",
+        "not like names of columns: add a header with the names of the columns, such as text and label; if",
     ),
     # Labels
     "one class": data(number_rows(lambda i: "same"), "has a single class, 'same'"),
