@@ -91,7 +91,11 @@ class Fields:
     def must(self, **expected: Any) -> None:
         """Raises a UserError unless each field has the expected value. The fields are required."""
         for name, value in expected.items():
-            found = self.get(name)
+            found = self.values.get(name)
+            check(
+                found is not None,
+                f"{self.place} has no value for the required field {self.group}{name}, which must be {as_json(value)}",
+            )
             check(
                 found == value,
                 f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)}",
