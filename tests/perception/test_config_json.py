@@ -310,7 +310,8 @@ def test_field_whose_default_is_not_supported_is_required(family: str, field: st
     values = golden_json(f"{family}/config")
     del values[field]
     with pytest.raises(
-        UserError, match=f"^DIR/config.json has no value for the required field {field}$"
+        UserError,
+        match=f"^DIR/config.json has no value for the required field {field}, which must be ",
     ):
         from_json(values, PATH)
 
