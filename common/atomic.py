@@ -1,5 +1,6 @@
 """Atomic file writes: readers see the old file or the whole new file."""
 
+import errno
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,11 +12,14 @@ from common.errors import UserError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Context manager that yields a temporary path, where the caller writes a file.
 
     On exit, renames this file to `path`; after an exception, deletes this file. Several processes may write the same
     path. The last rename wins.
+
+    Args:
+        option: command-line option that names the folder of `path`, for the error message; "" for no option.
 
     Raises:
         UserError: the folder of `path` cannot be created or written, the disk is full, or the caller's block raises any
@@ -27,15 +31,19 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
+        full = error.errno == errno.ENOSPC
+        remedy = "free space" if full else "make the folder writable, or choose another folder"
+        raise UserError(
+            f"cannot write to {option}{'=' * bool(option)}{path.parent}: {error.strerror or error}; {remedy}"
+        ) from error
     finally:
         if temporary.exists():
             temporary.unlink()
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_atomic(path: Path, write: Callable[[BinaryIO], None], option: str = "") -> None:
     """Writes a file atomically: calls `write` with a temporary file that is open for writing; see `replacing`."""
-    with replacing(path) as temporary, temporary.open("xb") as file:
+    with replacing(path, option) as temporary, temporary.open("xb") as file:
         write(file)
 
 

@@ -44,7 +44,8 @@ class Cases(ExperimentSuite):
         fields = {
             key: text.replace("{seed}", str(seed)) for key, text in self.overrides[name].items()
         }
-        loaded = self.override(config.load(fields.pop("config", self.spec)))
+        option = f"--case {name} config" if "config" in fields else "--config"
+        loaded = self.override(config.load(fields.pop("config", self.spec), option))
         set_fields(loaded, fields, f"--case {name}")
         loaded.seed = seed
         return loaded
@@ -69,7 +70,10 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
         for text in texts:
             key, equals, value = text.partition("=")
             key = key.removeprefix("--config.").removeprefix("config.")
-            check(bool(key and equals), f"--case {name} {text}: give FIELD=VALUE")
+            check(
+                bool(key and equals),
+                f"--case {name}: {text} is not of the form FIELD=VALUE, such as model.width=64; correct it",
+            )
             check(
                 key != "seed",
                 f"--case {name} {text}: leave out the seed, because --seeds sets the seeds of all cases",

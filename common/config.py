@@ -14,18 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from common.errors import UserError, check, last_frame
+from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
 
-def load(spec: str) -> ConfigDict:
+def load(spec: str, option: str = "--config") -> ConfigDict:
     """Returns the configuration that the function `get_config` of a file returns.
 
     "configs/x.py:tiny" calls `get_config("tiny")` of configs/x.py.
+
+    Args:
+      option: command-line option with the value `spec`, for error messages.
 
     Raises:
       UserError: the file is missing, is not a Python file or raises an exception, or `get_config` is missing, refuses
@@ -33,23 +38,30 @@ def load(spec: str) -> ConfigDict:
     """
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
-    check(Path(path).is_file(), f"no configuration file {path}{near}")
+    near = near or "; give the path of a configuration file, such as configs/wmt_ffn_res.py"
+    check(Path(path).is_file(), f"{option}={spec}: there is no file {path}{near}")
     module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
-    check(module_spec is not None, f"{path} is not a Python file: its name must end in .py")
+    check(
+        module_spec is not None,
+        f"{option}={spec}: {path} is not a Python file; give a file whose name ends in .py",
+    )
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
         check(
             hasattr(module, "get_config"),
-            f"{path} has no function get_config: define get_config() -> ConfigDict",
+            f'{path} has no function get_config: define get_config(argument=""), which returns a ConfigDict',
         )
         config = module.get_config(argument) if argument else module.get_config()
     except UserError:
         raise
     except SyntaxError as error:
-        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise UserError(
+            f"{error.filename or path}{line}: {error.msg}; correct the file"
+        ) from error
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
-        raise UserError(f"--config={spec}: {error}") from error
+        raise UserError(f"{option}={spec}: {error}") from error
     except Exception as error:  # The user's code may raise any type of exception.
         frame, reason = last_frame(error), f"{type(error).__name__}: {error}"
         if "config is locked" in str(error):
@@ -59,7 +71,7 @@ def load(spec: str) -> ConfigDict:
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
         # A call of get_config with a wrong number of arguments raises in this file, an unreadable file in importlib.
         outside = frame.filename != __file__ and not frame.filename.startswith("<frozen")
-        place = f"{frame.filename}, line {frame.lineno}" if outside else f"--config={spec}"
+        place = f"{frame.filename}, line {frame.lineno}" if outside else f"{option}={spec}"
         raise UserError(f"{place}: {reason}") from error
     check(
         isinstance(config, ConfigDict),
@@ -79,20 +91,38 @@ def override(config: ConfigDict, key: str, text: str) -> None:
       UserError: the field does not exist, or `text` cannot be converted.
     """
     known = flatten(config)
-    if key not in known and _has_options(config.get("paper", "")):
+    if key not in known and _has_module(config.get("paper", ""), "options"):
         importlib.import_module(f"{config.paper}.options").add_to(config)
         known = flatten(config)
+    fields = [name for name in known if name.startswith(f"{key}.")]
     check(
-        not any(name.startswith(f"{key}.") for name in known),
-        f"--config.{key} is a group; set one of its fields, --config.{key}.NAME=VALUE",
+        not fields,
+        f"--config.{key} is a group of fields: set one of {', '.join(f'--config.{f}' for f in fields)}",
     )
-    check(key in known, f"unknown option --config.{key}{_nearest(key, known)}")
+    near = _nearest(key, known, "--config.")
+    near = near or f"; the fields and groups of the configuration are {', '.join(config)}"
+    check(key in known, f"unknown option --config.{key}{near}")
     config.update_from_flattened_dict({key: _read(f"--config.{key}", text, known[key])})
 
 
-def _has_options(paper: str) -> bool:
+def _has_module(paper: str, name: str) -> bool:
     find = importlib.util.find_spec
-    return paper.isidentifier() and bool(find(paper)) and bool(find(f"{paper}.options"))
+    return paper.isidentifier() and bool(find(paper)) and bool(find(f"{paper}.{name}"))
+
+
+def run_module(config: ConfigDict) -> ModuleType:
+    """Imports and returns the module `run` of the paper that a configuration names.
+
+    Raises:
+      UserError: the field `paper` of the configuration is missing, or names no package with a module `run`.
+    """
+    paper = str(config.get("paper") or "")
+    check(
+        _has_module(paper, "run"),
+        f"the field paper of the configuration is {paper!r}, which is not a folder with a module run.py: set it to the"
+        " name of a paper's folder, such as reservoir",
+    )
+    return importlib.import_module(f"{paper}.run")
 
 
 def _read(option: str, text: str, current: Any) -> Any:
@@ -188,10 +218,14 @@ def imported(option: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # A user's module may raise any type of exception.
         frame, kind = last_frame(error), type(error).__name__
+        remedy = "correct the name, or add the folder of the module to PYTHONPATH"
         # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
         if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
             kind += f" in {frame.filename}, line {frame.lineno}"
-        raise UserError(f"{option}={name} cannot be imported ({kind}): {error}") from error
+            remedy = "correct this line"
+        raise UserError(
+            f"{option}={name} cannot be imported ({kind}): {error}; {remedy}"
+        ) from error
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
@@ -212,11 +246,12 @@ def check_folder(option: str, folder: Path) -> None:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     check(
         existing.is_dir(),
-        f"cannot write to {option}={folder}: {existing} is not a folder; choose another folder",
+        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder; choose another folder",
     )
     check(
         os.access(existing, os.W_OK),
-        f"cannot write to {option}={folder}: {existing} is not writable; choose another folder",
+        f"cannot write to {option}={shown(folder)}: {existing} is not writable; make it writable, or choose another"
+        " folder",
     )
 
 
@@ -285,7 +320,7 @@ def check_paper(file: str, config: ConfigDict, program: str) -> None:
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
-        f"--config={file} is a configuration for {paper}, not for {program}: choose another file",
+        f"--config={file} is a configuration for {paper}, not for {program}: choose a configuration for {expected}",
     )
 
 
@@ -414,6 +449,6 @@ def float_arg(option: str) -> Callable[[str], float]:
     return read
 
 
-def _nearest(name: str, known: Any) -> str:
+def _nearest(name: str, known: Any, prefix: str = "") -> str:
     match = difflib.get_close_matches(str(name), [str(item) for item in known], n=1, cutoff=0.5)
-    return f"; did you mean {match[0]}?" if match else ""
+    return f"; did you mean {prefix}{match[0]}?" if match else ""

@@ -46,8 +46,13 @@ def file_error(path: object, error: Exception) -> UserError:
 
     For an OSError with an error number, the message says that the file cannot be read. For any other exception, the
     message says that the file is damaged.
+
+    Args:
+      path: name of the file for the message; for a file in a bucket, its address (`common.storage.addresses.shown`).
     """
     if isinstance(error, OSError) and error.errno is not None:
-        return UserError(f"cannot read {path}: {error.strerror}")
+        return UserError(
+            f"cannot read {path}: {error.strerror}; correct the path or the permissions of the file"
+        )
     reason = f"missing or unknown entry {error}" if isinstance(error, KeyError) else error
     return UserError(f"{path} is damaged: {reason}; correct or restore the file")

@@ -3,7 +3,6 @@
 A case is one experiment of a paper, such as a model at one depth. Each case has one run per seed.
 """
 
-import importlib
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.cached import read_json_if
-from common.config import flatten, float_or_text, override_all, to_json
+from common.config import flatten, float_or_text, override_all, run_module, to_json
 from common.errors import UserError, check
 from common.report import claims
 from common.report.runs import Run, read_run, run_of
@@ -146,12 +145,7 @@ class ExperimentSuite:
         Raises:
           UserError: the configuration is invalid or names no paper, or its data are invalid.
         """
-        paper = config.get("paper") or ""
-        check(
-            paper.isidentifier(),
-            f"the field paper of the configuration is {paper!r}: set it to the name of a paper's folder",
-        )
-        return importlib.import_module(f"{paper}.run").prepare(config, self.mesh)
+        return run_module(config).prepare(config, self.mesh)
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
@@ -284,8 +278,9 @@ class ExperimentSuite:
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()
                 or self._kept(name, untested) is not None,
-                f"{shown(workdir)} has a summary that is not of this configuration, and no checkpoints: choose another"
-                " --out, or delete this folder",
+                f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and cannot be reused, because its"
+                f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged: choose"
+                " another --out, or delete this folder",
             )
         # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}
@@ -394,7 +389,7 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
     whole = finite == [point["step"] for point in curve["points"]]
     check(
         whole,
-        f"{workdir / METRICS} and the validation curve in {SUMMARY} have evaluations at different steps: remove"
-        f" {workdir} to train the run again",
+        f"{shown(workdir / METRICS)} and the validation curve in {SUMMARY} have evaluations at different steps: remove"
+        f" {shown(workdir)} to train the run again",
     )
     return logged

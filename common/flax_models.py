@@ -42,7 +42,7 @@ def change_parts(model: Any, change: Change) -> Any:
     """
     check(
         isinstance(model, nnx.Pytree | nnx.Variable | list | dict),
-        f"the model must be a Flax NNX module, got {model!r:.80}",
+        f"the model must be a Flax NNX module, variable, list or dictionary, got {model!r:.80}",
     )
     changed: dict[int, Any] = {}
 
@@ -103,8 +103,11 @@ def floating(x: ArrayLike) -> jax.Array:
     try:
         array = jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        raise UserError(f"the input must be an array, got {x!r:.80}") from error
-    check(not jnp.iscomplexobj(array), f"the input must be real, got {array.dtype}")
+        raise UserError(f"the input must be an array of real numbers, got {x!r:.80}") from error
+    check(
+        not jnp.iscomplexobj(array),
+        f"the input must be an array of real numbers, got the dtype {array.dtype}",
+    )
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.float32)
 
 

@@ -38,7 +38,8 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
         if path[-1] not in known:
             raise ValueError(
                 f"{'/'.join(map(str, path))} cannot be initialised from a seed: give {type(part).__name__} a method"
-                f" frozen_init() that returns {{{path[-1]!r}: INITIALIZER}}"
+                f" frozen_init() that returns {{{path[-1]!r}: INITIALIZER}}, an initializer of common.freezing.draw"
+                " such as ('zeros',)"
             )
         draw = known[path[-1]]
         yield part, path[-1], matrix if draw == ("matrix",) else draw
@@ -128,7 +129,9 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("zeros",):
             value = np.zeros(shape)
         case _:
-            raise ValueError(f"unknown initializer {spec!r} of {name}")
+            raise ValueError(
+                f"unknown initializer {spec!r} of {name}: use an initializer of common.freezing.draw, such as ('zeros',)"
+            )
     return value.astype(np.float32)
 
 

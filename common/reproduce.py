@@ -61,7 +61,10 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        check(bool(equals and value), f"{option}={text} must be NAME=PATH")
+        check(
+            bool(equals and value),
+            f"{option}={text} must be NAME=PATH, where NAME is one of {', '.join(names)}",
+        )
         config.check_choice(option, name, names)
         values[name] = value
     return values
@@ -149,9 +152,10 @@ def reproduce(
         not options.kept or options.target == CLAIMS,
         f"--kept is only for the target {CLAIMS}: leave out --kept, because {options.target} trains missing runs",
     )
+    trains = [f"--{name}" for name in ("turns", "sweep") if getattr(options, name)]
     check(
-        not options.kept or not (options.turns or options.sweep),
-        "--kept trains nothing: leave out --turns and --sweep",
+        not (options.kept and trains),
+        f"--kept trains nothing: leave out --kept, or leave out {' and '.join(trains)}",
     )
     mesh = make_mesh_of(fields)
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}

@@ -58,7 +58,8 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     requested = ", ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, shape, strict=True))
     check(
         all(size >= 1 or size == -1 for size in shape) and shape.count(-1) <= 1,
-        f"--config.mesh sizes must be positive, and at most one size may be -1: got {requested}",
+        "--config.mesh.data, --config.mesh.fsdp and --config.mesh.tensor must be at least 1, except that one of them"
+        f" may be -1 (all remaining devices): got {requested}",
     )
     fixed = math.prod(size for size in shape if size != -1)
     if -1 in shape:
@@ -66,13 +67,15 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     text = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, shape, strict=True))
     check(
         math.prod(shape) == len(devices),
-        f"the mesh {text} needs {math.prod(shape)} devices, but there are {len(devices)}: change --config.mesh",
+        f"the mesh has {text} = {math.prod(shape)} devices instead of {len(devices)}, the number of devices: set"
+        f" --config.mesh.data, --config.mesh.fsdp and --config.mesh.tensor to sizes whose product is {len(devices)}",
     )
     tpus = devices[0].platform == "tpu"
     grid = _tpu_grid(devices, shape) if tpus else np.asarray(devices).reshape(shape)
     check(
         not _spans_processes(grid),
-        f"--config.mesh.tensor={shape[2]} spans several processes; it must divide the number of devices per process",
+        f"--config.mesh.tensor={shape[2]} spans several processes; it must divide the number of devices of each"
+        " process",
     )
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
@@ -122,7 +125,9 @@ def spec(
         The message begins with `name`.
     """
     if len(axes) != len(shape):
-        raise ValueError(f"{name} has {len(axes)} axes {axes} for {len(shape)} dimensions {shape}")
+        raise ValueError(
+            f"{name} has the axes {axes} but the shape {shape}: name one axis for each dimension"
+        )
     parts, used = [], []
     for axis, size in zip(axes, shape, strict=True):
         if axis is not None and axis not in RULES:
@@ -137,7 +142,10 @@ def spec(
         split = names and size % shards == 0
         parts.append((rule if isinstance(rule, str) else names) if split else None)
     if len(used) != len(set(used)):
-        raise ValueError(f"{name}: axes {axes} use a mesh axis for two dimensions: {used}")
+        raise ValueError(
+            f"{name}: the axes {axes} split two dimensions over one mesh axis ({', '.join(used)}): replace one of them"
+            " by None"
+        )
     return PartitionSpec(*parts)
 
 

@@ -163,6 +163,7 @@ class Digits(Task):
             config.train.batch,
             multiple=self.multiple,
             seed=config.seed,
+            option="--config.train.batch",
         )
 
     def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
@@ -177,7 +178,7 @@ class Digits(Task):
 
     def batch_spec(self, multiple: int) -> BatchSpec:
         rows = self.config.train.batch
-        check_rows(rows, multiple)
+        check_rows(rows, multiple, "--config.train.batch")
         arrays = {
             "features": jax.ShapeDtypeStruct((rows, self.width), np.float32),
             "targets": integers(rows),

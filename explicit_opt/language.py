@@ -193,7 +193,12 @@ class NextToken(Task):
         self.noise = Noise.of(self.targets_V)
         self.tokens = len(train)
         self.training_batches = ExampleBatches(
-            train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
+            train.gather,
+            len(train),
+            config.train.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+            option="--config.train.batch",
         )
 
     def build(self, rngs: nnx.Rngs) -> FeedForward:
@@ -210,7 +215,7 @@ class NextToken(Task):
 
     def batch_spec(self, multiple: int) -> BatchSpec:
         rows, context = self.config.train.batch, self.config.model.context
-        check_rows(rows, multiple)
+        check_rows(rows, multiple, "--config.train.batch")
         arrays = {
             "contexts": integers(rows, context),
             "targets": integers(rows),

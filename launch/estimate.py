@@ -1,6 +1,5 @@
 """Compiles a training step for devices that this machine lacks; estimates memory, FLOPs, communication and time."""
 
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ml_collections import ConfigDict
 
 from common import sharding
+from common.config import run_module
 from common.errors import UserError, check
 from common.model.transformer import compute_dtype
 from common.train import dry_run
@@ -146,12 +146,11 @@ def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, M
     Raises:
       UserError: the configuration is invalid, or its mesh does not match the devices.
     """
-    check("paper" in config, "--config is not an experiment: the field paper is missing")
+    program = run_module(config)
     mesh = topology.mesh(config.mesh)
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
         config.model.dtype = "bfloat16"  # On TPUs, "auto" stands for bfloat16.
-    program = importlib.import_module(f"{config.paper}.run")
     return *program.prepare(config, mesh, read_data=False), mesh
 
 
@@ -168,7 +167,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     spec = task.batch_spec(multiple)
     check(
         spec is not None,
-        f"define batch_spec in the task {type(task).__name__}: a plan needs the shapes of a batch",
+        f"the task of --config, {type(task).__module__}:{type(task).__qualname__}, has no method batch_spec, which"
+        " returns the shapes of a batch: define it, or choose another configuration",
     )
     # Dtypes and kernels depend on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):

@@ -53,12 +53,16 @@ def iterate(
         iterator.close()
 
 
-def check_rows(rows: int, multiple: int) -> None:
-    """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
+def check_rows(rows: int, multiple: int, option: str = "--config.data.batch") -> None:
+    """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`.
+
+    Args:
+        option: command-line option of the batch size, for the error message.
+    """
     check(
         rows >= 1 and rows % multiple == 0,
-        f"the batch size {rows} must be a positive multiple of {multiple} (mesh.data * mesh.fsdp * train.accumulate):"
-        " change --config.data.batch or --config.train.batch",
+        f"{option}={rows} must be a positive multiple of {multiple}, the product of --config.mesh.data,"
+        " --config.mesh.fsdp and --config.train.accumulate",
     )
 
 

@@ -66,9 +66,10 @@ class BucketedBatches(EndlessBatches):
         members, rest = _fill_buckets(source, target, self._buckets)
         self.dropped = len(rest)
         if self.dropped == len(source):
+            shortest = int(_needed(source, target).min())
             raise UserError(
-                f"none of the {len(source)} training examples fits into the last bucket of --config.data.buckets"
-                f" ({buckets[-1]} tokens): add a longer bucket"
+                f"all training examples are longer than {buckets[-1]} tokens, the last of --config.data.buckets: add a"
+                f" bucket of at least {shortest} tokens"
             )
         self._members = members
         if rows:
@@ -139,7 +140,9 @@ def _check(
     multiple: int,
 ) -> None:
     if target is not None and len(source) != len(target):
-        raise ValueError(f"{len(source)} source sentences but {len(target)} target sentences")
+        raise ValueError(
+            f"source and target must have equally many sentences, got {len(source)} and {len(target)}"
+        )
     check_buckets("--config.data.buckets", buckets)
     if multiple % jax.process_count():
         raise ValueError(
@@ -156,12 +159,16 @@ def check_buckets(option: str, buckets: Sequence[int]) -> None:
     )
 
 
+def _needed(source: TokenizedCorpus, target: TokenizedCorpus | None) -> np.ndarray:
+    """Returns the number of tokens that a bucket needs for each example, (examples,)."""
+    return source.needed if target is None else np.maximum(source.needed, target.needed)
+
+
 def _fill_buckets(
     source: TokenizedCorpus, target: TokenizedCorpus | None, buckets: Sequence[int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns the example indices of each bucket, ascending, and the indices of examples that fit into no bucket."""
-    longer = source.needed if target is None else np.maximum(source.needed, target.needed)
-    bucket = np.searchsorted(buckets, longer)
+    bucket = np.searchsorted(buckets, _needed(source, target))
     order = np.argsort(bucket, kind="stable").astype(np.int32)
     *members, rest = np.split(order, np.searchsorted(bucket[order], np.arange(1, len(buckets) + 1)))
     return members, rest

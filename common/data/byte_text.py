@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from common.data.text_sources import OWN, python_manual, text_folder
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 ENDINGS = ("", ".gz", ".zip")
 SPLITS = ("train", "valid", "test")
@@ -47,7 +48,8 @@ def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
 
     if data.file:
         path = _find(folder, data.file, "--config.data.file")
-        return _cut(path, read_bytes(path)[: data.get("limit") or None], data.shares)
+        limit = data.get("limit") or None
+        return _cut(path, read_bytes(path)[:limit], data.shares, limit)
     paths = {
         split: _find(folder, data.splits[split], f"--config.data.splits.{split}")
         for split in SPLITS
@@ -56,28 +58,32 @@ def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
 
 
 def _find(folder: Path, name: str, option: str) -> Path:
+    from common.data.files import choices
+
+    check(bool(name), f"{option} is empty: name a file in {shown(folder)}")
     paths = [folder / f"{stem}{ending}" for stem in name.split("|") for ending in ENDINGS]
     if path := next(filter(Path.is_file, paths), None):
         return path
-    from common.data.files import names_in
-
     raise UserError(
-        f"no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {folder} ({option});"
-        f" its files: {names_in(folder)}"
+        f"{option}={name}: there is no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {shown(folder)};"
+        f" {choices(folder)}"
     )
 
 
-def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.ndarray]:
+def _cut(
+    path: Path, whole: bytes, shares: tuple[float, ...], limit: int | None
+) -> dict[str, np.ndarray]:
     """Splits a text by position into train, valid and test. The test split gets all bytes after the valid split."""
     train, valid = (round(len(whole) * share) for share in shares[:2])
     ends = {"train": (0, train), "valid": (train, train + valid), "test": (train + valid, None)}
     view = memoryview(whole)
-    return {split: _whole(path, view[slice(*end)], split) for split, end in ends.items()}
+    remedy = "use a larger --config.data.limit" if len(whole) == limit else "use a longer file"
+    return {split: _whole(path, view[slice(*end)], split, remedy) for split, end in ends.items()}
 
 
-def _whole(source: Path | str, text: bytes | memoryview, split: str) -> np.ndarray:
-    check(
-        len(text) > 0,
-        f"the {split} split of {source} has no bytes: use a longer text",
-    )
+def _whole(
+    source: Path | str, text: bytes | memoryview, split: str, remedy: str = "use a longer text"
+) -> np.ndarray:
+    place = shown(source) if isinstance(source, Path) else source
+    check(len(text) > 0, f"the {split} split of {place} has no bytes: {remedy}")
     return np.frombuffer(text, np.uint8)

@@ -22,6 +22,7 @@ class ExampleBatches(EndlessBatches):
         *,
         multiple: int = 1,
         seed: int = 0,
+        option: str = "--config.data.batch",
     ) -> None:
         """Splits the examples 0 to `count` - 1 into batches.
 
@@ -31,12 +32,13 @@ class ExampleBatches(EndlessBatches):
             rows: number of rows of a global batch.
             multiple: number that must divide `rows`.
             seed: seed of the shuffling.
+            option: command-line option of `rows`, for the error message.
 
         Raises:
             UserError: `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
-        check_rows(rows, multiple)
+        check_rows(rows, multiple, option)
         self._gather, self._rows = gather, rows
         self.batches_per_epoch = -(-count // rows)
         # Cache two epochs, because prefetching threads may already read the next epoch.

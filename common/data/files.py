@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import UserError, check
+from common.errors import UserError, check, file_error
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
@@ -39,7 +39,7 @@ def source_folder(place: str) -> Path:
     folder = open_folder(os.path.expanduser(place))
     check(
         folder.is_dir(),
-        f"no directory {shown(folder)} (--config.data.source): give files:DIR with an existing directory",
+        f"--config.data.source=files:{place}: there is no directory {shown(folder)}; give an existing directory",
     )
     return folder
 
@@ -48,6 +48,14 @@ def names_in(folder: Path) -> str:
     """Returns the names of the first ten files of a folder, for an error message. "..." stands for all other files."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     return ", ".join([*names[:10], *["..."] * (len(names) > 10)]) or "none"
+
+
+def choices(folder: Path) -> str:
+    """Returns the advice to choose another file of --config.data.source=files:DIR, with the names of its files."""
+    names = names_in(folder)
+    if names == "none":
+        return "the folder has no files: choose another --config.data.source"
+    return f"choose one of its files: {names}"
 
 
 ADVICE = "; convert the text to UTF-8"
@@ -80,7 +88,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
                 names = [n for n in archive.namelist() if not n.endswith("/")]
                 check(
                     len(names) == 1,
-                    f"{path} contains {len(names)} files instead of exactly one: make an archive of one file",
+                    f"{shown(path)} contains {len(names)} files instead of exactly one: make an archive of one file",
                 )
                 with archive.open(names[0]) as file:
                     yield file
@@ -89,12 +97,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path} is damaged or truncated: {error}; copy or download it again"
+            f"{shown(path)} is damaged or truncated: {error}; copy or download it again"
         ) from error
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise file_error(shown(path), error) from error
     except RuntimeError as error:  # zipfile raises a RuntimeError for an encrypted archive.
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {shown(path)}: {error}; unpack the archive") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -160,7 +168,7 @@ def decoded_lines(
 def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
     """Yields the lines of a plain or compressed text file; see `opened` and `decoded_lines`."""
     with opened(path) as file:
-        yield from decoded_lines(file, path, encoding, hint)
+        yield from decoded_lines(file, shown(path), encoding, hint)
 
 
 def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
@@ -169,7 +177,7 @@ def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         blank = blank and not line.strip()
         yield line
-    check(not blank, f"{path} is empty or contains only white space")
+    check(not blank, f"{path} is empty or contains only white space: add text, or choose another file")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -182,5 +190,5 @@ def read_lines(path: Path) -> list[str]:
         UserError: the file cannot be read, is empty, is damaged, or is neither UTF-8 nor UTF-16.
     """
     lines = list(lines_of(Path(path), hint=ADVICE))
-    check(bool(lines), f"{path} is empty")
+    check(bool(lines), f"{shown(path)} is empty: add text, or choose another file")
     return lines

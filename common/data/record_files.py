@@ -8,10 +8,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.data.files import lines_of, names_in, nonempty, read_lines, source_folder
+from common.data.files import ADVICE, choices, lines_of, nonempty, read_lines, source_folder
 from common.data.record import Record, Records
 from common.errors import UserError, check, file_error
-from common.storage.addresses import copy_of
+from common.storage.addresses import copy_of, shown
 
 NAMES = "labels.json"
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
@@ -46,32 +46,35 @@ def read_names(path: Path) -> list[str] | None:
     try:
         names = json.loads(text)
     except ValueError as error:
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error
     distinct = isinstance(names, list) and len(set(map(str, names))) == len(names) > 0
-    check(distinct, f"{path} must be a JSON list of one or more distinct names, one per class")
+    check(
+        distinct,
+        f"{shown(path)} must be a JSON list of one or more distinct names, one per class; correct or delete the file",
+    )
     return [str(name) for name in names]
 
 
 def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
     tried = [f"{name}{ending}" for name in names.split("|") if name for ending in _ENDINGS]
-    check(
-        bool(tried) or optional, f"--config.data.splits.{split} is empty: name a file in {folder}"
-    )
+    option = f"--config.data.splits.{split}"
+    check(bool(tried) or optional, f"{option} is empty: name a file in {shown(folder)}")
     path = next((folder / file for file in tried if (folder / file).is_file()), None)
     if path is None and not optional:
         raise UserError(
-            f"no {' or '.join(tried)} in {folder} (--config.data.splits.{split}); its files: {names_in(folder)}"
+            f"{option}={names}: there is no file {' or '.join(tried)} in {shown(folder)}; {choices(folder)}"
         )
     return path
 
 
 def _records(path: Path) -> Iterator[Record]:
-    lines = nonempty(path, lines_of(path))
+    name = shown(path)
+    lines = nonempty(name, lines_of(path, hint=ADVICE))
     is_csv = path.name.removesuffix(".gz").endswith(".csv")
-    parsed = named_rows(parse_rows(path, lines)) if is_csv else parse_json_lines(path, lines)
+    parsed = named_rows(parse_rows(name, lines)) if is_csv else parse_json_lines(name, lines)
     for place, fields_or_error in parsed:
         if isinstance(fields_or_error, str):
-            raise UserError(f"{place}{fields_or_error}")
+            raise UserError(f"{place}{fields_or_error}; correct this line")
         yield place, fields_or_error
 
 

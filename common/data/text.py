@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.data.files import names_in, read_lines
+from common.data.files import choices, read_lines
 from common.data.text_sources import DOCUMENTS, OWN, cut, python_manual, text_folder
 from common.errors import UserError, check
 
@@ -42,7 +42,10 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
             files = [read_lines(path) for path in _find(folder, data.splits[split], split)]
         found = [d for lines in files for d in cut(lines, data.documents)]
     documents = [d for d in found if d.strip()]
-    check(bool(documents), f"{data.source} has no text in its {split} split: check the data")
+    check(
+        bool(documents),
+        f"--config.data.source={data.source} has only blank text in its {split} split: add text to this split",
+    )
     return documents
 
 
@@ -55,13 +58,16 @@ def _find(folder: Path, patterns: str, split: str) -> list[Path]:
         try:
             plain, packed = (set(folder.glob(name)) for name in (pattern, f"{pattern}.gz"))
         except (ValueError, NotImplementedError) as error:
-            raise UserError(f"{option}={pattern} is not a valid file pattern: {error}") from error
+            raise UserError(
+                f"{option}={pattern} is not a valid file pattern: {error}; give names or patterns relative to"
+                f" {shown(folder)}, such as *.txt"
+            ) from error
         # If a file exists both plain and gzipped, read the plain file only.
         once = (p for p in plain | packed if p.suffix != ".gz" or p.with_suffix("") not in plain)
         matches = sorted(path for path in once if path.is_file())
         if not matches:
             raise UserError(
-                f"no {pattern} or {pattern}.gz in {folder} ({option}); its files: {names_in(folder)}"
+                f"{option}={pattern}: there is no file {pattern} or {pattern}.gz in {shown(folder)}; {choices(folder)}"
             )
         paths += matches
     return paths
