@@ -279,8 +279,8 @@ class ExperimentSuite:
                 or not (workdir / SUMMARY).exists()
                 or self._kept(name, untested) is not None,
                 f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and cannot be reused, because its"
-                f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged: choose"
-                " another --out, or delete this folder",
+                f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
+                " choose another --out, or delete this folder",
             )
         # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}

@@ -130,7 +130,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
             value = np.zeros(shape)
         case _:
             raise ValueError(
-                f"unknown initializer {spec!r} of {name}: use an initializer of common.freezing.draw, such as ('zeros',)"
+                f"unknown initializer {spec!r} of {name}: use an initializer of common.freezing.draw, such as"
+                " ('zeros',)"
             )
     return value.astype(np.float32)
 

@@ -82,6 +82,8 @@ def tokenize_corpus(
             sentences = tokenizer.encode(text[start : start + _BLOCK])
             lengths += map(len, sentences)
             blocks.append(np.fromiter(chain.from_iterable(sentences), kind))
-        write_atomic(tokens, lambda file: np.save(file, np.concatenate(blocks)))
-        write_atomic(offsets, lambda file: np.save(file, np.cumsum(lengths, dtype=np.int64)))
+        option = "--config.data.cache_dir"
+        ends = np.cumsum(lengths, dtype=np.int64)
+        write_atomic(tokens, lambda file: np.save(file, np.concatenate(blocks)), option)
+        write_atomic(offsets, lambda file: np.save(file, ends), option)
     return TokenizedCorpus(read_array(tokens), np.array(read_array(offsets)))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,18 @@ class LabelledText:
         """SHA-256 (64 hex digits) of texts and labels."""
         lines = (part for parts in self.texts for part in (str(len(parts)), *parts))
         return fingerprint(lines, map(str, self.labels_E.tolist()))
+
+
+class Field(NamedTuple):
+    """A field of the examples.
+
+    Attributes:
+        names: name of the field. "a|b" is the first of the fields a and b that exists.
+        remedy: advice for the error message about a missing field.
+    """
+
+    names: str
+    remedy: str
 
 
 def load_labelled(
@@ -86,12 +98,14 @@ def load_labelled(
         raise UserError(
             f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space"
         )
-    label = data.get("label", LABEL)
+    label = Field(data.get("label", LABEL), "name the field of the label 'label'")
+    if "label" in data:
+        label = Field(data.label, "set --config.data.label to the field of the label")
     records, names = open_records(
         data.source,
         {split: data.splits[split] for split in splits},
         data.fields,
-        label,
+        label.names,
         tfds_dir=data.tfds_dir,
         optional=cut,
     )
@@ -104,24 +118,27 @@ def load_labelled(
     for split, examples in found.items():
         if not examples:
             raise UserError(
-                f"{data.source} has no {'labelled ' * unlabelled}examples in its {split} split: check"
-                f" --config.data.splits.{split}"
+                f"{data.source} has no {'labelled ' * unlabelled}examples in its {split} split: add examples, or set"
+                f" --config.data.splits.{split} to another split"
             )
     if names and classes and len(names) != classes:
         raise UserError(
-            f"{data.source} has {len(names)} classes, not {classes}: check --config.data.source"
+            f"--config.data.source={data.source} has {len(names)} classes instead of {classes}, the number of classes"
+            " of --config.dataset: choose the source of this data set"
         )
     # Collect the classes before a missing split is cut from the training split, which may then lack a class.
     known = tuple(names or _classes(found["train"], label, classes, several))
+    remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"
     check(
         len(known) > 1,
-        f"{data.source} has a single class, {known[0]}; classification needs at least two: check --config.data.label",
+        f"{data.source} has a single class, {known[0]}; classification needs at least two: {remedy}",
     )
     for split in SHARES:
         if split in splits and split not in found:
             check(
                 split in cut,
-                f"{data.source} has no {split} split {data.splits[split]!r}: check --config.data.splits.{split}",
+                f"{data.source} has no {split} split {data.splits[split]!r}: set --config.data.splits.{split} to a"
+                " split of this source",
             )
             _cut(found, split, data.source)
     by_number = bool(names) or known == tuple(map(str, range(len(known))))
@@ -153,11 +170,11 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
         )
 
 
-def _classes(train: Sequence[Record], label: str, count: int, several: bool) -> list[str]:
+def _classes(train: Sequence[Record], label: Field, count: int, several: bool) -> list[str]:
     labels = {text for record in train for text in _labels(record, label, several)}
     check(
         bool(labels),
-        f"no training example has a class in the field {label!r}: check --config.data.label",
+        f"no training example has a class in the field {label.names!r}: {label.remedy}",
     )
     if all(label.isdecimal() for label in labels):
         indices = count or max(map(int, labels)) + 1
@@ -168,33 +185,39 @@ def _classes(train: Sequence[Record], label: str, count: int, several: bool) -> 
     if count and len(labels) > count:
         first = ", ".join(sorted(labels)[:10])
         raise UserError(
-            f"the training examples have {len(labels)} classes instead of {count}: {first}; check --config.data.label"
+            f"the training examples have {len(labels)} classes ({first}) instead of {count}, the number of classes of"
+            f" --config.dataset: {label.remedy}"
         )
     return sorted(labels)
 
 
-def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
+def _labels(record: Record, field: Field, several: bool) -> dict[str, Any]:
     """Returns {label as text: label} for all labels of a record. With `several`, the field holds a list of labels."""
     place, found = record[0], _field(record, field)
     if several and not isinstance(found, list):
-        raise UserError(f"{place}: the label must be a list of classes, got {found!r}")
+        raise UserError(
+            f"{place}: the label must be a list of classes, got {found!r}; correct the label, or set"
+            " --config.data.multi_label=false"
+        )
     labels = found if several else [found]
     for label in labels:
         # A missing label may be NaN, which is not equal to itself.
         if label is None or label != label or not str(label).strip():
             raise UserError(
-                f"{place}: the label field {field!r} is empty; add a label or remove the example, or check"
-                " --config.data.label"
+                f"{place}: the label field {field.names!r} is empty; add a label or remove the example, or"
+                f" {field.remedy}"
             )
         if isinstance(label, list | dict):
-            raise UserError(f"{place}: the label must be a text or a number, got {label!r}")
+            raise UserError(
+                f"{place}: the label must be a text or a number, got {label!r}; correct the label, or {field.remedy}"
+            )
     return {str(label): label for label in labels}
 
 
 def _read(
     records: Sequence[Record],
     fields: str,
-    label_field: str,
+    label_field: Field,
     classes: Sequence[str],
     by_number: bool,
     several: bool,
@@ -211,7 +234,8 @@ def _read(
     texts, labels = [], []
     for record in records:
         place, _ = record
-        parts = tuple(_field(record, name) for name in fields.split())
+        remedy = "set --config.data.fields to the fields of the texts"
+        parts = tuple(_field(record, Field(name, remedy)) for name in fields.split())
         for name, part in zip(fields.split(), parts, strict=True):
             if not isinstance(part, str) or not part.strip():
                 fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
@@ -234,7 +258,8 @@ def _read(
                 indexed = by_number and classes[0] != "0"
                 index = f" or an index from 0 to {len(classes) - 1}" * indexed
                 raise UserError(
-                    f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}"
+                    f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}; correct the"
+                    " label or remove the example"
                 )
             own.append(number)
         texts.append(parts)
@@ -242,12 +267,12 @@ def _read(
     return LabelledText(texts, np.asarray(labels, np.int32))
 
 
-def _field(record: Record, names: str) -> Any:
+def _field(record: Record, field: Field) -> Any:
     place, fields = record
-    for name in names.split("|"):
+    for name in field.names.split("|"):
         if name in fields:
             return fields[name]
+    found = ", ".join(map(str, fields)) or "none"
     raise UserError(
-        f"{place}: no field {names.replace('|', ' or ')}; its fields: {', '.join(map(str, fields))} (check"
-        " --config.data.fields and --config.data.label)"
+        f"{place}: no field {field.names.replace('|', ' or ')}; {field.remedy} (its fields: {found})"
     )

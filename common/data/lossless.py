@@ -83,5 +83,5 @@ def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDi
     if not path.exists():
         kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
         tokens = tokenizer.encode(text.tobytes()).astype(kind)
-        write_atomic(path, lambda file: np.save(file, tokens))
+        write_atomic(path, lambda file: np.save(file, tokens), "--config.data.cache_dir")
     return read_array(path)

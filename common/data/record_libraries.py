@@ -31,19 +31,22 @@ def open_hugging_face(
         import datasets
     except ImportError as error:
         raise UserError(
-            f"hf:{name} needs the package datasets: pip install datasets; or save the examples as files and use"
+            f"--config.data.source=hf:{name} needs the package datasets: pip install datasets; or save the examples as"
+            " files and use"
             " --config.data.source=files:DIR"
         ) from error
     try:
         data = datasets.load_dataset(name)
     except Exception as error:  # Downloads and data set scripts may raise any type of exception.
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot read hf:{name}: {reason}") from error
+        raise UserError(
+            f"cannot read --config.data.source=hf:{name}: {reason}; correct the name, or check the network"
+        ) from error
     chosen = _choose(splits, data, optional)
     for split, wanted in chosen.items():
         check(
             wanted in data,
-            f"hf:{name} has no split {wanted}; its splits: {', '.join(data)} (--config.data.splits.{split})",
+            f"--config.data.splits.{split}={wanted} is not a split of hf:{name}: choose one of {', '.join(data)}",
         )
     records = {split: _located(f"hf:{name}", x, data[x]) for split, x in chosen.items()}
     return records, _class_names(data[chosen["train"]].features, label)

@@ -77,10 +77,11 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     )
     make, parts, classes = MANUAL[name]
     names = [field.split("|")[0] for field in fields.split()]
+    form = "one name" if parts == 1 else "two names, separated by a space"
     check(
         len(names) == parts,
         f"embedded:{name} needs {parts} text field{'s' * (parts > 1)}, but --config.data.fields={fields!r} names"
-        f" {len(names)} (a|b counts as one): set it to {parts} of the names, separated by spaces",
+        f" {len(names)} (a|b counts as one): set it to {form}",
     )
 
     def records(split: str) -> Iterator[Record]:

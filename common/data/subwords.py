@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError
+from common.errors import UserError, file_error
+from common.storage.addresses import shown
 
 _TRAINER = {
     "model_type": "bpe",
@@ -37,15 +38,15 @@ def load(path: Path) -> LosslessTokenizer:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read a tokenizer from {path}: {error.strerror}") from error
+        raise file_error(shown(path), error) from error
     try:
         return _from_json(content) if path.suffix == ".json" else _from_model(content)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{shown(path)}: {error}") from error
     except Exception as error:  # `tokenizers` raises plain Exceptions.
         raise UserError(
-            f"cannot read a tokenizer from {path}: the file is damaged or not a tokenizer; restore it, or delete it if"
-            " it is in a cache"
+            f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, or delete"
+            " it if it is in a cache"
         ) from error
 
 
@@ -60,7 +61,7 @@ def trained(data: ConfigDict, training_text: np.ndarray) -> LosslessTokenizer:
 
         text = training_text.tobytes().decode(errors="ignore")
         model = train_model(data.vocab_size, [list(filter(None, text.split("\n")))], _TRAINER)
-        write_atomic(path, lambda file: file.write(model))
+        write_atomic(path, lambda file: file.write(model), "--config.data.cache_dir")
     return load(path)
 
 

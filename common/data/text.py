@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from common.data.files import choices, read_lines
 from common.data.text_sources import DOCUMENTS, OWN, cut, python_manual, text_folder
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

@@ -29,12 +29,14 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
         examples = None
     except Exception as error:  # A data set script may raise any type of exception.
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot read tfds:{name}, split {split}: {reason}") from error
+        raise UserError(
+            f"cannot read split {split} of --config.data.source=tfds:{name}: {reason}; correct the name or the split"
+        ) from error
     # The command in the message imports the subpackage, because TFDS without TensorFlow knows only data sets of
     # imported subpackages.
     check(
         examples is not None,
-        f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
+        f"--config.data.source=tfds:{name} is not prepared in {directory or 'the default TFDS directory'}; "
         'prepare it with: python -c "import tensorflow_datasets as tfds, '
         f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
         "file_format='array_record').download_and_prepare()\"",

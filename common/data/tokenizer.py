@@ -12,7 +12,8 @@ import sentencepiece
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
-from common.errors import UserError
+from common.errors import UserError, file_error
+from common.storage.addresses import shown
 
 _TRAINER = {
     "model_type": "bpe",
@@ -78,10 +79,10 @@ class Tokenizer:
                 used[ids] = True
         return Tokenizer(self._model, np.flatnonzero(used))
 
-    def save(self, path: Path) -> None:
-        """Writes model and vocabulary to an .npz file."""
+    def save(self, path: Path, option: str = "") -> None:
+        """Writes model and vocabulary to an .npz file. `option` names the folder for the error message."""
         arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
-        write_atomic(Path(path), lambda file: np.savez(file, **arrays))
+        write_atomic(Path(path), lambda file: np.savez(file, **arrays), option)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -90,12 +91,13 @@ class Tokenizer:
             with np.load(path, allow_pickle=False) as file:
                 return cls(file["model"].tobytes(), file["pieces"])
         except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
+            raise file_error(shown(path), error) from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
             # Do not show NumPy's message, which suggests loading pickles.
-            reason = "the file is damaged or not a tokenizer; restore it, or delete it if it is in a cache"
-            raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
+            raise UserError(
+                f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, or"
+                " delete it if it is in a cache"
+            ) from error
 
 
 def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Tokenizer:
@@ -103,7 +105,7 @@ def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path
     key = fingerprint([str(vocab_size), *RECIPE], lines)[:16]
     path = Path(cache_dir) / f"tokenizer-{key}.npz"
     if not path.exists():
-        train_tokenizer(vocab_size, lines).save(path)
+        train_tokenizer(vocab_size, lines).save(path, "--config.data.cache_dir")
     return Tokenizer.load(path)
 
 

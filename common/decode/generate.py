@@ -29,7 +29,9 @@ class Generator:
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):
         check(
-            window > 1, f"the model's maximum length is {window} token: generation needs at least 2"
+            window > 1,
+            f"--config.model.length of the model is {window}, but generation needs at least 2: use a model with a"
+            " greater length",
         )
         self.window, self.sampling = window, sampling
         self._abstract_model, self._mesh = abstract_model, mesh

@@ -37,9 +37,13 @@ def outline(
       UserError: the curve is empty or the horizon is not a finite number above 0.
     """
     if horizon is not None and not (math.isfinite(horizon) and horizon > 0):
-        raise UserError(f"the AUCC horizon must be a finite number above 0, not {horizon}")
+        raise UserError(
+            f"the horizon of the AUCC must be a finite number above 0, got {horizon}"
+        )
     if not curve.points:
-        raise UserError(f"the {curve.name} curve has no validation points")
+        raise UserError(
+            f"the {curve.name} curve has no validation points: use a run with an evaluation"
+        )
     points = curve.running_best() if held else curve.points
     measured = [(point.at(axis), point.value) for point in points]
     start = 0.0 if curve.mode == "max" else measured[0][1]
@@ -98,7 +102,9 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
       UserError: `fraction` is not in (0, 1], or the curve is empty and `best` is None.
     """
     if not 0 < fraction <= 1:
-        raise UserError(f"the fraction of the best value must be in (0, 1], not {fraction}")
+        raise UserError(
+            f"the fraction of the best value must be above 0 and at most 1, got {fraction}"
+        )
     best = curve.best.value if best is None else best
     # The sign of the best value decides which of the two targets is easier to reach than the best value.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction

@@ -99,7 +99,9 @@ class Curve:
     def best(self) -> Point:
         """The first point with the best value. Raises a UserError if the curve is empty."""
         if not self.points:
-            raise UserError(f"the {self.name} curve has no validation points")
+            raise UserError(
+                f"the {self.name} curve has no validation points: use a run with an evaluation"
+            )
         choose = max if self.mode == "max" else min
         return choose(self.points, key=lambda point: point.value)
 

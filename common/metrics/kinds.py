@@ -12,6 +12,7 @@ from common.metrics.label_sets import LabelSets
 from common.metrics.losses import Losses
 from common.metrics.predictions import Predictions, stem
 from common.metrics.translations import Translations
+from common.storage.addresses import shown
 
 KINDS: dict[str, type[Predictions]] = {
     cls.kind: cls for cls in (Classes, LabelSets, Losses, Translations)
@@ -55,4 +56,4 @@ def load(path: Path) -> Predictions:
             raise ValueError("it contains no examples")
         return made
     except Exception as error:  # A damaged archive may raise any type of exception.
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error

@@ -62,7 +62,7 @@ class GatedMlp(Sublayer):
     ):
         if hidden % (2 * spatial.heads):
             raise ValueError(
-                f"hidden={hidden} must be a multiple of 2 * {spatial.heads} (two halves, {spatial.heads} gate heads)"
+                f"hidden={hidden} must be a multiple of {2 * spatial.heads}, twice the number of gate heads"
             )
         self.up = Linear(width, hidden, ("embed", "mlp"), rngs=rngs)
         self.norm = LayerNorm(hidden // 2, rngs=rngs)

@@ -14,7 +14,9 @@ class Sinusoidal(nnx.Module):
 
     def __init__(self, width: int):
         if width % 2:
-            raise ValueError(f"sinusoidal positions need an even width, got {width}")
+            raise ValueError(
+                f"sinusoidal positions need an even width, got {width}: choose an even width"
+            )
         self.width = width
 
     def __call__(self, positions_L: jax.Array) -> jax.Array:

@@ -81,19 +81,20 @@ def read(paper: str) -> list[Claim]:
     claims: dict[str, Claim] = {}
     for number, row in enumerate(rows[1:], start=2):
         where, cells = f"{path}, line {number}", len(row)
-        check(cells == len(names), f"{where}: the row has {cells} cells instead of {len(names)}")
+        check(cells == len(names), f"{where}: the row must have {len(names)} cells, got {cells}")
         claim = Claim(*(cell.strip() for cell in row))
         check_choice(f"{where}: direction", claim.direction, ("better", "worse", "equivalent"))
         kinds = ("runs", "confirmed", "refuted", "observed", "plan")
         check_choice(f"{where}: evidence", claim.kind, kinds)
-        check(bool(claim.claim and claim.section), f"{where}: the claim or section is empty")
+        for name in ("section", "claim"):
+            check(bool(getattr(claim, name)), f"{where}: the {name} is empty: fill it in")
         if claim.kind == "runs":
             whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"
         else:
             whole = claim.source
             needed = "a source after its colon: a test, or options of launch.plan"
         check(bool(whole), f'{where}: the evidence "{claim.kind}" needs {needed}')
-        check(claim.id not in claims, f"{where}: the id {claim.id} is used twice")
+        check(claim.id not in claims, f"{where}: the id {claim.id} is used twice: rename one")
         claims[claim.id] = claim
     return list(claims.values())
 
@@ -156,7 +157,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     reason = f" ({without[0]} has no predictions.npz)" if without else ""
     check(
         claim.metric in by_metric,
-        f"claim {claim.id}: its runs have no metric {claim.metric}{reason}; their metrics:"
+        f"claim {claim.id} in {CLAIMS}: its runs have no metric {claim.metric}{reason}; choose one of their metrics:"
         f" {', '.join([*by_metric, *RESOURCES])}",
     )
     return by_metric[claim.metric]

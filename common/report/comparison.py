@@ -71,7 +71,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         check(
             first <= horizon,
             f"the horizon {horizon:g} ({axis}) is before the first validation of {run.place}, at {first:g}:"
-            " choose a later horizon",
+            " choose a later --horizon",
         )
     return float(horizon)
 
@@ -118,7 +118,7 @@ def time_rows(
     Raises:
       UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
     """
-    check(reference in ("own", "all"), f"the reference must be own or all, not {reference!r}")
+    check(reference in ("own", "all"), f"--reference must be own or all, got {reference!r}")
     end = horizon_of(compared, axis, horizon) or 0.0
     curves = [[curve.until(axis, end) for curve in group.curves] for group in compared]
     best = None

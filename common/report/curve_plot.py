@@ -46,10 +46,13 @@ def curve_figure(
         the first point of a curve.
     """
     flat = [curve for seeds in curves.values() for curve in seeds]
-    check(bool(flat), "there are no curves to plot")
+    check(bool(flat), "there are no curves to plot: give at least one curve")
     kinds = {(curve.name, curve.mode) for curve in flat}
     metrics = ", ".join(f"{name} ({mode})" for name, mode in sorted(kinds))
-    check(len(kinds) == 1, f"curves of different metrics cannot share a plot: {metrics}")
+    check(
+        len(kinds) == 1,
+        f"curves of different metrics cannot share a plot ({metrics}): give curves of one metric",
+    )
 
     # Do not use pyplot, which would keep the figure in memory and choose a backend.
     from matplotlib.figure import Figure

@@ -96,7 +96,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
         by_settings.setdefault(tuple(_settings(run).items()), []).append(run)
-    check(bool(by_settings), "there are no runs to compare")
+    check(bool(by_settings), "there are no runs to compare: give at least one run")
     check_metric(itertools.chain.from_iterable(by_settings.values()))
     members = [
         sorted(group, key=lambda run: (run.seed is not None, run.seed))

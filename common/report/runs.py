@@ -42,8 +42,8 @@ class Run:
 
     @property
     def place(self) -> str:
-        """The folder as text, or the name of a run without folder."""
-        return str(self.folder or self.name)
+        """The folder as text (its address if it is in a bucket), or the name of a run without folder."""
+        return shown(self.folder) if self.folder else self.name
 
     @property
     def config(self) -> dict[str, Any]:
@@ -167,13 +167,14 @@ def load_local(*paths: str | Path) -> list[Run]:
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
     except OSError as error:  # The argument may be too long for a file name.
-        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+        raise file_error(error.filename, error) from error
     runs = [read_run(file) for file in files]
     _tell("skipped runs without a test result", [r.name for r in runs if not r.summary["test"]])
     tested = [run for run in runs if run.summary["test"]]
     check(
         bool(tested),
-        f"{' '.join(map(str, paths))}: no run has a test result; train with --config.eval.test=true",
+        f"{' '.join(shown(Path(path)) for path in paths)}: no run has a test result; train with"
+        " --config.eval.test=true",
     )
     return tested
 
@@ -243,10 +244,10 @@ def read_run(file: Path) -> Run:
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise file_error(file, error) from error
+        raise file_error(shown(file), error) from error
     if file.name != SUMMARY:
-        return run_of(summary, file.stem, file)
-    return run_of(summary, file.resolve().parent.name, file, file.parent)
+        return run_of(summary, file.stem, shown(file))
+    return run_of(summary, file.resolve().parent.name, shown(file), file.parent)
 
 
 def _tell(message: str, names: Sequence[str]) -> None:
@@ -282,12 +283,14 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
             f"cannot read the wandb project {project}: {error} (check its name and your access)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
-        raise UserError(f"cannot read the wandb project {project}: {error}") from error
+        raise UserError(
+            f"cannot read the wandb project {project}: {error}; check the network and your login"
+        ) from error
     ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(
         bool(ended),
-        f"wandb: none of the {len(remotes)} matching runs of {project} has finished with a summary: check the names of"
-        " project and group, or wait until a run has finished",
+        f"the wandb project {project} has no matching run that has finished with a summary (unfinished runs:"
+        f" {len(remotes)}): correct the project or group, or wait until a run has finished",
     )
     unfinished = [remote.name for remote, summary in remotes if "curve" not in summary]
     _tell("wandb: skipped runs without a summary", unfinished)

@@ -85,7 +85,7 @@ def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequ
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(
-                f"a row has {len(row)} cells, but the table has {len(columns)} columns: {row}"
+                f"a row must have {len(columns)} cells, one for each column, got {len(row)}: {row}"
             )
     return rows
 

@@ -28,7 +28,8 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
             for name in (PROCESSES, PROCESS)
         )
         raise UserError(
-            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers: got {got}"
+            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers, got {got}: set both, or unset"
+            f" {COORDINATOR}"
         ) from error
     check(
         0 <= index < count,

@@ -36,7 +36,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
         check(
             joins or not several(),
             f"this program runs as one process, but {PROCESSES} is {os.environ.get(PROCESSES)}: start it without a"
-            " launcher",
+            f" launcher, and unset {PROCESSES}",
         )
         main()
     except UserError as error:

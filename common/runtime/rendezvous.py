@@ -171,7 +171,10 @@ def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     values = ((n, other.get(n, "missing"), first.get(n, "missing")) for n in names[:3])
     how = ", ".join(f"{n} is {here}, not {there}" for n, here, there in values) + more
-    return f"process {number} ({host}) differs from process 0: {how}"
+    return (
+        f"process {number} ({host}) differs from process 0: {how}; give all processes the same options, code, data and"
+        " packages"
+    )
 
 
 def _hosts(answer: dict) -> list[str]:
@@ -209,8 +212,9 @@ def _arrive(
             )
         if "refused" in answer:
             raise UserError(
-                f"process 0 ({answer['refused']}) refuses process {index}: TRAINLESS_TOKEN or the number of processes"
-                " differs, or the port belongs to another run"
+                f"process 0 ({answer['refused']}) refuses process {index}: TRAINLESS_TOKEN or"
+                " TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run; start all processes of the run"
+                " again with one launcher"
             )
         return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))

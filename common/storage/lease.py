@@ -78,7 +78,7 @@ class Lease:
                     continue
             if not seen:
                 print(
-                    f"{self._address} was last written by {holder}: waiting up to {silence:.0f} seconds to see"
+                    f"{self._address} was last written by {holder}: waiting up to {silence:.0f} s to see"
                     " whether that process is still running",
                     file=sys.stderr,
                     flush=True,
@@ -120,7 +120,7 @@ class Lease:
                 other = _holder(content)[0] or "another process"
                 raise LeaseLost(
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"
-                    f" {self.seconds} seconds; this process stops"
+                    f" {self.seconds} s; this process stops: repeat the command after the other process has ended"
                 ) from None
             # This process wrote the object, but the response of the store was lost.
             self._version = version

@@ -152,12 +152,12 @@ class Store:
                     ) from error
                 if waited + pause > self._patience:
                     raise UserError(
-                        f"requests to {self._address} have failed for {waited:.0f} seconds ({text}): check the"
+                        f"requests to {self._address} have failed for {waited:.0f} s ({text}): check the"
                         " network, or try again later"
                     ) from error
                 if pause == 2:  # Do not warn of the first error: servers close idle connections.
                     self.outage.report(
-                        f"requests to {self._address} fail ({text}); retrying for {self._patience} seconds"
+                        f"requests to {self._address} fail ({text}); retrying for {self._patience} s"
                     )
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
@@ -190,7 +190,9 @@ class GoogleStore(Store):
         try:
             client = Client(project=None)  # Requests for objects need no project.
         except GoogleAuthError as error:
-            raise UserError(f"{self._address} cannot be opened: {error}") from error
+            raise UserError(
+                f"{self._address} cannot be opened: {error} (check GOOGLE_APPLICATION_CREDENTIALS)"
+            ) from error
         self._client, self._bucket = client, client.bucket(bucket)
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
@@ -258,7 +260,9 @@ class S3Store(Store):
         try:
             self._client = boto3.client("s3", config=once)
         except exceptions.BotoCoreError as error:
-            raise UserError(f"{self._address} cannot be opened: {error}") from error
+            raise UserError(
+                f"{self._address} cannot be opened: {error} (check the AWS configuration and AWS_PROFILE)"
+            ) from error
         except ValueError as error:
             raise UserError(
                 f"{self._address} cannot be opened: {error} (check AWS_ENDPOINT_URL)"

@@ -27,6 +27,7 @@ from common.errors import check
 from common.metrics.losses import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
+from common.storage.addresses import shown
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import has_checkpoints
@@ -141,10 +142,14 @@ class LanguageModelling(Task):
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
         for split in ("valid", "test"):
             tokens = self.splits[split]
-            check(len(tokens) > 1, f"the {split} text has fewer than two tokens: use a longer text")
+            source = f"--config.data.source={config.data.source}"
+            check(
+                len(tokens) > 1,
+                f"the {split} split of {source} has fewer than two tokens: use a longer text",
+            )
             check(
                 not config.data.words or words(self.tokenizer.decode(tokens)) > 0,
-                f"the {split} text has no words: set --config.data.words=false",
+                f"the {split} split of {source} has no words to count: set --config.data.words=false",
             )
         self._losses = WindowLosses(config, self.tokenizer, self.mesh, self.multiple)
         self.crops = Crops(
@@ -246,8 +251,8 @@ class LanguageModelling(Task):
         check(
             not has_checkpoints(workdir)
             or lossless.in_run(workdir).fingerprint == self.tokenizer.fingerprint,
-            f"the tokenizer differs from the tokenizer in {workdir}, because --config.data.tokenizer,"
-            " --config.data.vocab_size or the training text has changed since the run began; choose another --workdir",
+            f"the tokenizer differs from the tokenizer in --workdir={shown(workdir)}, because --config.data.tokenizer,"
+            " --config.data.vocab_size or the training text has changed since the run began: choose another --workdir",
         )
         self.tokenizer.save(workdir)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.atomic import write_whole
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -118,7 +119,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
       UserError: the file is missing, or a line before the last line is damaged.
     """
     path = Path(workdir) / METRICS
-    check(path.exists(), f"{workdir} has no {METRICS}: give the workdir of a run")
+    check(path.exists(), f"{shown(path.parent)} has no {METRICS}: give the workdir of a run")
     return [values for _, values in _lines(path)]
 
 
@@ -135,7 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if number == len(lines):
                 return
             raise UserError(
-                f"{path} is damaged: line {number} is not a JSON object with an integer step; restore the file"
+                f"{shown(path)} is damaged: line {number} is not a JSON object with an integer step; restore the file"
             ) from None
         yield line, values
 

@@ -23,7 +23,8 @@ def validate(config: ConfigDict) -> None:
     check_least(config, ("checkpoint.keep", "checkpoint.keep_best"))
     check(
         bool(config.eval.steps or config.eval.seconds),
-        "--config.eval.steps or --config.eval.seconds must be above 0 to set the interval between evaluations",
+        "--config.eval.steps and --config.eval.seconds are both 0: set one of them above 0, the interval between"
+        " evaluations",
     )
     check(
         bool(config.train.steps or config.eval.start),

@@ -191,11 +191,11 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     step, metrics, flops = unread
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-        kept = f"the last checkpoint in {shown(run.workdir)} has a finite loss"
+        # A workdir with checkpoints does not accept another learning rate.
+        other = " and another --workdir" if run.checkpoints.exist else ""
         raise UserError(
-            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}:"
-            f" training stopped; {kept if run.checkpoints.exist else 'no checkpoint was saved'}"
-            " (try a lower --config.optimizer.learning_rate)"
+            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}: training"
+            f" stopped; start again with a lower --config.optimizer.learning_rate{other}"
         )
     run.state.tokens += values["weight"]
     run.state.flops += flops

@@ -138,7 +138,8 @@ def validate(optimizer: ConfigDict) -> None:
         check_number(f"--config.optimizer.{name}", optimizer[name], positive=True)
     check(
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
-        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has no weight decay, so set 0",
+        f"--config.optimizer.name=adagrad has no weight decay, but --config.optimizer.weight_decay is"
+        f" {optimizer.weight_decay}: set it to 0",
     )
     check(
         optimizer.warmup_steps >= -1,

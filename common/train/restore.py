@@ -43,8 +43,8 @@ def read_config(
     found = config.get("paper", ""), config.get("task", "")
     check(
         paper in ("", found[0] or paper) and task in ("", found[1] or task),
-        f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}"
-        + (f"; {found[0]}/README.md lists its programs" if found[0] else ""),
+        f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}; "
+        + (f"{found[0]}/README.md lists its programs" if found[0] else "give the workdir of another run"),
     )
     return config
 
@@ -82,8 +82,9 @@ def load_run(
             kept = checkpoints.top()
             check(
                 best <= len(kept),
-                f"cannot average the {best} best checkpoints: the run has kept only {len(kept)}; average fewer"
-                " checkpoints (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
+                f"cannot average the {best} best checkpoint{'s' * (best > 1)}: {shown(workdir)} has kept only"
+                f" {len(kept)}; {f'average at most {len(kept)}' if kept else 'average none'} (training with"
+                " --config.checkpoint.keep_best=N, at least 2, keeps N checkpoints)",
             )
             arrays, meta = checkpoints.restore_mean("top", kept[:best], target)
         elif snapshots:

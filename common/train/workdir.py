@@ -81,7 +81,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
         raise UserError(
-            f"cannot write to --workdir={shown(workdir)}: {error.strerror}; choose a writable folder"
+            f"cannot write to --workdir={shown(workdir)}: {error.strerror}; choose another folder"
         ) from error
     return lock
 
@@ -118,12 +118,12 @@ def _check(workdir: Path, config: ConfigDict) -> None:
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         check(
             not lost,
-            f"{shown(workdir)} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
+            f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
             " choose another --workdir",
         )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(
-            f"--workdir={shown(workdir)} is not empty and holds no run; choose another folder"
+            f"--workdir={shown(workdir)} is not empty and holds no run ({CONFIG} is missing); choose another folder"
         )
 
 
@@ -156,11 +156,11 @@ def saved_config(path: Path) -> dict:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise file_error(path, error) from error
+        raise file_error(shown(path), error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(
         not missing,
-        f"{path} is damaged: it lacks the fields {', '.join(missing)}; restore the file",
+        f"{shown(path)} is damaged: it lacks {', '.join(missing)}; restore the file",
     )
     return upgrade(values)
 

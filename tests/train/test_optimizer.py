@@ -216,7 +216,10 @@ def test_learning_rate_of_a_run_shorter_than_its_warm_up_only_rises(schedule: st
         ({"schedule": "step"}, r"^--config\.optimizer\.schedule.*step.*cosine"),
         ({"learning_rate": 0.0}, rf"^--config.optimizer.learning_rate {FINITE} above 0, got 0\.0$"),
         ({"epsilon": 0.0}, rf"^--config.optimizer.epsilon {FINITE} above 0, got 0\.0$"),
-        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has no weight decay, so set 0$"),
+        (
+            {"name": "adagrad"},
+            r"name=adagrad has no weight decay, but --config.optimizer.weight_decay is 0\.1: set it to 0$",
+        ),
         ({"warmup_steps": -2}, r"^--config.optimizer.warmup_steps must be at least 0, or -1 for"),
         ({"warmup_init": -1.0}, rf"^--config.optimizer.warmup_init {FINITE} of at least 0, got -1"),
         ({"clip": -0.5}, rf"^--config.optimizer.clip {FINITE} of at least 0, got -0\.5$"),

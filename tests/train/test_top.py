@@ -71,7 +71,8 @@ def test_mean_of_the_best_checkpoints_is_tested(run) -> None:
         np.testing.assert_allclose(tested[name], expected, rtol=1e-6)
     assert summary["test_mean_of_best"]["error"] != summary["test"]["error"]
     with pytest.raises(
-        UserError, match=r"cannot average the 4 best checkpoints: .* has kept only 3; average fewer"
+        UserError,
+        match=r"cannot average the 4 best checkpoints: .* has kept only 3; average at most 3",
     ):
         load_run(folder, toy.config(), toy.Model, toy.mesh(), best=4)
 
