@@ -39,7 +39,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
     near = near or "; give the path of a configuration file, such as configs/wmt_ffn_res.py"
-    check(Path(path).is_file(), f"{option}={spec}: there is no file {path}{near}")
+    check(Path(path).is_file(), f"{option}={spec}: no configuration file {path}{near}")
     module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
     check(
         module_spec is not None,
@@ -57,9 +57,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         raise
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
-        raise UserError(
-            f"{error.filename or path}{line}: {error.msg}; correct the file"
-        ) from error
+        raise UserError(f"{error.filename or path}{line}: {error.msg}; correct the file") from error
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
         raise UserError(f"{option}={spec}: {error}") from error
     except Exception as error:  # The user's code may raise any type of exception.
@@ -97,7 +95,7 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     fields = [name for name in known if name.startswith(f"{key}.")]
     check(
         not fields,
-        f"--config.{key} is a group of fields: set one of {', '.join(f'--config.{f}' for f in fields)}",
+        f"--config.{key} is a group; set one of its fields: {', '.join(f'--config.{f}' for f in fields)}",
     )
     near = _nearest(key, known, "--config.")
     near = near or f"; the fields and groups of the configuration are {', '.join(config)}"

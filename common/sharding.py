@@ -65,10 +65,11 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     if -1 in shape:
         shape[shape.index(-1)] = max(1, len(devices) // fixed)
     text = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, shape, strict=True))
+    needed, found = math.prod(shape), len(devices)
     check(
-        math.prod(shape) == len(devices),
-        f"the mesh has {text} = {math.prod(shape)} devices instead of {len(devices)}, the number of devices: set"
-        f" --config.mesh.data, --config.mesh.fsdp and --config.mesh.tensor to sizes whose product is {len(devices)}",
+        needed == found,
+        f"the mesh {text} needs {needed} device{'s' * (needed > 1)}, but there {'are' if found > 1 else 'is'} {found}:"
+        f" set --config.mesh.data, --config.mesh.fsdp and --config.mesh.tensor to sizes whose product is {found}",
     )
     tpus = devices[0].platform == "tpu"
     grid = _tpu_grid(devices, shape) if tpus else np.asarray(devices).reshape(shape)

@@ -100,7 +100,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
         decoding = task.decoding(model)
         check(
             decoding is not None,
-            "--decode: the task of --config does not generate text; remove --decode",
+            "--decode: the task of --config does not generate text; leave out --decode",
         )
         function, inputs, steps, tokens = decoding.rows, decoding.inputs, *decoding[3:]
         weights = [

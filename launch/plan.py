@@ -68,10 +68,15 @@ def main() -> None:
         options.price is None or options.price >= 0,
         f"--price must be at least 0, got {options.price}",
     )
-    others = options.price is not None or options.shardings or options.sweep
+    others = {
+        "--price": options.price is not None,
+        "--shardings": options.shardings,
+        "--sweep": options.sweep,
+    }
+    given = [name for name, is_given in others.items() if is_given]
     check(
-        not (options.decode and others),
-        "--decode cannot be combined with --price, --shardings or --sweep",
+        not (options.decode and given),
+        f"--decode cannot be combined with {' and '.join(given)}: leave out one or the other",
     )
 
     import jax

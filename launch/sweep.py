@@ -48,7 +48,10 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
         " slice, such as v5e:4x4",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
-    check(bool(field), f"--sweep: the configuration has none of the fields {', '.join(BATCH)}")
+    check(
+        bool(field),
+        f"--sweep needs one of the fields {', '.join(BATCH)}, which the configuration lacks: leave out --sweep",
+    )
     print(_line(COLUMNS), flush=True)
     fastest: Estimate | None = None
     faults: list[UserError] = []

@@ -151,7 +151,8 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     check(
         math.prod(sizes) <= most,
-        f"--topology={name!r}: a slice of {kind} has at most {most:,} chips, not {math.prod(sizes):,}",
+        f"--topology={name!r}: a slice of {kind} has at most {most:,} chips, not {math.prod(sizes):,}; choose a smaller"
+        f" slice, or several slices such as 2x{kind}:SHAPE",
     )
     check(
         len(sizes) in (2, 3)
@@ -195,7 +196,8 @@ def _cpus(name: str, count: int) -> list[Any]:
     devices = jax.devices("cpu")
     check(
         len(devices) >= count,
-        f"--topology={name} needs {count} CPU devices, but this process has {len(devices)}",
+        f"--topology={name} needs {count} CPU devices, but this process has only {len(devices)}: call"
+        f" launch.topology.prepare({name!r}) before JAX starts",
     )
     return devices[:count]
 

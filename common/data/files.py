@@ -177,7 +177,9 @@ def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         blank = blank and not line.strip()
         yield line
-    check(not blank, f"{path} is empty or contains only white space: add text, or choose another file")
+    check(
+        not blank, f"{path} is empty or contains only white space: add text, or choose another file"
+    )
 
 
 def read_lines(path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError, file_error
+from common.errors import UserError
 from common.storage.addresses import shown
 
 _TRAINER = {
@@ -38,7 +38,9 @@ def load(path: Path) -> LosslessTokenizer:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise file_error(shown(path), error) from error
+        raise UserError(
+            f"cannot read a tokenizer from {shown(path)}: {error.strerror}; restore the file"
+        ) from error
     try:
         return _from_json(content) if path.suffix == ".json" else _from_model(content)
     except UserError as error:

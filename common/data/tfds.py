@@ -36,7 +36,7 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
     # imported subpackages.
     check(
         examples is not None,
-        f"--config.data.source=tfds:{name} is not prepared in {directory or 'the default TFDS directory'}; "
+        f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
         'prepare it with: python -c "import tensorflow_datasets as tfds, '
         f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
         "file_format='array_record').download_and_prepare()\"",

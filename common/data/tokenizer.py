@@ -12,7 +12,7 @@ import sentencepiece
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
-from common.errors import UserError, file_error
+from common.errors import UserError
 from common.storage.addresses import shown
 
 _TRAINER = {
@@ -91,7 +91,9 @@ class Tokenizer:
             with np.load(path, allow_pickle=False) as file:
                 return cls(file["model"].tobytes(), file["pieces"])
         except OSError as error:
-            raise file_error(shown(path), error) from error
+            raise UserError(
+                f"cannot read a tokenizer from {shown(path)}: {error.strerror or error}; restore the file"
+            ) from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
             # Do not show NumPy's message, which suggests loading pickles.
             raise UserError(

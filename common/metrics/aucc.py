@@ -37,9 +37,7 @@ def outline(
       UserError: the curve is empty or the horizon is not a finite number above 0.
     """
     if horizon is not None and not (math.isfinite(horizon) and horizon > 0):
-        raise UserError(
-            f"the horizon of the AUCC must be a finite number above 0, got {horizon}"
-        )
+        raise UserError(f"the horizon of the AUCC must be a finite number above 0, got {horizon}")
     if not curve.points:
         raise UserError(
             f"the {curve.name} curve has no validation points: use a run with an evaluation"

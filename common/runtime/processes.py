@@ -38,8 +38,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
         # Without a coordinator, every process would train the whole run.
         check(
             not several(),
-            f"{PROCESSES} is {os.environ.get(PROCESSES)}, but {COORDINATOR} is not set: set it to host:port of process"
-            f" 0, or unset {PROCESSES}",
+            f"{PROCESSES} is {os.environ.get(PROCESSES)}, so {COORDINATOR} must be host:port of process 0, but is not"
+            f" set: set it, or unset {PROCESSES}",
         )
 
 

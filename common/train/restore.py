@@ -44,7 +44,11 @@ def read_config(
     check(
         paper in ("", found[0] or paper) and task in ("", found[1] or task),
         f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}; "
-        + (f"{found[0]}/README.md lists its programs" if found[0] else "give the workdir of another run"),
+        + (
+            f"{found[0]}/README.md lists its programs"
+            if found[0]
+            else "give the workdir of another run"
+        ),
     )
     return config
 
