@@ -66,18 +66,20 @@ new_token() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }
 find_python() {
   python=${PYTHON:-$root/.venv/bin/python}
   [[ -n ${PYTHON-} || -x $python ]] || python=python3
-  command -v "$python" >/dev/null || fault "Python interpreter $python not found"
+  command -v "$python" >/dev/null || fault "Python interpreter $python not found: set PYTHON to an interpreter"
   # Make a relative path absolute, because the program may start in another directory.
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
 # Sets $commit to the full hash of commit $1. An empty $1 means HEAD and requires a clean working tree.
 find_commit() {
-  git -C "$root" rev-parse --verify --quiet HEAD >/dev/null || fault "$root is not a git checkout with a commit"
+  git -C "$root" rev-parse --verify --quiet HEAD >/dev/null ||
+    fault "$root is not a git checkout with a commit: clone the repository with git"
   if [[ -z $1 && -n $(git -C "$root" status --porcelain --untracked-files=no) ]]; then
     fault "uncommitted changes would not be copied: commit them, or pass --commit HEAD"
   fi
-  commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "unknown commit $1"
+  commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") ||
+    fault "unknown commit $1: give --commit a commit of $root"
 }
 
 # Checks that $commit contains the file of CONFIG $1. The path is relative to the repository root.

@@ -208,9 +208,9 @@ if [[ -n $dry_run ]]; then
   batch
   printf '\n'
 else
-  mkdir -p "$log_dir" || fault "cannot write to $log_dir"
+  mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"
   rm -f "$log_dir/stop"
-  batch >"$log_dir/job.sh" || fault "cannot write to $log_dir"
+  batch >"$log_dir/job.sh" || fault "cannot write to --log-dir $log_dir: choose another directory"
 fi
 if [[ -n $commit && -z $copied ]]; then
   step "copy the code" git clone --quiet --no-checkout "$root" "$code"

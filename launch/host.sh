@@ -38,7 +38,7 @@ case $action in
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     watched=$1
     shift
-    mkdir -p "$1" || fail "cannot write to $1"
+    mkdir -p "$1" || fail "cannot write to --log-dir $1: choose another directory"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
     export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # JAX reads a cache in a bucket with gcsfs, which needs fewer requests

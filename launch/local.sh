@@ -61,20 +61,20 @@ while [[ ${1-} == -* ]]; do
   esac
   shift 2
 done
-[[ $# -ge 2 ]] || fault "N and CONFIG are required"
+[[ $# -ge 2 ]] || fault "N and CONFIG are required after the options"
 count=$1 config=$2
 shift 2
 need_positive N "$count"
 ((${#gpus[@]} % count == 0)) ||
-  fault "${#gpus[@]} GPUs cannot be divided evenly among $count processes: change N or --gpus"
+  fault "the number of GPUs in --gpus, ${#gpus[@]}, must be a multiple of the number of processes, $count: change one"
 
 find_python
-mkdir -p "$log_dir" || fault "cannot write to $log_dir"
+mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"
 
 # Another program could take the port before process 0 binds it. Process 0 then reports the port and
 # the run ends.
 port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
-print(s.getsockname()[1])') || fault "cannot run $python"
+print(s.getsockname()[1])') || fault "cannot run $python: set PYTHON to a Python interpreter"
 
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs

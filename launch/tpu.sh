@@ -128,7 +128,7 @@ keep() {
   stage=$1
   [[ -z $dry_run ]] || return 0
   { mkdir -p "$folder" && write_request && mv "$folder/request.new" "$folder/request"; } ||
-    fault "cannot write to $folder"
+    fault "cannot write to $folder: make it writable"
 }
 
 # The request is a file of NUL-terminated records NAME=VALUE, with one record for each element of an array. Only the

@@ -65,7 +65,7 @@ NO_INPUT = r"the input must have the shape \(..., 4\), without empty axes, got "
 NO_ARRAY = (
     r"init must be a function \(key, shape\) -> array of .* for the shape \(4, 4\) it returns "
 )
-FLAX = "the model must be a Flax NNX module, got "
+FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,11 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: backskip(width=5, estimator="noise")(X_BD), r"shape \(..., 5\), .* got \(3, 4\)"),
         (lambda: backskip()(1.0), NO_INPUT + r"\(\)"),
         (lambda: backskip()(X_BD[:0]), NO_INPUT + r"\(0, 4\)"),
-        (lambda: backskip()(None), "the input must be an array, got None"),
-        (lambda: backskip()(1j * X_BD), "the input must be real, got complex"),
+        (lambda: backskip()(None), "the input must be an array of real numbers, got None"),
+        (
+            lambda: backskip()(1j * X_BD),
+            "the input must be an array of real numbers, got the dtype complex",
+        ),
         (lambda: backskip(lambda x: x.sum(0))(X_BD), r"function must .* axes \(3,\) .* got \(4,\)"),
         (lambda: backskip(lambda x: x.T)(X_BD), r"function must .* axes \(3,\) .* got \(4, 3\)"),
         (lambda: backskip(lambda x: (x, x))(X_BD), "function must return an array"),
@@ -183,8 +186,11 @@ FLAX = "the model must be a Flax NNX module, got "
         ],
         (lambda: block(rngs=0), "rngs must be nnx.Rngs"),
         (lambda: block(dropout=0.1, rngs=rngs(params=0)), "with the stream 'dropout'"),
-        (lambda: gating()(None), "the input must be an array, got None"),
-        (lambda: gating()(1j * X_BLD), "the input must be real, got complex"),
+        (lambda: gating()(None), "the input must be an array of real numbers, got None"),
+        (
+            lambda: gating()(1j * X_BLD),
+            "the input must be an array of real numbers, got the dtype complex",
+        ),
         *[
             (
                 lambda make=make, x=x: make()(x),

@@ -125,7 +125,7 @@ def test_indivisible_dimension_is_replicated() -> None:
 @pytest.mark.parametrize(
     ("axes", "shape", "what"),
     [
-        (("embed",), (8, 8), "1 axes"),
+        (("embed",), (8, 8), "axes .*embed.* but the shape"),
         (("embed", "batch"), (8, 8), "a mesh axis for two dimensions"),
         (("mlp", "heads"), (8, 8), "a mesh axis for two dimensions"),
         (("nonsense", None), (8, 8), "is unknown: use None or one of"),

@@ -274,5 +274,5 @@ def _field(record: Record, field: Field) -> Any:
             return fields[name]
     found = ", ".join(map(str, fields)) or "none"
     raise UserError(
-        f"{place}: no field {field.names.replace('|', ' or ')}; {field.remedy} (its fields: {found})"
+        f"{place}: no field {field.names.replace('|', ' or ')}; its fields: {found}; {field.remedy}"
     )

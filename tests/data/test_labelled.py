@@ -108,7 +108,7 @@ def test_class_names_are_sorted_words(folder):
         ('{"text": "x"}', "no field label; its fields: text"),
         (
             '{"text": "x", "label": 2}',
-            "the label 2 is not one of the 2 classes 0, 1$",
+            "the label 2 is not one of the 2 classes 0, 1; correct the label or remove",
         ),
         ('{"text": "x", "label": -1}', "the label -1 is not one of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is not one of the 2 classes"),
@@ -162,7 +162,9 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="needs 2 text fields"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
-    with pytest.raises(UserError, match=r"no test\.jsonl or .* its files: train\.jsonl, valid"):
+    with pytest.raises(
+        UserError, match=r"no file test\.jsonl or .* its files: train\.jsonl, valid"
+    ):
         load_labelled(data(f"files:{folder}"))
 
 
@@ -261,14 +263,19 @@ def test_hugging_face_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", hub)
     splits, classes = load_labelled(data("hf:some/name"), cut=("valid", "test"))
     assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
-    with pytest.raises(UserError, match="has no split validation; its splits: train, test"):
+    with pytest.raises(
+        UserError,
+        match=r"splits.valid=validation is not a split of hf:some/name: choose one of train, test",
+    ):
         load_labelled(data("hf:some/name"))
 
     def unknown(name: str) -> None:
         raise FileNotFoundError(f"no {name}\non the hub")
 
     hub.load_dataset = unknown
-    with pytest.raises(UserError, match="cannot read hf:some/name: no some/name on the hub"):
+    with pytest.raises(
+        UserError, match="cannot read --config.data.source=hf:some/name: no some/name on the hub"
+    ):
         load_labelled(data("hf:some/name"))
     monkeypatch.setitem(
         sys.modules, "datasets", None

@@ -309,7 +309,10 @@ def test_host_processes_share_the_gpus(cluster):
             ("host", "-n", "x", "c.py"),
             "-n must be a positive whole number without leading zeros, not 'x'",
         ),
-        (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided evenly among 2"),
+        (
+            ("host", "-n", "2", "--gpus", "0,1,2", "c.py"),
+            "the number of GPUs in --gpus, 3, must be a multiple",
+        ),
     ],
 )
 def test_invalid_usage_exits_with_code_2(cluster, arguments, message):

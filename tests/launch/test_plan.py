@@ -486,7 +486,10 @@ def test_sweep_on_cpu_raises_error() -> None:
     ("options", "words"),
     [
         (["--topology=cpu:8", "--price=-1"], "--price must be at least 0, got -1"),
-        (["--topology=cpu:8", "--decode", "--sweep"], "--decode cannot be combined with --price"),
+        (
+            ["--topology=cpu:8", "--decode", "--sweep"],
+            "--decode cannot be combined with --sweep: leave",
+        ),
         (["--topology=cpu:8", "--decode"], "the task of --config does not generate text"),
         (["--topology=cpu:8", "--config.mesh.tensr=2"], "mesh.tensor"),
         (["--topology=cpu:8", "--config.mesh.tensor=3"], "needs 6 devices|needs 3 devices"),

@@ -173,7 +173,7 @@ def archive(**arrays: np.ndarray) -> bytes:
         ),
         (b"", "damaged"),
         (b"PK\x03\x04nothing", "damaged"),
-        (None, "^cannot read .*: No such file or directory$"),
+        (None, "^cannot read .*: No such file or directory; correct the path"),
     ],
 )
 def test_damaged_file_raises_one_line_error(content, fault, tmp_path):

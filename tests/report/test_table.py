@@ -77,9 +77,9 @@ def test_csv_numbers_are_unrounded(tmp_path):
 
 @pytest.mark.parametrize("write", [markdown, text])
 def test_row_of_wrong_length_raises_value_error(write, tmp_path):
-    with pytest.raises(ValueError, match="2 cells, but the table has 3 columns"):
+    with pytest.raises(ValueError, match="must have 3 cells, one for each column, got 2"):
         write(COLUMNS, [("a", 1)])
-    with pytest.raises(ValueError, match="4 cells, but the table has 3 columns"):
+    with pytest.raises(ValueError, match="must have 3 cells, one for each column, got 4"):
         write_csv(tmp_path / "x.csv", COLUMNS, [("a", 1, 2, 3)])
     assert not (tmp_path / "x.csv").exists()
 

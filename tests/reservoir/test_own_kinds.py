@@ -247,7 +247,10 @@ def test_options_are_fields_of_the_command_line(own_package, fields, expected):
     ("fields", "message"),
     [
         (["model.feature_scale=2"], "unknown option --config.model.feature_scale"),
-        (["model.feature_scal=2", f"model.reservoir={OWN}"], "did you mean model.feature_scale?"),
+        (
+            ["model.feature_scal=2", f"model.reservoir={OWN}"],
+            "did you mean --config.model.feature_scale?",
+        ),
         (
             ["model.feature_scale=x", f"model.reservoir={OWN}"],
             "feature_scale must be a finite number",
