@@ -118,7 +118,7 @@ def run_module(config: ConfigDict) -> ModuleType:
     check(
         _has_module(paper, "run"),
         f"the field paper of the configuration is {paper!r}, which is not a folder with a module run.py: set it to the"
-        " name of a paper's folder, such as reservoir",
+        " name of a paper's folder",
     )
     return importlib.import_module(f"{paper}.run")
 

@@ -144,7 +144,7 @@ def spec(
         parts.append((rule if isinstance(rule, str) else names) if split else None)
     if len(used) != len(set(used)):
         raise ValueError(
-            f"{name}: the axes {axes} split two dimensions over one mesh axis ({', '.join(used)}): replace one of them"
+            f"{name}: the axes {axes} use a mesh axis for two dimensions ({', '.join(used)}): replace one of the axes"
             " by None"
         )
     return PartitionSpec(*parts)

@@ -183,6 +183,6 @@ def build_tokenizers(
         joint = train_tokenizer(data.vocab_size, train.source, train.target)
         for path, lines in zip(paths, (train.source, train.target), strict=True):
             tokenizer = joint if data.dictionaries == "shared" else joint.restricted(lines)
-            tokenizer.save(path)
+            tokenizer.save(path, "--config.data.cache_dir")
     source, target = map(Tokenizer.load, paths)
     return source, target

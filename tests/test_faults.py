@@ -241,7 +241,7 @@ FIELDS = [
     ("data.buckets=", f"--config.data.buckets {ASCENDING}, got none"),
     (
         "data.buckets=2",
-        f"all training examples are longer than 2 tokens, the last of --config.data.buckets",
+        "all training examples are longer than 2 tokens, the last of --config.data.buckets",
     ),
     ("eval.buckets=0,16", f"--config.eval.buckets {ASCENDING}, got 0,16"),
     ("data.tokens_per_batch=0", "--config.data.tokens_per_batch must be at least 1, got 0"),
@@ -262,7 +262,10 @@ FIELDS = [
     ("data.source=files:none", "--config.data.source=files:none: there is no directory none"),
     ("data.source_language=fr", "no train.fr or train.fr.gz in"),
     ("data.splits.valid=dev", "no dev.de or dev.de.gz in"),
-    ("data.cache_dir=/dev/null/cache", "cannot write to /dev/null/cache: Not a directory"),
+    (
+        "data.cache_dir=/dev/null/cache",
+        "cannot write to --config.data.cache_dir=/dev/null/cache: Not a directory",
+    ),
     ("mesh.data=3", "the mesh data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8"),
     (
         "mesh.fsdp=-1",

@@ -193,7 +193,7 @@ def test_buckets_must_ascend(buckets):
 
 
 def test_unequal_sides_raise_value_error():
-    with pytest.raises(ValueError, match="1 source sentences but 2 target"):
+    with pytest.raises(ValueError, match="equally many sentences, got 1 and 2"):
         BucketedBatches(corpus(1), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
 
 

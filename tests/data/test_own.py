@@ -49,7 +49,7 @@ def test_documents_and_bytes(monkeypatch):
 
 def test_splits_of_blank_texts_raise_errors(monkeypatch):
     monkeypatch.setitem(TEXTS, "test", [""])
-    with pytest.raises(UserError, match=r"import:.*:texts has no text in its test split"):
+    with pytest.raises(UserError, match=r"import:.*:texts has only blank text in its test split"):
         load_text(data("texts"), "test")
     with pytest.raises(UserError, match=r"the test split of import:.*:texts has no bytes"):
         load_bytes(data("texts"))

@@ -128,7 +128,8 @@ def test_holm_correction_over_all_claims():
 
 def test_unknown_metric_error_lists_known_metrics():
     with pytest.raises(
-        UserError, match=r"claim c: its runs have no metric rouge; their metrics: best valid"
+        UserError,
+        match=r"claim c in claims.csv: its runs have no metric rouge; choose one of their metrics: best valid",
     ):
         find([claim(metric="rouge")], GROUPS, {})
     with pytest.raises(
