@@ -17,6 +17,7 @@ from common.config import (
     override,
     parse,
     parser_for,
+    run_module,
     to_json,
 )
 from common.errors import UserError
@@ -113,6 +114,12 @@ def test_invalid_overrides_raise_user_errors(config, key, text, told):
         override(config, key, text)
     assert told in str(caught.value)
     assert to_json(config) == before
+
+
+@pytest.mark.parametrize("paper", ["", "resevoir", "a b", "common"])
+def test_unknown_paper_raises_error(paper: str):
+    with pytest.raises(UserError, match=rf"configuration is '{paper}', which is not a folder with"):
+        run_module(ConfigDict({"paper": paper}))
 
 
 def test_no_suggestion_without_a_similar_name(config):

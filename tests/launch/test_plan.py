@@ -505,7 +505,7 @@ def test_invalid_options_raise_errors(monkeypatch, options: list[str], words: st
 
 
 def test_config_without_paper_raises_error() -> None:
-    with pytest.raises(UserError, match="not an experiment"):
+    with pytest.raises(UserError, match="the field paper of the configuration is ''"):
         estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
 
 

@@ -133,7 +133,8 @@ def test_unknown_metric_error_lists_known_metrics():
     ):
         find([claim(metric="rouge")], GROUPS, {})
     with pytest.raises(
-        UserError, match=r"no metric bleu \(run1 has no predictions\.npz\); their metrics"
+        UserError,
+        match=r"no metric bleu \(run1 has no predictions\.npz\); choose one of their metrics",
     ):
         find([claim(metric="bleu")], GROUPS, {})
 

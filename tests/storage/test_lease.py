@@ -47,7 +47,9 @@ def test_lease_of_dead_process_is_taken_over(lease):
     first.acquire()
     second = lease("second")
     assert not second.acquire(), "False: another machine was the last writer"
-    with pytest.raises(LeaseLost, match=r"has taken over .*; this process stops"):
+    with pytest.raises(
+        LeaseLost, match=r"has taken over .*; this process stops: repeat the command"
+    ):
         first.renew()
     with pytest.raises(LeaseLost):
         first.release()

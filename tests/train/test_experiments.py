@@ -93,7 +93,7 @@ def test_kept_run_is_never_replaced(suite: Toys) -> None:
     _, workdir = suite.fit("one", toy.config(train__steps=5))
     shutil.rmtree(workdir / "checkpoints")
     kept = (workdir / "summary.json").read_text()
-    with pytest.raises(UserError, match="a summary that is not of this configuration"):
+    with pytest.raises(UserError, match="is missing or of another configuration"):
         suite.fit("one", toy.config(train__steps=5, seed=2))
     assert (workdir / "summary.json").read_text() == kept
     suite.fit("one", toy.config(train__steps=5))
@@ -113,7 +113,7 @@ def test_kept_run_with_values_of_older_code_is_reused(suite: Toys) -> None:
     suite.fit("one", config)
     assert suite.opened == ["one"]
     config.model.remat = "full"
-    with pytest.raises(UserError, match="a summary that is not of this configuration"):
+    with pytest.raises(UserError, match="is missing or of another configuration"):
         suite.fit("one", config)
 
 
