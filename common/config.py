@@ -253,6 +253,14 @@ def check_folder(option: str, folder: Path) -> None:
     )
 
 
+def check_file(option: str, path: Path) -> None:
+    """Raises a UserError if `path` is missing or is a folder."""
+    check(
+        path.exists() and not path.is_dir(),
+        f"{option}={shown(path)} is not a file: give the path of an existing file",
+    )
+
+
 def check_rate(option: str, rate: float) -> None:
     """Raises a UserError unless `rate`, a rate of dropout or of skipped layers, is from 0 to 0.99."""
     check(
@@ -296,10 +304,13 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    The message begins with `source`, the file or option of the configuration.
+    The message begins with `source`, the file or option of the configuration. If `source` is a file, other UserErrors
+    also begin with `source`.
     """
     try:
         yield
+    except UserError as error:
+        raise UserError(str(error) if source == "--config" else f"{source}: {error}") from error
     except (AttributeError, KeyError) as error:
         # The last word of the message is the missing field, as in "'NoneType' object has no attribute 'kind'".
         field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]

@@ -136,7 +136,7 @@ class Digits(Task):
         held_out = config.data.held_out
         check(
             held_out < len(train[1]),
-            f"--config.data.held_out={held_out} must be less than the {len(train[1])} training images",
+            f"--config.data.held_out={held_out} must be less than {len(train[1])}, the number of training images",
         )
         # With held_out=0, the test loss decides when training stops, apparently as in the paper.
         cut = len(train[1]) - held_out

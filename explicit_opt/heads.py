@@ -101,7 +101,7 @@ class HeadStart:
         if outputs is not None:
             check_int("outputs", outputs)
         if not (isinstance(scale, str) and scale == "fit"):
-            check_number("a scale other than 'fit'", scale, positive=True)
+            check_number("scale must be 'fit' or a number: a number", scale, positive=True)
         check_number("smoothing", smoothing)
         check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
@@ -166,7 +166,8 @@ class HeadStart:
             own, others = getattr(self, name), getattr(other, name)
             check(
                 own == others,
-                f"cannot merge a head with {name}={others} into a head with {name}={own}",
+                f"cannot merge a head with {name}={others!r} into a head with {name}={own!r}: make both heads with the"
+                f" same {name}",
             )
         if not other._mass_N.size:
             return
@@ -190,7 +191,7 @@ class HeadStart:
         before = self._sums_NM.shape[1]
         check(
             before in (0, width),
-            f"the new examples have {width} features, but the earlier examples have {before}",
+            f"features of all examples must have the same number of columns, got {width} after {before}",
         )
 
     def _join(
@@ -350,30 +351,29 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
     labels = labels if sparse.issparse(labels) else _array("labels", labels)
     check(
         labels.shape[:1] == (examples,) and labels.ndim <= 2,
-        f"labels of {examples} examples must have the shape ({examples},) or ({examples}, outputs), got {labels.shape}",
+        f"labels must have the shape ({examples},) or ({examples}, outputs), a label for each row of features, got"
+        f" {labels.shape}",
     )
     if labels.ndim == 1:
         check(
             not examples or labels.dtype.kind in "iu",
             f"labels of shape (examples,) must be integers, got {labels.dtype}",
         )
-        outputs = outputs or (int(labels.max()) + 1 if examples else 1)
-        check(
-            not examples or (labels.min() >= 0 and labels.max() < outputs),
-            f"labels must be from 0 to {outputs - 1}"
-            + (f", got {labels.min()} to {labels.max()}" if examples else ""),
-        )
+        lowest, highest = (int(labels.min()), int(labels.max())) if examples else (0, 0)
+        check(lowest >= 0, f"labels must be at least 0, got {lowest}")
+        outputs = outputs or highest + 1
+        check(highest < outputs, f"labels must be below outputs={outputs}, got {highest}")
         rows = np.arange(examples + 1)
         columns = labels.astype(np.int64)
         return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
     check(
         labels.shape[1] > 1 or outputs == 1,
-        f"labels of shape {labels.shape} would be probabilities of a single output; class indices must have the shape"
-        f" ({examples},)",
+        f"labels of shape {labels.shape} would be probabilities of fewer than 2 outputs; class indices must have the"
+        f" shape ({examples},)",
     )
     check(
         outputs in (None, labels.shape[1]),
-        f"the labels are probabilities of {labels.shape[1]} outputs, but outputs={outputs}",
+        f"labels of shape {labels.shape} do not fit outputs={outputs}: leave out outputs",
     )
     if not sparse.issparse(labels):
         labels = _array("probabilities in labels", labels, np.float64)
@@ -397,12 +397,10 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     weights_E = _array("weights", weights, np.float64)
     check(
         weights_E.shape == (examples,),
-        f"weights of {examples} examples must have the shape ({examples},), got {weights_E.shape}",
+        f"weights must have the shape ({examples},), a weight for each row of features, got {weights_E.shape}",
     )
-    check(
-        bool(np.isfinite(weights_E).all() and (weights_E >= 0).all()),
-        "weights must be finite numbers of at least 0, but one is negative, NaN or infinite",
-    )
+    wrong = weights_E[~(np.isfinite(weights_E) & (weights_E >= 0))]
+    check(not wrong.size, f"weights must be finite numbers of at least 0, got {wrong[:1]}")
     return weights_E
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from common.data.files import read_bytes, source_folder
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 _UNSIGNED_BYTE = 8
 
@@ -29,8 +30,9 @@ def _read_part(directory: Path, part: str) -> Images:
     labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
-        " be (images, height, width) and (images,), with at least one image",
+        f"--config.data.source=files:{shown(directory)}: the shapes of {part}-images-idx3-ubyte and"
+        f" {part}-labels-idx1-ubyte must be (images, height, width) and (images,), with at least one image, got"
+        f" {pixels.shape} and {labels.shape}: download both files again",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 
@@ -45,16 +47,19 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     path = plain if plain.is_file() else directory / f"{name}.gz"
     if not path.is_file():
         raise UserError(
-            f"no {name} or {name}.gz in {directory}: download the four IDX files of MNIST into this folder"
+            f"--config.data.source=files:{shown(directory)} has no {name} or {name}.gz: download the four IDX files of"
+            " MNIST into this folder"
         )
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
-        raise UserError(f"{path} is not an IDX file of unsigned bytes: download the file again")
+        raise UserError(
+            f"{shown(path)} is not an IDX file of unsigned bytes: download the file again"
+        )
     shape = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape)):
         raise UserError(
-            f"{path} should have {' x '.join(map(str, shape))} bytes after its header, but has {len(raw) - start}:"
+            f"{shown(path)} should have {' x '.join(map(str, shape))} bytes after its header, but has {len(raw) - start}:"
             " download the file again"
         )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import check_choice
+from common.config import check_choice, check_least
 from common.data.batches import check_rows, in_order, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
@@ -56,6 +56,7 @@ def validate(config: ConfigDict) -> None:
       UserError: a field has an invalid value.
     """
     check_choice("--config.model.aggregate", config.model.aggregate, AGGREGATES)
+    check_least(config, ("data.vocab_size",), 8)
     check(
         config.model.context >= 1,
         f"--config.model.context, the number of previous tokens, must be at least 1, got {config.model.context}",
@@ -175,7 +176,7 @@ class NextToken(Task):
         for split in ("valid", "test"):
             texts[split] = texts[split][::step]
         lines = {split: list(chain.from_iterable(text)) for split, text in texts.items()}
-        self.tokenizer = build_tokenizer(data.vocab_size + _UNUSED, lines["train"], cache)
+        self.tokenizer = build_tokenizer(data.vocab_size, lines["train"], cache, added=-_UNUSED)
         self.vocabulary = self.tokenizer.size - _UNUSED
         self.splits = {}
         for split, text in texts.items():

@@ -66,12 +66,13 @@ def _own(options: Namespace) -> dict[str, Any]:
     )
     check(
         not printed or not options.sweep,
-        "--protocol=printed cannot be used with --sweep: the sweep would choose settings by the metrics that this"
-        " protocol reports",
+        "--protocol=printed cannot be used with --sweep, because the sweep would choose settings by the metrics that"
+        " this protocol reports: leave out --sweep",
     )
     check(
         target != "formula" or not (options.turns or options.sweep),
-        "the target formula trains no model: remove --turns and --sweep",
+        "the target formula trains no model: leave out"
+        f" {' and '.join(f'--{n}' for n in ('turns', 'sweep') if getattr(options, n))}",
     )
     data = named_paths("--data", options.data, CORPORA["claims"])
     for corpus, path in data.items():
@@ -80,7 +81,9 @@ def _own(options: Namespace) -> dict[str, Any]:
             corpus in CORPORA[target],
             f"{option}: the target {target} does not read the corpus {corpus}; remove the option",
         )
-        check(path.is_dir(), f"{option} is not a directory")
+        check(
+            path.is_dir(), f"{option} is not a directory: give the folder with the data of {corpus}"
+        )
     return {"protocol": options.protocol, "data": data}
 
 

@@ -50,7 +50,8 @@ def explicit_solution(
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     if features.ndim != 2 or 0 in features.shape:
         raise UserError(
-            f"features must have the shape (examples, features), without empty axes, got {features.shape}"
+            f"features must have the shape (examples, features), or (features, outputs) without targets, without empty"
+            f" axes, got {features.shape}"
         )
     if targets is None:
         _check_values(float(features.min()), float(features.max()), "co-occurrence")
@@ -62,14 +63,14 @@ def explicit_solution(
     targets = np.asarray(targets)
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
-            f"targets of {len(features)} examples must be integers of the shape ({len(features)},), got"
-            f" {targets.dtype} of the shape {targets.shape}"
+            f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of the"
+            f" shape {targets.shape}"
         )
+    if targets.min() < 0:
+        raise UserError(f"targets must be at least 0, got {targets.min()}")
     outputs = int(targets.max()) + 1 if outputs is None else outputs
-    if targets.min() < 0 or targets.max() >= outputs:
-        raise UserError(
-            f"targets must be from 0 to {outputs - 1}, got {targets.min()} to {targets.max()}"
-        )
+    if targets.max() >= outputs:
+        raise UserError(f"targets must be below outputs={outputs}, got {targets.max()}")
     counts, lowest = _one_pass(features, targets, outputs)
     total = float(counts.sum())
     _check_values(lowest, total, "feature")

@@ -38,7 +38,8 @@ def validate_start(config: ConfigDict) -> None:
     )
     check(
         config.train.steps == 0,
-        f"--config.train.steps={config.train.steps} must be 0: --config.train.epochs determines the number of steps",
+        f"--config.train.steps={config.train.steps} must be 0, because --config.train.epochs determines the number of"
+        " steps: set --config.train.epochs instead",
     )
     check_least(config, ("train.epochs", "train.batch"))
 

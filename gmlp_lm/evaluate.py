@@ -6,8 +6,9 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import int_arg, parser_for
+    from common.config import check_file, int_arg, parser_for
     from common.errors import check
+    from common.storage.addresses import shown
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.evaluate")
@@ -35,6 +36,7 @@ def main() -> None:
     from common.tasks.language_modelling import WindowLosses, words
     from gmlp_lm.run import load
 
+    check_file("--text", options.text)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, tokenizer, values = load(options.workdir, mesh)
     unit = "subwords" if tokenizer.name else "bytes"
@@ -42,13 +44,13 @@ def main() -> None:
     tokens = tokenizer.encode(text)
     check(
         len(tokens) > 1,
-        f"--text={options.text} has {len(tokens)} {unit}; at least 2 are needed, because the first is not scored",
+        f"--text={shown(options.text)} must have at least 2 {unit}, because the first is not scored, got {len(tokens)}",
     )
     stride, length = options.stride or config.eval.stride, config.model.length
     check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
     losses = WindowLosses(config, tokenizer, mesh)(values, tokens, stride)
     bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
-    print(f"{options.text}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
+    print(f"{shown(options.text)}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
     if count := words(text):
         per_word = bits / count
         perplexity = f"{2**per_word:,.6g}" if per_word < 1000 else "above 1e300"

@@ -107,7 +107,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def side(self, text: str) -> Side:
         """Returns the experiment "CORPUS: KIND", such as "wikitext2: gmlp". A claim compares two such experiments."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        check_choice("experiment", text, known)
+        check_choice("in a claim, experiment", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, path = experiment(1).data.source.partition(":")

@@ -132,7 +132,7 @@ def validate(model: ConfigDict) -> None:
     check_rate("--config.model.dropout", model.dropout)
     check(
         model.kind != "gpt" or model.width % model.heads == 0,
-        f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
+        f"--config.model.width={model.width} must be a multiple of --config.model.heads={model.heads}",
     )
     check(
         model.kind != "tiny_attention" or model.attention >= 1,
@@ -144,16 +144,18 @@ def validate(model: ConfigDict) -> None:
         f"--config.model.hidden={model.hidden} must be a multiple of {2 * model.gate_heads}, which is twice"
         f" --config.model.gate_heads={model.gate_heads}",
     )
-    check(
-        not model.windows or len(model.windows) == model.layers,
-        f"--config.model.windows has {len(model.windows)} lengths for {model.layers} layers; give one per layer",
-    )
-    check(
-        all(window >= 1 for window in model.windows),
-        f"all lengths in --config.model.windows must be at least 1, got {tuple(model.windows)}",
-    )
+    windows = f"--config.model.windows={','.join(map(str, model.windows))}"
     check(
         model.kind != "gpt" or not model.windows,
-        f"--config.model.windows={tuple(model.windows)} is for the kinds gmlp and tiny_attention: leave it empty for"
+        f"{windows} is for the kinds gmlp and tiny_attention: set --config.model.windows= (empty) for"
         " --config.model.kind=gpt",
+    )
+    check(
+        not model.windows or len(model.windows) == model.layers,
+        f"{windows} must have one length for each layer (--config.model.layers={model.layers}), got"
+        f" {len(model.windows)}",
+    )
+    check(
+        all(isinstance(window, int) and window >= 1 for window in model.windows),
+        f"{windows}: all lengths must be whole numbers of at least 1",
     )

@@ -72,7 +72,7 @@ def _check_cache(cache: Any, batch: int) -> None:
     rows = len(cache[0].recent)
     check(
         rows == batch,
-        f"the cache has {rows} rows, but the input has {batch}: make a cache with batch={batch}",
+        f"the cache is for batch={rows}, but the input has the shape ({batch}, ...): make a cache with batch={batch}",
     )
 
 

@@ -52,13 +52,11 @@ def _own(options: Namespace) -> dict[str, Any]:
 
     check_choice("--recipe", options.recipe, RECIPES)
     trains = TARGETS.get(options.target) != "settings"
+    unused = [n for n in ("corpora", "data", "turns", "sweep") if getattr(options, n)]
     check(
-        trains or not (options.corpora or options.data),
-        f"{options.target} reads no data: leave out --corpora and --data",
-    )
-    check(
-        trains or not (options.turns or options.sweep),
-        f"{options.target} trains nothing: leave out --turns and --sweep",
+        trains or not unused,
+        f"{options.target} trains nothing and reads no data: leave out"
+        f" {' and '.join(f'--{name}' for name in unused)}",
     )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))

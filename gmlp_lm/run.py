@@ -10,6 +10,7 @@ from common.config import complete
 from common.data import lossless
 from common.data.lossless_tokenizer import LosslessTokenizer
 from common.model.language_model import LanguageModel
+from common.storage.addresses import shown
 from common.tasks import language_modelling
 from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
@@ -65,7 +66,7 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, Mode
     from common.train.restore import load_run, read_config
 
     config = read_config(workdir, paper="gmlp_lm")
-    with complete(workdir / CONFIG):
+    with complete(shown(workdir / CONFIG)):
         model.validate(config.model)
     tokenizer = lossless.in_run(workdir)
     values = load_run(

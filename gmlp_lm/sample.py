@@ -63,7 +63,7 @@ def main() -> None:
     sampling.validate()
     check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
     prompts = [_as_bytes(options.prompt)] if options.prompts is None else read(options.prompts)
-    check(all(prompts), "the prompt is empty: --prompt needs at least one byte")
+    check(all(prompts), "--prompt is empty: give a text of at least one byte")
     prompts = [prompt for prompt in prompts for _ in range(options.samples)]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, tokenizer, values = load(options.workdir, mesh)
@@ -93,28 +93,35 @@ def read(path: Path) -> list[bytes]:
     Raises:
       UserError: the file cannot be read, has no prompts, or has an empty line or a line without a prompt.
     """
+    from common.config import check_file
     from common.data.files import read_bytes
     from common.errors import UserError, check
+    from common.storage.addresses import shown
 
+    check_file("--prompts", path)
+    form = 'a JSON string, or a JSON object with a string in the field "prompt"'
     prompts = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        where = f"{shown(path)}, line {number}"
         if path.suffix == ".jsonl":
             try:
                 prompt = json.loads(line)
             except ValueError as error:
-                raise UserError(f"{path}, line {number} is not JSON ({error})") from error
+                reason = getattr(
+                    error, "msg", error
+                )  # without the position, which counts this line as line 1
+                raise UserError(f"{where} is not JSON ({reason}): write {form}") from error
             prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-            check(
-                isinstance(prompt, str),
-                f'{path}, line {number} must be a JSON string, or a JSON object with a string in the field "prompt"',
-            )
+            check(isinstance(prompt, str), f"{where} must be {form}, got {prompt!r:.80}")
             try:
                 line = prompt.encode()
             except UnicodeEncodeError as error:
-                raise UserError(f"{path}, line {number} is not Unicode text ({error})") from error
-        check(bool(line), f"{path}, line {number} is an empty prompt: remove the line")
+                raise UserError(
+                    f"{where} is not Unicode text ({error}): correct or remove the prompt"
+                ) from error
+        check(bool(line), f"{where} is an empty prompt: remove the line")
         prompts.append(line)
-    check(bool(prompts), f"{path} has no prompts: write a prompt on each line")
+    check(bool(prompts), f"{shown(path)} has no prompts: write a prompt on each line")
     return prompts
 
 

@@ -24,10 +24,11 @@ from common.train.checkpoint import snapshots
 from common.train.prefetch import put
 from common.train.restore import load_run, read_config
 from common.train.state import Step
+from common.train.workdir import CONFIG
 from common.variables import Params
 from reservoir import model, run
 from reservoir.backskip import BackskipBlock
-from reservoir.skipping import NEVER
+from reservoir.skipping import ESTIMATORS, NEVER, Backskipping
 
 
 class Agreement(NamedTuple):
@@ -89,14 +90,14 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         trained layer below a reservoir.
     """
     config = read_config(workdir, "RUNS", "reservoir")
-    with complete(workdir):
+    with complete(shown(workdir / CONFIG)):
         config.model = model.with_defaults(config.model)
         estimator = config.model.backskip.estimator
     config.train.scan_layers = 0  # `load_run` returns an array for each layer, not stacked arrays.
     check(
         estimator not in NEVER,
-        f"{shown(workdir)} skips no reservoirs, because its --config.model.backskip.estimator is {estimator}: choose"
-        " another run",
+        f"{shown(workdir)} skips no reservoirs, because its --config.model.backskip.estimator is {estimator}: give a"
+        f" run with the estimator {' or '.join(e for e in ESTIMATORS if e not in NEVER)}",
     )
     steps = snapshots(workdir)
     check(
@@ -105,12 +106,18 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         " every N steps",
     )
     config, task = run.prepare(config, mesh)
+    check(
+        isinstance(task, Backskipping),
+        f"{shown(workdir)} is a run of --config.task={config.task}, which never skips reservoirs: give a run of the"
+        f" task {' or '.join(run.TASKS)}",
+    )
     step = Step.of(config, task, mesh)
     whole = step.abstract_model
     names = below_reservoirs(whole.build(whole.trainable, whole.frozen), list(whole.trainable))
     check(
         bool(names),
-        f"{shown(workdir)} has no trained layer below its reservoirs: choose another run",
+        f"{shown(workdir)} has no trained layer below its reservoirs: give a run with another"
+        " --config.model.placement",
     )
 
     losses = task.loss, task.skipping_loss

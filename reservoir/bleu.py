@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common.config import check_choice
 from common.errors import check
 from common.metrics.translations import TOKENIZERS, bleu_metric
 
@@ -32,13 +33,13 @@ def corpus_bleu(
     Raises:
       UserError: there are no sentences, the numbers of hypotheses and references differ, or the tokenizer is unknown.
     """
-    counts = f"{len(hypotheses)} translations and {len(references)} references"
     check(
-        len(hypotheses) == len(references), f"BLEU of {counts}: give one reference per translation"
+        len(hypotheses) == len(references),
+        "hypotheses and references must have the same length, with one reference for each hypothesis, got"
+        f" {len(hypotheses)} and {len(references)}",
     )
-    check(len(hypotheses) > 0, "BLEU needs at least one sentence")
-    known = ", ".join(TOKENIZERS)
-    check(tokenize in TOKENIZERS, f"BLEU tokenizer {tokenize!r} is not one of {known}")
+    check(len(hypotheses) > 0, "hypotheses and references are empty: give at least one sentence")
+    check_choice("tokenize", tokenize, TOKENIZERS)
     metric = bleu_metric(lowercase, tokenize)
     score = metric.corpus_score(list(hypotheses), [list(references)]).score
     return Bleu(score, str(metric.get_signature()))

@@ -1,6 +1,7 @@
 """Table 4 (probing) and Figures 2, 6 and 11 (fine-tuning) of masked language models with reservoirs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -181,7 +182,9 @@ def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
     """
     tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.data_paths]
     check(
-        bool(tasks), f"no data to fine-tune on: add {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
+        bool(tasks),
+        f"{target} with --scale={suite.scale} has no data to fine-tune on: add"
+        f" {' or '.join(f'--data={t}=DIR' for t in TASKS)}",
     )
     for task in TASKS:
         if task not in tasks:
@@ -197,7 +200,7 @@ def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
     ]
     # Validate before pretraining, which may take days.
     for tuning in experiments:
-        fine_tuning.validate(configuration(suite, tuning, 1))
+        _validate(suite, tuning)
     if suite.fields:
         print(
             f"{' '.join(suite.fields)}: changes pretraining only; fine-tuning needs --finetune=FIELD=VALUE"
@@ -223,16 +226,29 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
         f"remove --finetune={' and --finetune='.join(fixed)}: reservoir.reproduce sets"
         f" {' and '.join(f.partition('=')[0] for f in fixed)}",
     )
-    try:
+    with _named_by_finetune():
         override_all(config, [f"--config.{field}" for field in suite.finetune])
-    except UserError as error:
-        raise UserError(str(error).replace("--config.", "--finetune=")) from error
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
     config.pretrained = str(suite.folder(tuning.case.name(seed)))
     config.pretrained_step, config.seed = tuning.step, seed
     if path := suite.data_paths.get(tuning.task):
         config.data.source = f"files:{shown(path)}"
     return config
+
+
+def _validate(suite: "ExperimentSuite", tuning: Tuning) -> None:
+    config = configuration(suite, tuning, 1)
+    with _named_by_finetune():
+        fine_tuning.validate(config)
+
+
+@contextmanager
+def _named_by_finetune() -> Iterator[None]:
+    """Context manager that renames the options --config.FIELD in error messages to --finetune=FIELD."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--config.", "--finetune=")) from error
 
 
 def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
@@ -280,7 +296,7 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
     if suite.sweep:
         missing = missing or "--sweep varies only pretraining in claims; use it with fig2"
     if not missing:
-        fine_tuning.validate(configuration(suite, tuning, 1))
+        _validate(suite, tuning)
     return Side(tuning.stem, partial(configuration, suite, tuning), missing)
 
 

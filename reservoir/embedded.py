@@ -39,7 +39,8 @@ def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
     """
     check(
         split in _SIZES,
-        f"embedded:numbers_de_en has no split {split!r}; its splits are: {', '.join(_SIZES)}",
+        f"embedded:numbers_de_en has no split {split!r}: choose one of {', '.join(_SIZES)} (--split,"
+        " --config.data.splits)",
     )
     seen: set[str] = set()
     for name, size in _SIZES.items():

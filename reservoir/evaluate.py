@@ -4,7 +4,9 @@ from common.runtime import program
 
 
 def main() -> None:
+    from common.config import check_file
     from common.errors import check
+    from common.storage.addresses import shown
     from common.storage.folders import open_file
     from reservoir import loading
     from reservoir.bleu import corpus_bleu
@@ -27,11 +29,18 @@ def main() -> None:
     )
     options = parser.parse_args()
     files = (options.source, options.reference)
-    check(all(files) == any(files), "--source and --reference must be given together")
     check(
         not (any(files) and options.split),
-        "--split and --source select different texts: give one of them",
+        "--split cannot be used with --source and --reference: give --split alone, or --source and --reference",
     )
+    check(
+        all(files) == any(files),
+        "--source and --reference must be given together: add"
+        f" {'--reference' if options.source else '--source'}=FILE",
+    )
+    if any(files):
+        check_file("--source", options.source)
+        check_file("--reference", options.reference)
     run = loading.load(options)
     split = options.split or "test"
     text = read_parallel(*files) if any(files) else load_parallel(run.config.data, split)
@@ -39,7 +48,7 @@ def main() -> None:
     metric = run.config.eval
     bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
     search = run.translator.search
-    name = options.source or split
+    name = shown(options.source) if options.source else split
     print(f"{name}: BLEU {bleu.score:.2f} on {len(result)} sentences")
     if name == "valid" and 0 < metric.sentences < len(result):
         print(

@@ -70,7 +70,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             overrides = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
             check(
                 not overrides,
-                f"remove {' and '.join(overrides)}: reservoir.reproduce sets this field for Figure 6",
+                f"leave out {' and '.join(overrides)}: reservoir.reproduce sets this field for Figure 6",
             )
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
@@ -97,12 +97,24 @@ class ExperimentSuite(experiments.ExperimentSuite):
             ]
             if any(cases):
                 selected[setting] = [case for case in cases if case]
-        check(
-            bool(selected),
-            f"--settings, --models and --depths exclude every run of {target}, which has"
-            f" the settings {', '.join(settings)} and the rows {', '.join(models)}",
-        )
+        if not selected:
+            raise UserError(self._excluding(target))
         return selected
+
+    def _excluding(self, target: str) -> str:
+        """Returns the message about the option that excludes every run of a table or figure."""
+        settings, models, _ = NEEDS[target]
+        options = (("--settings", self.settings, settings), ("--models", self.models, models))
+        for option, given, known in options:
+            if given and set(given).isdisjoint(known):
+                return (
+                    f"{option}={','.join(given)} excludes every run of {target}: choose from"
+                    f" {','.join(known)}"
+                )
+        return (
+            f"--depths sets 0 reservoirs, so --models={','.join(self.models)} excludes every run of {target}: set at"
+            f" least 1 reservoir in --depths, or add {PLAIN} to --models"
+        )
 
     def setting_depths(self, setting: str) -> list[int]:
         """Returns the numbers of layers in --depths or, without this option, the depths of the scale."""
@@ -132,11 +144,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
             placement(layers, number if kind != "none" else 0, fields.get("placement", "alternate"))
             check(
                 model == PLAIN or number < layers,
-                f"{number} reservoirs in {layers} layers leave no trained layer in the row {model}",
+                f"the number of reservoirs, {number}, leaves no trained layer in the row {model}",
             )
         except ValueError as error:
+            given = self.depths.get(layers)
+            option = f"--depths={layers}" if given is None else f"--depths={layers}:{given}"
             raise UserError(
-                f"--depths={layers}: {error}; set a smaller number R of reservoirs by --depths={layers}:R"
+                f"{option}: {error}; set a smaller number R of reservoirs by --depths={layers}:R"
             ) from error
         if model == UPDATABLE:
             layers -= number

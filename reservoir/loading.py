@@ -20,7 +20,7 @@ from common.train.task import ModelState
 from common.train.workdir import CONFIG
 from reservoir import model
 from reservoir.tasks import translation
-from reservoir.tasks.translation import Translator, load_tokenizers, search_of, validate_search
+from reservoir.tasks.translation import Translator, load_tokenizers, search_of
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -92,9 +92,13 @@ def _newest(workdir: Path, count: int) -> list[int]:
     """
     steps = snapshots(workdir)
     check(
+        bool(steps),
+        f"--average={count}: {shown(workdir)} has no snapshots; leave out --average, or train with"
+        " --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
+    )
+    check(
         count <= len(steps),
-        f"--average={count} needs {count} snapshots, but {shown(workdir)} has {len(steps)}: average fewer, or train"
-        " with --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
+        f"--average={count} must be at most {len(steps)}, the number of snapshots in {shown(workdir)}",
     )
     return steps[-count:]
 
@@ -113,10 +117,14 @@ def load(options: argparse.Namespace) -> TrainedRun:
     """
     check(
         not (options.average and options.average_best),
-        "--average averages snapshots, --average_best the best checkpoints: give one of the two options",
+        "--average cannot be used with --average_best: leave out one of the two options",
+    )
+    check(
+        (options.length_penalty or 0) >= 0,
+        f"--length_penalty must be at least 0, got {options.length_penalty}",
     )
     config = read_config(options.workdir, paper="reservoir", task="translation")
-    with complete(options.workdir / CONFIG):
+    with complete(shown(options.workdir / CONFIG)):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
         translation.validate(config)
@@ -126,7 +134,6 @@ def load(options: argparse.Namespace) -> TrainedRun:
     search = dataclasses.replace(
         search_of(config), **{k: v for k, v in overrides.items() if v is not None}
     )
-    validate_search(search)
     tokenizers = load_tokenizers(options.workdir)
     mesh = make_mesh({"data": -1})
     sizes = [tokenizer.size for tokenizer in tokenizers]

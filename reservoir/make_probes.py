@@ -59,7 +59,15 @@ def main() -> None:
 
     files = []
     for name in options.text:
-        files += python_manual("train") if name == EMBEDDED else [read_lines(open_file(name))]
+        if name == EMBEDDED:
+            files += python_manual("train")
+            continue
+        path = open_file(name)
+        check(
+            path.exists() and not path.is_dir(),
+            f"--text={name} is neither a file nor {EMBEDDED}: give the path of a text file, or {EMBEDDED}",
+        )
+        files.append(read_lines(path))
     pool = sentences(text for lines in files for text in cut(lines, options.documents))
     made = {
         name: MAKERS[name](pool, options.count, np.random.default_rng(options.seed))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import plugin
-from common.errors import UserError, check
+from common.errors import check
 from common.plugin import Option
 from common.storage.addresses import shown
 from reservoir.kinds import imported_part
@@ -101,12 +101,13 @@ def _check_freeze_now(config: ConfigDict, pretrained: "Pretrained") -> None:
         config.freeze_now >= 1,
         f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
     )
-    try:
-        placement(model.encoder_layers, config.freeze_now)
-    except ValueError as error:
-        raise UserError(
-            f"--config.freeze_now={config.freeze_now} freezes every other layer, like reservoirs: {error}"
-        ) from error
+    span = 2 * config.freeze_now - 1
+    check(
+        span <= model.encoder_layers,
+        f"--config.freeze_now={config.freeze_now} freezes every other layer, which needs {span} layers, but"
+        f" {shown(pretrained.workdir)} has --config.model.encoder_layers={model.encoder_layers}: lower"
+        " --config.freeze_now",
+    )
 
 
 METHODS = {
@@ -160,7 +161,8 @@ def of(config: ConfigDict) -> Method:
     method, rank = find(config.reservoirs), config.lora.rank
     check(
         not rank or method is METHODS["keep"],
-        f"--config.lora.rank={rank} freezes the encoder, so {RESERVOIRS} must be keep, got {config.reservoirs}",
+        f"--config.lora.rank={rank} freezes the encoder, so {RESERVOIRS} must be keep, got {config.reservoirs}: set"
+        f" --config.lora.rank=0 or {RESERVOIRS}=keep",
     )
     return LORA if rank else method
 

@@ -188,12 +188,14 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         not model.reservoir_trained or model.reservoir != "none",
-        "--config.model.reservoir_trained=true needs reservoirs, but --config.model.reservoir is none",
+        "--config.model.reservoir_trained=true needs reservoirs, but --config.model.reservoir is none: set a kind, such"
+        " as --config.model.reservoir=ffn, or --config.model.reservoir_trained=false",
     )
     check(
         not model.reservoir_trained or model.backskip.estimator == "none",
         f"--config.model.backskip.estimator={model.backskip.estimator} needs frozen reservoirs,"
-        " but --config.model.reservoir_trained=true trains them",
+        " but --config.model.reservoir_trained=true trains them: set --config.model.backskip.estimator=none or"
+        " --config.model.reservoir_trained=false",
     )
     check_rate("--config.model.layerdrop", model.layerdrop)
     options.add(model)
@@ -207,16 +209,24 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     name = model.reservoir
     there = [stack for stack, names in STACKS.items() if names.layers in model]
     stacks = [stack for stack in there if _checked_placement(model, stack)]
+    is_pattern = set(model.placement) <= {"L", "R"}
+    advice = (
+        "write an R in --config.model.placement"
+        if is_pattern
+        else "raise --config.model.reservoirs"
+    )
     check(
         bool(stacks),
         f"--config.model.reservoir={name} but no layer is a reservoir:"
-        f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}; set at least one"
-        " reservoir, or --config.model.reservoir=none",
+        f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}; {advice}, or set"
+        " --config.model.reservoir=none",
     )
+    causal = [stack for stack in stacks if stack != "encoder"]
     check(
-        not kind.bidirectional_only or stacks == ["encoder"],
-        f"--config.model.reservoir={name} reads later positions, so a decoder or language model cannot use it:"
-        " choose another kind, or place reservoirs in the encoder only",
+        not kind.bidirectional_only or not causal,
+        f"--config.model.reservoir={name} reads later positions, so the {' and '.join(causal)} cannot use it: choose"
+        " another kind"
+        + (", or place reservoirs in the encoder only" if "encoder" in stacks else ""),
     )
     if name in RESERVOIRS:
         kind.check(model)
@@ -244,4 +254,11 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
     except ValueError as error:
         known = model[names.placement] in PLACEMENTS
         option = names.reservoirs if known else names.placement
-        raise UserError(f"--config.model.{option}: {error}") from error
+        advice = ""
+        if known:
+            advice = (
+                f"; lower --config.model.{names.reservoirs} or raise --config.model.{names.layers}"
+            )
+        elif set(model[option]) <= {"L", "R"}:
+            advice = f" (--config.model.{names.layers}); write one letter for each layer"
+        raise UserError(f"--config.model.{option}={model[option]}: {error}{advice}") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from common.data.cache import fingerprint
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
 from common.errors import UserError, check
+from common.storage.addresses import shown
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -23,8 +24,8 @@ class ParallelText:
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
             raise ValueError(
-                f"{len(self.source)} source lines but {len(self.target)} target lines: give one target line for each"
-                " source line"
+                "source and target must have the same length, with one target line for each source line, got"
+                f" {len(self.source)} and {len(self.target)}"
             )
 
     def __len__(self) -> int:
@@ -56,7 +57,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         case "embedded":
             text = _load_embedded(place, name, languages)
         case "files":
-            text = _load_files(place, name, languages)
+            option = f"--config.data.splits.{split}" if split in data.splits else "--split"
+            text = _load_files(place, name, languages, option)
         case "tfds":
             text = _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
@@ -81,7 +83,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         text = ParallelText([source for source, _ in kept], [target for _, target in kept])
     check(
         len(text) > 0,
-        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair in split {name}",
+        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair in split {name}: give"
+        f" at least one pair{' in which both sentences have text' if split == 'train' else ''}",
     )
     return text
 
@@ -102,11 +105,12 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
     return ParallelText(*EMBEDDED[name](split))
 
 
-def _load_files(place: str, split: str, languages: tuple[str, str]) -> ParallelText:
+def _load_files(place: str, split: str, languages: tuple[str, str], option: str) -> ParallelText:
     from common.data.files import source_folder
 
     folder = source_folder(place)
-    return read_parallel(*(_find(folder, split, language) for language in languages))
+    sides = zip(("source", "target"), languages, strict=True)
+    return read_parallel(*(_find(folder, split, *side, option) for side in sides))
 
 
 def read_parallel(*paths: Path) -> ParallelText:
@@ -120,22 +124,27 @@ def read_parallel(*paths: Path) -> ParallelText:
     source, target = (read_lines(path) for path in paths)
     check(
         len(source) == len(target),
-        f"{paths[0]} has {len(source)} lines but {paths[1]} has {len(target)}; "
-        "each line must translate the same line of the other file",
+        f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line translates the"
+        f" same line of the other file, got {len(source)} and {len(target)}",
     )
     return ParallelText(source, target)
 
 
-def _find(folder: Path, split: str, language: str) -> Path:
+def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
+    """Returns the file of a side ("source" or "target") of a split. `option` names the split, for error messages."""
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):
         if path.is_file():
             return path
     names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
     splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
+    advice = (
+        f"choose one of its splits in {language!r}: {', '.join(splits)} ({option})"
+        if splits
+        else f"set --config.data.{side}_language, because no name of a file ends with .{language} or .{language}.gz"
+    )
     raise UserError(
-        f"no {plain.name} or {zipped.name} in {folder}; "
-        f"its splits in {language!r}: {', '.join(splits) or 'none'}"
+        f"--config.data.source=files:{shown(folder)} has no {plain.name} or {zipped.name}: {advice}"
     )
 
 

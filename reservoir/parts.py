@@ -103,7 +103,11 @@ def freeze(
     check(
         bool(found["param"]),
         "no parameter to freeze: "
-        + ("all are frozen already" if found["frozen"] else "the module has no nnx.Param"),
+        + (
+            "all are frozen already; to draw them again, call thaw first"
+            if found["frozen"]
+            else "the module has no nnx.Param; pass a module with parameters"
+        ),
     )
     check(
         bool(found["selected"]),

@@ -86,7 +86,8 @@ def placement(
         ) from error
     if not valid:
         raise ValueError(
-            f"{strategy} returned {indices}; it must return {reservoirs} different indices from 0 to {layers - 1}"
+            f"{strategy} returned {indices}; it must return different indices from 0 to {layers - 1}, as many as there"
+            f" are reservoirs, {reservoirs}"
         )
     return tuple(sorted(indices))
 
@@ -107,7 +108,12 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
         callable(function),
         f"{option}={strategy} is of type {type(function).__name__}, not a function",
     )
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:  # Some functions that are not written in Python have no signature.
+        raise UserError(
+            f"{option}={strategy}: {error}; use a function written in Python"
+        ) from error
     found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, default in found.items():
         check(
@@ -126,7 +132,7 @@ def _function(strategy: str, option: str) -> Callable | None:
 
 def _check_fit(layers: int, span: int, what: str) -> None:
     if span > layers:
-        raise ValueError(f"{what} need {span} layers, but the stack has {layers}")
+        raise ValueError(f"{what} need {span} layers, but the number of layers is {layers}")
 
 
 def _pattern(layers: int, pattern: str) -> tuple[int, ...]:
@@ -137,6 +143,6 @@ def _pattern(layers: int, pattern: str) -> tuple[int, ...]:
         )
     if len(pattern) != layers:
         raise ValueError(
-            f"the pattern {pattern} is for {len(pattern)} layers, but the stack has {layers}"
+            f"the pattern {pattern} has the length {len(pattern)}, but the number of layers is {layers}"
         )
     return tuple(layer for layer, letter in enumerate(pattern) if letter == "R")

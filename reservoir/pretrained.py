@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from common.config import complete
 from common.data.cache import fingerprint
 from common.data.tokenizer import Tokenizer
+from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
 from common.train.restore import load_run, read_config
 from common.train.task import ModelState
@@ -61,7 +62,7 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
       UserError: the folder has no run, the run has another task, or the run has no tokenizer.
     """
     config = read_config(workdir, option, "reservoir", "masked_lm")
-    with complete(workdir / CONFIG):
+    with complete(shown(workdir / CONFIG)):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
         masked_lm.validate(config)

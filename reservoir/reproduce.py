@@ -83,15 +83,19 @@ def _own(options: Namespace) -> dict[str, Any]:
         check("=" in override, f"--finetune={override} must be FIELD=VALUE")
     check(
         not options.finetune or options.target in (*FIGURES, CLAIMS),
-        f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} has no fine-tuning runs",
+        f"--finetune is only for {', '.join((*FIGURES, CLAIMS))}: leave out --finetune, because {options.target} has no"
+        " fine-tuning runs",
     )
     check(
         not options.dry_run or options.target != CLAIMS,
-        f"--dry-run is for tables and figures, not for {CLAIMS}",
+        f"--dry-run is for tables and figures, not for {CLAIMS}: leave out --dry-run",
     )
     data_paths = named_paths("--data", options.data, (*SETTINGS, *TASKS, "probing"))
     for setting, path in data_paths.items():
-        check(path.is_dir(), f"--data={setting}={shown(path)} is not a directory")
+        check(
+            path.is_dir(),
+            f"--data={setting}={shown(path)} is not a directory: give the folder that contains the data",
+        )
     return {
         "settings": settings,
         "models": models,
@@ -116,7 +120,10 @@ def _depths(text: str) -> dict[int, int | None]:
             layers.isdecimal() and int(layers) > 0 and (reservoirs.isdecimal() or not colon),
             f"--depths={text}: {part!r} must be LAYERS or LAYERS:RESERVOIRS, such as 6 or 8:3, with at least 1 layer",
         )
-        check(int(layers) not in depths, f"--depths={text}: the depth {layers} occurs twice")
+        check(
+            int(layers) not in depths,
+            f"--depths={text}: the depth {layers} occurs twice; name each depth once",
+        )
         depths[int(layers)] = int(reservoirs) if colon else None
     return depths
 

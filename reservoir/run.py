@@ -42,7 +42,7 @@ def own_task(name: str) -> type[Task] | None:
     cls = imported("--config.task", name)
     check(
         Task in getattr(cls, "__mro__", ()),
-        f"--config.task={name} is not a class that inherits common.train.task.Task",
+        f"--config.task={name} must be a class that inherits common.train.task.Task, got {cls!r:.80}",
     )
     try:
         inspect.signature(cls).bind("config", "mesh", read_data=True)
@@ -65,8 +65,9 @@ def validate(config: ConfigDict) -> None:
         if own:
             return
         check_choice("--config.task", config.task, TASKS)
-        model.validate(config.model)
+        # A user's kind of reservoir is built in `model.validate`, so the sizes of its layers are checked before.
         task_module(config).validate(config)
+        model.validate(config.model)
         validate_steps(config)
 
 

@@ -116,7 +116,8 @@ def validate(model: ConfigDict) -> None:
     check_choice(f"{name}.reward", settings.reward, REWARDS)
     check(
         settings.estimator == "none" or model.reservoir != "none",
-        f"{name}.estimator={settings.estimator} needs reservoirs to skip, but --config.model.reservoir is none",
+        f"{name}.estimator={settings.estimator} needs reservoirs to skip, but --config.model.reservoir is none: set a"
+        f" kind, such as --config.model.reservoir=ffn, or {name}.estimator=none",
     )
     check(
         settings.warmup_steps >= -1,
@@ -138,11 +139,12 @@ def validate_steps(config: ConfigDict) -> None:
       UserError: the run has at most one step after the warm-up. (The first step after the warm-up never skips.)
     """
     settings, name = config.model.backskip, "--config.model.backskip"
+    option = "--config.optimizer" if settings.warmup_steps == -1 else name
     check(
         settings.estimator in NEVER or warmup(config) + 1 < config.train.steps,
-        f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
-        f" ({name}.warmup_steps) need at least 2 more steps, but the run has {config.train.steps}"
-        " (--config.train.steps)",
+        f"{name}.estimator={settings.estimator} never skips with --config.train.steps={config.train.steps}, because the"
+        f" warm-up ({option}.warmup_steps) ends at step {warmup(config)}: set --config.train.steps to at least"
+        f" {warmup(config) + 2}",
     )
     if (
         settings.estimator == "policy"
@@ -151,6 +153,7 @@ def validate_steps(config: ConfigDict) -> None:
     ):
         print(
             f"warning: {name}.reward=signed, the paper's reward, is 0 up to rounding in a pre-norm model"
-            " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors",
+            " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors; set"
+            f" --config.model.norm=post or {name}.reward=own_rms",
             file=sys.stderr,
         )

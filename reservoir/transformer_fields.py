@@ -27,11 +27,11 @@ def check_transformer(model: ConfigDict) -> None:
             check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
     check(
         model.width % model.heads == 0,
-        f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
+        f"--config.model.width={model.width} must be a multiple of --config.model.heads={model.heads}",
     )
     check(
         model.width % 2 == 0 or model.positions != "sinusoidal",
-        f"--config.model.width={model.width}: sinusoidal positions need an even width",
+        f"--config.model.width={model.width} must be even for --config.model.positions=sinusoidal",
     )
     for name in ("dropout", "attention_dropout"):
         check_rate(f"--config.model.{name}", model.get(name, 0.0))

@@ -10,9 +10,11 @@ from common.storage.addresses import shown
 
 
 def _read(path: Path | None) -> list[str]:
+    from common.config import check_file
     from common.data.files import ADVICE, decoded_lines, read_lines
 
     if path is not None:
+        check_file("--input", path)
         return read_lines(path)
     return list(decoded_lines(sys.stdin.buffer, "standard input", hint=ADVICE))
 
@@ -25,7 +27,9 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UserError(f"cannot write --output={shown(path)}: {error.strerror}") from error
+        raise UserError(
+            f"cannot write --output={shown(path)}: {error.strerror}; choose another file"
+        ) from error
 
 
 def main() -> None:

@@ -102,32 +102,39 @@ class Tokenizer:
             ) from error
 
 
-def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Tokenizer:
+def build_tokenizer(
+    vocab_size: int, lines: Sequence[str], cache_dir: str | Path, added: int = 0
+) -> Tokenizer:
     """Trains a tokenizer (`train_tokenizer`), or loads the tokenizer of an earlier call from `cache_dir`."""
-    key = fingerprint([str(vocab_size), *RECIPE], lines)[:16]
+    key = fingerprint([str(vocab_size - added), *RECIPE], lines)[:16]
     path = Path(cache_dir) / f"tokenizer-{key}.npz"
     if not path.exists():
-        train_tokenizer(vocab_size, lines).save(path, "--config.data.cache_dir")
+        tokenizer = train_tokenizer(vocab_size, lines, added=added)
+        tokenizer.save(path, "--config.data.cache_dir")
     return Tokenizer.load(path)
 
 
-def train_tokenizer(vocab_size: int, *sides: Sequence[str]) -> Tokenizer:
+def train_tokenizer(vocab_size: int, *sides: Sequence[str], added: int = 0) -> Tokenizer:
     """Trains one BPE model on all sides of a parallel text, such as source and target.
 
     Args:
-        vocab_size: number of pieces, including special tokens.
+        vocab_size: value of --config.data.vocab_size, a number of tokens including special tokens.
         sides: the lines of each side; all sides have equally many lines.
+        added: number of tokens of `vocab_size` that the caller adds to the tokenizer's. Negative if the caller leaves
+            out tokens of the tokenizer.
 
     Raises:
         UserError: the vocabulary is too small or too large for the text.
     """
-    return Tokenizer(train_model(vocab_size, sides, _TRAINER))
+    return Tokenizer(train_model(vocab_size, sides, _TRAINER, added))
 
 
 def train_model(
-    vocab_size: int, sides: Sequence[Sequence[str]], options: Mapping[str, object]
+    vocab_size: int, sides: Sequence[Sequence[str]], options: Mapping[str, object], added: int = 0
 ) -> bytes:
     """Trains a SentencePiece model. Returns the serialized model. `options` are options of `SentencePieceTrainer`.
+
+    `train_tokenizer` documents `vocab_size` and `added`.
 
     Raises:
         UserError: the vocabulary is too small or too large for the text.
@@ -137,16 +144,18 @@ def train_model(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(sides),
             model_writer=model,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size - added,
             minloglevel=2,
             **options,
         )
     except RuntimeError as error:
         message = str(error)
         if largest := re.search(r"value <= (\d+)", message):
-            hint = f"too large for the training text; the largest possible is {largest[1]}"
+            most = int(largest[1]) + added
+            hint = f"too large for the training text; the largest possible is {most}"
         elif smallest := re.search(r"required_chars\. \d+ vs (\d+)", message):
-            hint = f"too small for the training text; the smallest possible is {smallest[1]}"
+            least = int(smallest[1]) + added
+            hint = f"too small for the training text; the smallest possible is {least}"
         else:
             hint = f"refused by SentencePiece: {message}"
         raise UserError(f"--config.data.vocab_size={vocab_size} is {hint}") from error

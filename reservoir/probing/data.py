@@ -12,7 +12,8 @@ import numpy as np
 
 from common.atomic import write_atomic
 from common.data.files import read_lines
-from common.errors import check
+from common.errors import UserError, check
+from common.storage.addresses import shown
 
 TASKS = {
     "sentence_length": "SentLen",
@@ -65,11 +66,10 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}
     for number, line in enumerate(read_lines(path), start=1):
         fields = line.split("\t")
-        where = f"{path} line {number}"
+        where = f"{shown(path)}, line {number}"
         check(
             len(fields) >= 3,
-            f"{where}: expected a partition, a label and a sentence with tabs between them;"
-            f" found {len(fields)} fields",
+            f"{where} must have a partition, a label and a sentence, with tabs between them, got {line!r:.80}",
         )
         partition, label, sentence = fields[0], fields[1], fields[-1]
         check(
@@ -87,19 +87,19 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     for partition, split in PARTITIONS.items():
         check(
             bool(examples[split]),
-            f"{path} has no line of the partition {partition}: each of {', '.join(PARTITIONS)} needs a line",
+            f"{shown(path)} has no line of the partition {partition}: each of {', '.join(PARTITIONS)} needs a line",
         )
     labels = tuple(sorted({label for _, label, _ in examples["train"]}))
     check(
         len(labels) > 1,
-        f"{path} has only the label {labels[0]!r} in its partition tr: a task needs at least two labels",
+        f"{shown(path)} has only the label {labels[0]!r} in its partition tr: add lines with another label",
     )
     numbers = {label: number for number, label in enumerate(labels)}
     for line, label, _ in (*examples["valid"], *examples["test"]):
         check(
             label in numbers,
-            f"{path} line {line}: the label {label!r} is not in the partition tr: add a line with this label to tr, or"
-            " correct the label",
+            f"{shown(path)}, line {line}: the label {label!r} is not in the partition tr: add a line with this label to"
+            " tr, or correct the label",
         )
     return ProbingTask(
         name,
@@ -115,15 +115,16 @@ def load_task(directory: Path, name: str) -> ProbingTask:
 def _find(directory: Path, name: str) -> Path:
     check(
         directory.is_dir(),
-        f"no directory {directory}; --data must be the folder of the probing tasks",
+        f"--data={shown(directory)} is not a directory: give the folder of the probing tasks",
     )
     plain = task_path(directory, name)
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
     there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
-    known = ", ".join(task for task in TASKS if task in there)
-    check(False, f"no {plain.name} or {plain.name}.gz in {directory}; its tasks: {known or 'none'}")
+    known = ",".join(task for task in TASKS if task in there)
+    advice = f"choose among its tasks, --tasks={known}" if known else "give the folder of the tasks"
+    raise UserError(f"--data={shown(directory)} has no {plain.name} or {plain.name}.gz: {advice}")
 
 
 def task_path(directory: Path, name: str) -> Path:

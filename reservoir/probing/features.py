@@ -155,7 +155,8 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     task = read_config(workdir, paper="reservoir").get("task", "translation")
     check(
         task in openers,
-        f"{shown(workdir)} is a run of the task {task}; probing needs a run of the task {' or '.join(openers)}",
+        f"--workdir={shown(workdir)} is a run of the task {task}, which probing cannot read: give a run of the task"
+        f" {' or '.join(openers)}",
     )
     return openers[task](workdir, mesh, pool)
 
@@ -174,7 +175,7 @@ def _masked_lm(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
 
 def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     config = read_config(workdir, paper="reservoir", task="translation")
-    with complete(workdir / CONFIG):
+    with complete(shown(workdir / CONFIG)):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
         translation.validate(config)

@@ -70,7 +70,7 @@ def sentence_length(
     longest = [high for _, high in BINS]
     for sentence in pool:
         groups[str(np.searchsorted(longest, len(sentence)))].append(sentence)
-    return _balanced(groups, count, generator)
+    return _balanced("sentence_length", groups, count, generator)
 
 
 def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
@@ -94,7 +94,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
         known.add(shifted)
         label = min(groups, key=lambda label: len(groups[label]))
         groups[label].append(shifted if label == "I" else sentence)
-    return _balanced(groups, count, generator)
+    return _balanced("bigram_shift", groups, count, generator)
 
 
 def _shiftable(sentence: Sentence) -> list[int]:
@@ -119,16 +119,16 @@ def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     targets = [word for word in ranked[2 * size :] if len(word) >= 4 and word.isalpha()][:size]
     check(
         len(targets) == size,
-        f"the text has {len(targets):,} possible target words (4 letters or more, without the {2 * size:,} most"
-        f" frequent words and punctuation marks), too few for the {size:,} target words of --count={count}; lower"
-        " --count or give more text",
+        f"--tasks=word_content with --count={count} needs {size:,} target words (4 letters or more, without the"
+        f" {2 * size:,} most frequent words and punctuation marks), but the number of such words in the text is"
+        f" {len(targets):,}: give more text{' or lower --count' if size > 2 else ''}",
     )
     groups: dict[str, list[Sentence]] = {word: [] for word in targets}
     for sentence, tokens in zip(pool, lower, strict=True):
         found = [token for token in tokens if token in groups]
         if len(found) == 1:
             groups[found[0]].append(sentence)
-    return _balanced(groups, count, generator)
+    return _balanced("word_content", groups, count, generator)
 
 
 MAKERS: Mapping[str, Callable[[Sequence[Sentence], int, np.random.Generator], Examples]] = {
@@ -143,20 +143,28 @@ The functions raise a UserError if the text has too few sentences.
 
 
 def _balanced(
-    groups: Mapping[str, Sequence[Sentence]], count: int, generator: np.random.Generator
+    task: str,
+    groups: Mapping[str, Sequence[Sentence]],
+    count: int,
+    generator: np.random.Generator,
 ) -> Examples:
-    """Draws examples in random order, with the same number of sentences per label within each split."""
+    """Draws examples in random order, with the same number of sentences per label within each split.
+
+    `task` is the name of the task, for error messages.
+    """
     train = count // len(groups)
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])
     check(
         train > 0,
-        f"--count={count} is less than the number of labels, {len(groups):,}: raise --count",
+        f"--count={count} must be at least {len(groups):,}, the number of labels of --tasks={task}",
     )
+    # The smallest --count needs three sentences of each label.
     check(
         train + 2 * held_out <= fewest,
-        f"the text has {fewest:,} sentences for the label {label!r}, but --count={count} needs"
-        f" {train + 2 * held_out:,} for each of the {len(groups):,} labels; lower --count or give more text",
+        f"--tasks={task} with --count={count} needs {train + 2 * held_out:,} sentences for each of its {len(groups):,}"
+        f" labels, but the number of sentences for the label {label!r} is {fewest:,}: give more text"
+        f"{' or lower --count' if fewest >= 3 else ''}",
     )
     examples: Examples = {"train": [], "valid": [], "test": []}
     for label, group in groups.items():

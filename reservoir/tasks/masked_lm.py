@@ -3,6 +3,7 @@
 Shape letter of this module: M masked positions of a row.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,15 +98,16 @@ class MaskedLm(Backskipping, Task):
         config, data = self.config, self.config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
-        self.tokenizer = build_tokenizer(data.vocab_size - 1, texts["train"], cache)
+        self.tokenizer = build_tokenizer(data.vocab_size, texts["train"], cache, added=1)
         self._size = vocabulary(self.tokenizer)
         self.splits = {}
         for split, text in texts.items():
             corpus = tokenize_corpus(text, self.tokenizer, cache)
             check(
                 len(corpus.tokens) * data.masked >= 1,
-                f"the {split} text has {len(corpus.tokens)} tokens, too few to mask one of them with"
-                f" --config.data.masked={data.masked}: use a longer text",
+                f"--config.data.masked={data.masked} masks no token of the {split} split of"
+                f" --config.data.source={data.source}, which needs at least {math.ceil(1 / data.masked)} tokens but has"
+                f" {len(corpus.tokens)}: use a longer text",
             )
             self.splits[split] = PackedRows(corpus, config.model.max_length)
         self.training_batches = ExampleBatches(

@@ -54,16 +54,21 @@ def validate(config: ConfigDict) -> None:
     check_transformer(model)
     check(
         0 <= config.train.label_smoothing < 1,
-        f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
+        "--config.train.label_smoothing must be at least 0 and below 1, got"
+        f" {config.train.label_smoothing}",
     )
+    widest = {}
     for group, buckets in (("data", data.buckets), ("eval", config.eval.buckets)):
         check_buckets(f"--config.{group}.buckets", buckets)
-        widest = max(buckets)
-        check(
-            not limited(config) or widest <= model.max_length,
-            f"--config.{group}.buckets reach {widest} tokens, but the model has"
-            f" --config.model.max_length={model.max_length} positions: lower the buckets, or raise max_length",
-        )
+        if limited(config) and max(buckets) > model.max_length:
+            widest[f"--config.{group}.buckets"] = max(buckets)
+    reach = " and ".join(f"{option} up to {length} tokens" for option, length in widest.items())
+    enough = max(*widest.values(), search_of(config).longest(max(config.eval.buckets)), 0)
+    check(
+        not widest,
+        f"the model has --config.model.max_length={model.max_length} positions, too few for {reach}: lower the buckets,"
+        f" or set --config.model.max_length={enough}, which is enough for translations as well",
+    )
     check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
     check(
@@ -72,7 +77,8 @@ def validate(config: ConfigDict) -> None:
     )
     check_least(config, ("data.tokens_per_batch", "eval.tokens_per_batch"))
     check_least(config, ("data.vocab_size",), 8)
-    validate_search(search_of(config))
+    check_least(config, ("decode.beams", "decode.extra"))
+    check_least(config, ("decode.length_penalty", "decode.ratio"), 0)
 
 
 def limited(config: ConfigDict) -> bool:
@@ -81,23 +87,6 @@ def limited(config: ConfigDict) -> bool:
     Learned position embeddings and reservoirs with parameters for each position limit the length.
     """
     return config.model.positions == "learned" or kinds.fixed_length(config)
-
-
-def validate_search(search: Search) -> None:
-    check(
-        search.beams >= 1,
-        f"the beam (--beams, --config.decode.beams) must have at least 1 hypothesis, got {search.beams}",
-    )
-    check(
-        search.length_penalty >= 0,
-        f"the length penalty (--length_penalty, --config.decode.length_penalty) must not be negative, got"
-        f" {search.length_penalty}",
-    )
-    check(
-        search.ratio >= 0 and search.extra >= 1,
-        "the maximum length of translations needs --config.decode.ratio >= 0 and --config.decode.extra >= 1, got"
-        f" {search.ratio} and {search.extra}",
-    )
 
 
 def search_of(config: ConfigDict) -> Search:
@@ -178,14 +167,20 @@ class Translator:
           UserError: a sentence is longer than `model.max_length`, or a translation may become longer.
         """
         longest = int(source.lengths.max()) + 1
-        longest = max(longest, self.search.longest(longest))
+        needed = {
+            "the longest source sentence": longest,
+            "its translation (--config.decode.ratio, --config.decode.extra)": self.search.longest(
+                longest
+            ),
+        }
         if target is not None:
-            longest = max(longest, int(target.lengths.max()) + 1)
-        model = self.config.model
+            needed["the longest reference"] = int(target.lengths.max()) + 1
+        what = max(needed, key=needed.__getitem__)
+        maximum = self.config.model.max_length
         check(
-            not limited(self.config) or longest <= model.max_length,
-            f"a sentence or its translation needs up to {longest} positions, but the model has"
-            f" --config.model.max_length={model.max_length}; shorten the text, or train with a larger max_length",
+            not limited(self.config) or needed[what] <= maximum,
+            f"{what} needs up to {needed[what]} positions, but the model has --config.model.max_length={maximum};"
+            f" shorten the text, or train with --config.model.max_length={needed[what]}",
         )
 
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
@@ -216,8 +211,9 @@ class Translator:
             tokens = len(encoded[number])
             check(
                 tokens <= self.longest,
-                f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest};"
-                " split the line or raise --max_tokens (memory grows with the square of the length)",
+                f"line {number + 1} of the text to translate has {tokens:,} tokens, more than"
+                f" --max_tokens={self.longest}; split the line or set --max_tokens={tokens} (memory grows with the"
+                " square of the length)",
             )
         result = [""] * len(lines)
         if full:
@@ -268,8 +264,9 @@ class Translation(Backskipping, Task):
         self.training_batches = self._bucket(*self._corpora["train"])
         if self.training_batches.dropped and is_main():
             print(
-                f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
-                f" they are longer than the largest of --config.data.buckets, {max(config.data.buckets)} tokens"
+                "number of training pairs left out because they are longer than the largest of --config.data.buckets,"
+                f" {max(config.data.buckets)} tokens: {self.training_batches.dropped:,} of"
+                f" {len(self.texts['train']):,}"
             )
 
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
