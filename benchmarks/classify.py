@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from common.config import int_arg
 from common.runtime import program
 
 TARGET = 1 / 0.9
@@ -24,7 +25,9 @@ def main() -> None:
     from benchmarks.harness import compare, make_parser, ratio, report
 
     parser = make_parser(__doc__, "classify", rounds=11)
-    parser.add_argument("--texts", type=int, default=128, help="rows of the CSV file")
+    parser.add_argument(
+        "--texts", type=int_arg("--texts"), default=128, help="rows of the CSV file"
+    )
     options = parser.parse_args()
 
     import csv

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from common.config import int_arg, parser_for
 from common.report.table import markdown
 from common.runtime import program
 
@@ -81,12 +82,14 @@ def measure(checkout: Path, layers: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_for("benchmarks.compilation")
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--layers", type=int_arg("--layers"), nargs="+", default=[12, 32], help="encoder layers"
     )
-    parser.add_argument("--layers", type=int, nargs="+", default=[12, 32], help="encoder layers")
     parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int_arg("--rounds"), default=3)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/compilation.json"))
     options = parser.parse_args()
 

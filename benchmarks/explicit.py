@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from common.config import int_arg
 from common.runtime import program
 
 VOCABULARY = 4098
@@ -152,13 +153,18 @@ def main() -> None:
     from benchmarks.harness import compare, isolated, make_parser, ratio, report, scaled
 
     parser = make_parser(__doc__, "explicit", rounds=5, peers=True)
-    parser.add_argument("--tokens", type=int, default=3_000_000)
-    parser.add_argument("--batch", type=int, default=1024, help="tokens per step of Adagrad")
+    parser.add_argument("--tokens", type=int_arg("--tokens"), default=3_000_000)
+    parser.add_argument(
+        "--batch", type=int_arg("--batch"), default=1024, help="tokens per step of Adagrad"
+    )
     options = parser.parse_args()
 
-    torch = not options.without_torch and importlib.util.find_spec("torch") is not None
-    if not torch:
-        print("skipping PyTorch: pip install -r benchmarks/requirements.txt installs it")
+    installed = importlib.util.find_spec("torch") is not None
+    torch = installed and not options.without_torch
+    if not installed and not options.without_torch:
+        print(
+            "PyTorch is not timed, because it is not installed: pip install -r benchmarks/requirements.txt"
+        )
     dense = 2048
     factories = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.config import int_arg, parser_for
 from common.train.conditions import cores
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
@@ -41,13 +42,16 @@ def make_parser(
       types: whether to add the option --types, the dtypes to time.
       peers: whether to add the option --without_torch.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_for(f"benchmarks.{name}")
+    parser.description = description
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--rounds", type=int_arg("--rounds"), default=rounds, help="timed calls per case"
     )
-    parser.add_argument("--rounds", type=int, default=rounds, help="timed calls per case")
     parser.add_argument("--out", default=f"results/benchmarks/{name}.json")
     if types:
-        parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
+        types = ["float32", "bfloat16"]
+        parser.add_argument("--types", nargs="+", default=types, choices=types)
     if peers:
         parser.add_argument("--without_torch", action="store_true", help="do not time PyTorch")
     return parser

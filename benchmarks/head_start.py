@@ -41,7 +41,10 @@ def digits(folder: Path | None) -> dict[str, Split]:
     if folder is None:
         config = explicit.tiny_digits(config)
     else:
-        check(folder.is_dir(), f"--mnist={folder} is not a directory")
+        check(
+            folder.is_dir(),
+            f"--mnist={folder} is not a directory: give the folder with MNIST's four IDX files",
+        )
         config.data.source = f"files:{folder}"
     task = Digits(config, make_mesh({"data": 1}))
     return {

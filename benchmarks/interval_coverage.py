@@ -7,7 +7,6 @@ Examples differ in difficulty and seeds in quality. Right and wrong answers are 
 true difference is known. For comparison, the percentile interval of a plain two-level bootstrap is measured as well.
 """
 
-import argparse
 import itertools
 import json
 from pathlib import Path
@@ -17,11 +16,13 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.harness import machine
+from common.config import int_arg, parser_for
 from common.metrics.curve import Curve, Point
 from common.metrics.losses import Losses
 from common.report.runs import Run
 from common.report.table import publish
 from common.report.verdict import Comparison, compare
+from common.runtime import program
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
@@ -118,8 +119,8 @@ def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("benchmarks.interval_coverage")
-    parser.add_argument("--experiments", type=int, default=1000)
+    parser = parser_for("benchmarks.interval_coverage")
+    parser.add_argument("--experiments", type=int_arg("--experiments"), default=1000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/interval_coverage"))
     options = parser.parse_args()
     truths = (Truth((QUALITY, QUALITY)), Truth((BETTER, QUALITY)))
@@ -131,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

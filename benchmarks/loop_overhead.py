@@ -5,11 +5,11 @@ loop also reads and transfers data, reads metrics, logs and shows progress. Eval
 excluded.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
 
+from common.config import int_arg, parser_for
 from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
@@ -17,9 +17,10 @@ TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_for("benchmarks.loop_overhead")
+    parser.description = __doc__
+    parser.add_argument("--steps", type=int_arg("--steps"), default=100, help="steps per round")
+    parser.add_argument("--rounds", type=int_arg("--rounds"), default=5)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/loop_overhead.json"))
     options = parser.parse_args()
 

@@ -53,10 +53,12 @@ def main() -> None:
 
     options = make_parser(__doc__, "lora", rounds=9, types=True, peers=True).parse_args()
 
-    torch = not options.without_torch and importlib.util.find_spec("peft") is not None
-    if not torch:
+    installed = importlib.util.find_spec("peft") is not None
+    torch = installed and not options.without_torch
+    if not installed and not options.without_torch:
         print(
-            "skipping transformers and peft: pip install -r benchmarks/requirements.txt installs both"
+            "transformers and peft are not timed, because peft is not installed: pip install -r"
+            " benchmarks/requirements.txt"
         )
     timings, memory, pairs, targets = {}, {}, [], {}
 

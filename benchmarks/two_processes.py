@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common.config import int_arg, parser_for
 from common.errors import UserError
 from common.runtime import program
 
@@ -28,8 +29,9 @@ SIZES = {"tiny": ({}, 100), "laptop": (LAPTOP, 10)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = parser_for("benchmarks.two_processes")
+    parser.description = __doc__
+    parser.add_argument("--rounds", type=int_arg("--rounds"), default=7)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/two_processes.json"))
     parser.add_argument("--worker", nargs=2, metavar=("SIZE", "DIR"), help=argparse.SUPPRESS)

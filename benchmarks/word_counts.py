@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,11 +65,16 @@ def main() -> None:
     from benchmarks.harness import machine, peak_bytes
     from common import config
 
-    parser = ArgumentParser(prog="benchmarks.word_counts", description=__doc__.splitlines()[0])
+    parser = config.parser_for("benchmarks.word_counts")
+    parser.description = __doc__.splitlines()[0]
     parser.add_argument("--data", required=True, type=Path, help="folder with train.jsonl.gz")
     parser.add_argument("--rows", type=config.int_arg("--rows"), default=650_000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/word_counts.json"))
     options = parser.parse_args()
+    check(
+        (options.data / "train.jsonl.gz").is_file(),
+        f"--data={options.data} has no train.jsonl.gz: give the folder with the reviews",
+    )
 
     with TemporaryDirectory() as folder:
         reviews, out = Path(folder) / "reviews.jsonl", Path(folder) / "worth"

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.config import int_arg
 from common.errors import check
 from common.runtime import program
 
@@ -207,9 +208,15 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder with *.jsonl.gz")
     parser.add_argument("--pretrained", required=True, type=Path, help="BERT's folder")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--steps", type=int, default=600, help="training steps of each run")
-    parser.add_argument("--batch", type=int, default=16, help="texts of a training batch")
-    parser.add_argument("--length", type=int, default=64, help="longest text in tokens")
+    parser.add_argument(
+        "--steps", type=int_arg("--steps", 3), default=600, help="training steps of each run"
+    )
+    parser.add_argument(
+        "--batch", type=int_arg("--batch"), default=16, help="texts of a training batch"
+    )
+    parser.add_argument(
+        "--length", type=int_arg("--length"), default=64, help="longest text in tokens"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
     options = parser.parse_args()
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
@@ -217,7 +224,6 @@ def main() -> None:
         not missing,
         f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
     )
-    check(options.steps >= 3, f"--steps must be at least 3, got {options.steps}")
     check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
     (options.runs / "peer").mkdir(parents=True)
 

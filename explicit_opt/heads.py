@@ -101,7 +101,7 @@ class HeadStart:
         if outputs is not None:
             check_int("outputs", outputs)
         if not (isinstance(scale, str) and scale == "fit"):
-            check_number("scale must be 'fit' or a number: a number", scale, positive=True)
+            check_number("scale, if it is not 'fit',", scale, positive=True)
         check_number("smoothing", smoothing)
         check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
@@ -400,7 +400,8 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
         f"weights must have the shape ({examples},), a weight for each row of features, got {weights_E.shape}",
     )
     wrong = weights_E[~(np.isfinite(weights_E) & (weights_E >= 0))]
-    check(not wrong.size, f"weights must be finite numbers of at least 0, got {wrong[:1]}")
+    if wrong.size:
+        raise UserError(f"weights must be finite numbers of at least 0, got {wrong[0]}")
     return weights_E
 
 

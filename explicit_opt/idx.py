@@ -59,7 +59,7 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape)):
         raise UserError(
-            f"{shown(path)} should have {' x '.join(map(str, shape))} bytes after its header, but has {len(raw) - start}:"
-            " download the file again"
+            f"{shown(path)} should have {' x '.join(map(str, shape))} bytes after its header, but has"
+            f" {len(raw) - start}: download the file again"
         )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -63,8 +63,8 @@ def explicit_solution(
     targets = np.asarray(targets)
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
-            f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of the"
-            f" shape {targets.shape}"
+            f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of"
+            f" the shape {targets.shape}"
         )
     if targets.min() < 0:
         raise UserError(f"targets must be at least 0, got {targets.min()}")

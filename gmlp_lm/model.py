@@ -135,6 +135,10 @@ def validate(model: ConfigDict) -> None:
         f"--config.model.width={model.width} must be a multiple of --config.model.heads={model.heads}",
     )
     check(
+        model.width % 2 == 0 or model.positions != "sinusoidal",
+        f"--config.model.width={model.width} must be even for --config.model.positions=sinusoidal",
+    )
+    check(
         model.kind != "tiny_attention" or model.attention >= 1,
         "--config.model.attention (width of the head) must be at least 1 for --config.model.kind=tiny_attention, got"
         f" {model.attention}",
