@@ -75,7 +75,7 @@ $(VENV)/.run $(VENV)/.dev $(VENV)/.bench $(VENV)/.peers $(VENV)/.mutants:
 # Debian ships a python3 whose venv cannot install pip; virtualenv then stands in.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
-	  echo "error: Train Less needs Python 3.11 to 3.13; try: make PYTHON=python3.12" >&2; exit 2; }
+	  echo "error: PYTHON=$(PYTHON) is not Python 3.11 to 3.13: install one, then run make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV) \
 	  && $(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv \
 	  && PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }

@@ -40,7 +40,10 @@ recommend() { # PLATFORM
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-  [[ $# == 1 && $1 =~ ^(cpu|gpu|v.+)$ ]] || { echo "usage: launch/flags.sh cpu|gpu|TYPE" >&2 && exit 2; }
+  [[ $# == 1 && $1 =~ ^(cpu|gpu|v.+)$ ]] || {
+    echo "error: give cpu, gpu or an accelerator type such as v5litepod-16, not '$*'" >&2
+    exit 2
+  }
   print_flags "$1"
   echo
 fi

@@ -127,7 +127,8 @@ name=${name%%:*}
 name=${name%.py}
 log_dir=${log_dir:-runs/slurm-$name-$(date +%Y-%m-%d_%H-%M-%S)}
 [[ $log_dir == /* ]] || log_dir=$PWD/$log_dir
-[[ $log_dir != *%* ]] || fault "--log-dir must not contain %, which Slurm expands: $log_dir"
+[[ $log_dir != *%* ]] ||
+  fault "the directory of the logs must not contain %, which Slurm expands: set --log-dir to another path, not $log_dir"
 [[ -n $dry_run ]] || need_program sbatch "run this command on a node of the cluster"
 
 code=$root folder=$PWD copied=
@@ -216,7 +217,8 @@ if [[ -n $commit && -z $copied ]]; then
   step "copy the code" git clone --quiet --no-checkout "$root" "$code"
   step "check the commit out" git -C "$code" checkout --quiet --detach "$commit"
   # `runs` must exist, because the job writes through the link.
-  [[ -n $dry_run ]] || mkdir -p "$root/runs" || fault "cannot create $root/runs"
+  [[ -n $dry_run ]] || mkdir -p "$root/runs" ||
+    fault "cannot create the directory $root/runs: make $root writable"
   step "link runs and data" ln -s "$root/runs" "$root/data" "$code"
 fi
 step "submit" "${submit[@]}"

@@ -25,7 +25,7 @@ case $action in
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     rm -rf "$home/code"
     mv "$home/code.new" "$home/code" || fail "cannot replace the code"
-    [[ -z $1 ]] || bash -c "$1" || fail "--setup failed"
+    [[ -z $1 ]] || bash -c "$1" || fail "--setup failed: see the messages of its command above"
     # uv installs Python 3.12, because the Python of the VM images is older than 3.11.
     uv=$home/uv/bin/uv
     [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
@@ -53,7 +53,7 @@ case $action in
     # A process in a new session survives the end of the ssh connection.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
     until [[ -s $home/pid ]]; do
-      ((SECONDS < 60)) || fail "the process did not start within 60 s"
+      ((SECONDS < 60)) || fail "the process did not start within 60 s, see $log"
       sleep 0.1
     done
     # Watch the process for a while to report early failures, such as a mistyped argument or a missing package.
@@ -95,7 +95,7 @@ case $action in
       "$(tail -n 1 "$home/log" 2>/dev/null | tr '\r' '\n' | tail -n 1)"
     ;;
   follow)
-    [[ -e $home/log ]] || fail "no run was started on this host"
+    [[ -e $home/log ]] || fail "no run was started on this host: start one with launch/tpu.sh run"
     if running; then exec tail -n 50 --pid="$(cat "$home/pid")" -F "$home/log"; else exec tail -n 50 "$home/log"; fi
     ;;
 esac

@@ -161,7 +161,7 @@ read_request() {
   done <"$folder/request"
   [[ $stage =~ ^(asked|started|deleted)$ ]] || fault "$folder/request is damaged or of an older version: remove it"
 }
-need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"; }
+need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "follow https://cloud.google.com/sdk/docs/install"; }
 thing() {
   local several=
   ((slices == 1)) || several=" --slices $slices"
@@ -190,8 +190,9 @@ find_workdir() {
   done
 }
 
+[[ ${1-} != -* ]] || fault "unexpected option $1 after NAME: give the options of $action before NAME"
 if [[ $action == run ]]; then
-  (($# >= 1)) || fault "CONFIG is required"
+  (($# >= 1)) || fault "CONFIG is required after NAME"
   [[ -n $type ]] || fault "--type is required, such as v5litepod-16"
   find_workdir "$@"
   case $workdir in
@@ -220,12 +221,12 @@ if [[ $action == run ]]; then
   if [[ -f $folder/request ]]; then
     { read -r stage && read -r before; } < <(read_request && printf '%s\n' "$stage" && thing) || exit 2
     [[ $stage == deleted || $before == "$(thing)" ]] ||
-      fault "$name was requested with $before; delete it first: launch/tpu.sh delete $name"
+      fault "$name was requested with $before, not $(thing); delete it first: launch/tpu.sh delete $name"
   fi
 else
-  (($# == 0)) || fault "$action does not take the argument $1"
+  (($# == 0)) || fault "$action does not take the argument $1: give only NAME"
   [[ -f $folder/request ]] ||
-    fault "unknown TPU VM $name: $folder/request, which launch/tpu.sh run writes, does not exist"
+    fault "unknown TPU VM $name, because $folder/request does not exist: start the VM with launch/tpu.sh run"
   read_request
   need_gcloud
 fi
@@ -233,7 +234,7 @@ fi
 # The TPU VM of each slice. Google names the nodes of a queued resource PREFIX-0, PREFIX-1, ...
 nodes=("$name")
 ((slices == 1)) || for ((k = 0; k < slices; k++)); do nodes[k]=$name-$k; done
-((slice < slices)) || fault "--slice must be less than $slices, not $slice: slices are counted from 0"
+((slice < slices)) || fault "--slice must be less than the number of slices, $slices, not $slice"
 
 # --- gcloud --------------------------------------------------------------------------------------
 
@@ -371,7 +372,7 @@ bring_up() {
 await() {
   while [[ -z $dry_run && $state != "$2" ]]; do
     [[ -n $state && ! $state =~ $GONE && ! $state =~ ^(STOP|DELET|HID) ]] ||
-      fail_step "wait" "$name is ${state:-gone}"
+      fail_step "wait" "$name is ${state:-gone}: delete it with launch/tpu.sh delete $name, then repeat this command"
     say "$name is $state; checking again in $poll s"
     sleep "$poll"
     "$1"

@@ -209,14 +209,17 @@ ASCENDING = "must be one or more lengths above 0 in strictly ascending order"
 FINITE = "must be a finite number"
 
 FIELDS = [
-    ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, but the stack has 1"),
+    (
+        "model.reservoirs=9",
+        "9 alternating reservoirs need 17 layers, but the number of layers is 1",
+    ),
     ("model.reservoirs=0", "but no layer is a reservoir: --config.model.reservoirs=0"),
     ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
     (
         "model.reservoir=fnn",
         "choose one of none, transformer, ffn, bigru, cnn, gmlp; did you mean ffn?",
     ),
-    ("model.heads=3", "--config.model.width=32 is not divisible by --config.model.heads=3"),
+    ("model.heads=3", "--config.model.width=32 must be a multiple of --config.model.heads=3"),
     ("model.heads=0", "--config.model.heads must be at least 1, got 0"),
     ("model.width=0", "--config.model.width must be at least 1, got 0"),
     ("model.decoder_layers=0", "--config.model.decoder_layers must be at least 1, got 0"),
@@ -226,7 +229,10 @@ FIELDS = [
     ("model.activation=rellu", "--config.model.activation='rellu'"),
     ("model.dropout=1.0", "--config.model.dropout must be a number from 0 to 0.99, got 1.0"),
     ("model.dropout=-0.1", "--config.model.dropout must be a number from 0 to 0.99, got -0.1"),
-    ("train.label_smoothing=1", "--config.train.label_smoothing must be in [0, 1), got 1.0"),
+    (
+        "train.label_smoothing=1",
+        "--config.train.label_smoothing must be at least 0 and below 1, got 1.0",
+    ),
     ("train.steps=-5", "--config.train.steps must be at least 0, got -5"),
     ("train.accumulate=0", "--config.train.accumulate must be at least 1, got 0"),
     ("train.reduce_dtype=float16", "--config.train.reduce_dtype='float16': choose one of float32"),
@@ -260,8 +266,15 @@ FIELDS = [
     ),
     ("data.source=files:~nobody_of_this_name", "no directory ~nobody_of_this_name"),
     ("data.source=files:none", "--config.data.source=files:none: there is no directory none"),
-    ("data.source_language=fr", "no train.fr or train.fr.gz in"),
-    ("data.splits.valid=dev", "no dev.de or dev.de.gz in"),
+    (
+        "data.source_language=fr",
+        "no train.fr or train.fr.gz: set --config.data.source_language, because",
+    ),
+    (
+        "data.splits.valid=dev",
+        "no dev.de or dev.de.gz: choose one of its splits in 'de': test, train, valid"
+        " (--config.data.splits.valid)",
+    ),
     (
         "data.cache_dir=/dev/null/cache",
         "cannot write to --config.data.cache_dir=/dev/null/cache: Not a directory",
@@ -278,9 +291,9 @@ FIELDS = [
     ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
     ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
-    ("decode.beams=0", "must have at least 1 hypothesis, got 0"),
-    ("decode.length_penalty=-1", "--config.decode.length_penalty) must not be negative, got -1.0"),
-    ("decode.extra=0", "length of translations needs --config.decode.ratio >= 0"),
+    ("decode.beams=0", "--config.decode.beams must be at least 1, got 0"),
+    ("decode.length_penalty=-1", "--config.decode.length_penalty must be at least 0, got -1.0"),
+    ("decode.extra=0", "--config.decode.extra must be at least 1, got 0"),
     ("checkpoint.keep=0", "--config.checkpoint.keep must be at least 1, got 0"),
     ("wandb.mode=off", "--config.wandb.mode='off': choose one of offline, online, disabled"),
     ("seed=-1", "--config.seed must be from 0 to 4294967295, got -1"),
@@ -298,15 +311,16 @@ def test_field(fault, smallest, tmp_path, field, told):
 PAIRS_OF_FIELDS = [
     (
         ("model.width=33", "model.heads=3"),
-        "--config.model.width=33: sinusoidal positions need an even width",
+        "--config.model.width=33 must be even for --config.model.positions=sinusoidal",
     ),
     (
         ("model.positions=learned", "model.max_length=32"),
-        "--config.data.buckets reach 64 tokens, but the model has --config.model.max_length=32",
+        "--config.model.max_length=32 positions, too few for --config.data.buckets up to 64 tokens",
     ),
     (
         ("model.positions=learned", "model.max_length=64", "decode.extra=100"),
-        "needs up to 100 positions, but the model has --config.model.max_length=64; shorten the text",
+        "its translation (--config.decode.ratio, --config.decode.extra) needs up to 100 positions, but the model has"
+        " --config.model.max_length=64; shorten the text",
     ),
     (
         ("data.source=embedded:numbers_de_en", "data.target_language=fr"),
@@ -346,7 +360,7 @@ def _spoil_gzip(folder: Path) -> None:
 TEXTS = [
     (lambda folder: (folder / "valid.en").unlink(), "no valid.en or valid.en.gz in"),
     (lambda folder: (folder / "test.de").write_text(""), "test.de is empty"),
-    (lambda folder: (folder / "train.en").write_text("one\n"), f"has {PAIRS} lines but"),
+    (lambda folder: (folder / "train.en").write_text("one\n"), f"got {PAIRS} and 1"),
     (lambda folder: (folder / "valid.de").write_bytes(b"a\nb\nM\xfcll\n"), "valid.de line 3 is"),
     (_spoil_gzip, "train.de.gz is damaged or truncated"),
     (
@@ -484,11 +498,11 @@ OPTIONS = [
     (
         translate,
         "--length_penalty=-1",
-        "--config.decode.length_penalty) must not be negative, got -1.0",
+        "--length_penalty must be at least 0, got -1.0",
     ),
     (translate, "--length_penalty=nan", "--length_penalty must be a finite number, got 'nan'"),
     (translate, "--batch_tokens=0", "--batch_tokens must be a whole number of at least 1"),
-    (translate, "--input=none.txt", "cannot read none.txt: No such file"),
+    (translate, "--input=none.txt", "--input=none.txt is not a file"),
     (translate, "--input=/dev/null", "/dev/null is empty"),
     (translate, "--output=none/out.txt", "cannot write --output=none/out.txt: No such file"),
     (translate, "--beam=3", "unrecognized arguments: --beam=3"),
@@ -580,7 +594,7 @@ PROCESSES = [
             (
                 "train",
                 [TINY, "--config.model.heads=3"],
-                "is not divisible by --config.model.heads=3",
+                "must be a multiple of --config.model.heads=3",
             ),
             (
                 "evaluate",

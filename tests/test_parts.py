@@ -206,11 +206,11 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
         (lambda: block().cache(0), f"batch {WHOLE}, got 0"),
         (
             lambda: block().prefill(X_BLD, block().cache(3)),
-            "the cache has 3 rows, but the input has 2",
+            r"the cache is for batch=3, but the input has the shape \(2, ",
         ),
         (
             lambda: step(batch=3),
-            "the cache has 3 rows, but the input has 2: make a cache with batch=2",
+            "the cache is for batch=3.*: make a cache with batch=2",
         ),
         (lambda: step(X_BLD), "a decoding step takes one position, got 5: use prefill"),
         (lambda: step(X_BLD[:, :1, :3]), "the input must have the shape"),

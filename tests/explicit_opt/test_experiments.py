@@ -247,7 +247,7 @@ def test_unknown_field_raises_one_line_error(tmp_path):
         ),
         (
             ["formula", "--turns=5"],
-            "the target formula trains no model: remove --turns and --sweep",
+            "the target formula trains no model: leave out --turns\n",
         ),
         (
             ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],

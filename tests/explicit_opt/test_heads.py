@@ -212,9 +212,9 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS, [[0], [1], [0]], {}, "class indices must have the shape"),
         (ROWS, [0, 1, 0], {"outputs": 2.5}, "outputs must be a whole number"),
         (ROWS, [0, 1, 0], {"outputs": True}, "outputs must be a whole number"),
-        (ROWS, [0, 1, 0], {"scale": "auto"}, "a scale other than 'fit' must be a finite"),
-        (ROWS, [0, 1, 0], {"scale": math.inf}, "a scale other than 'fit' must be a finite"),
-        (ROWS, [0, 1, 0], {"scale": np.ones(2)}, "a scale other than 'fit' must be a finite"),
+        (ROWS, [0, 1, 0], {"scale": "auto"}, "scale, if it is not 'fit', must be a finite"),
+        (ROWS, [0, 1, 0], {"scale": math.inf}, "scale, if it is not 'fit', must be a finite"),
+        (ROWS, [0, 1, 0], {"scale": np.ones(2)}, "scale, if it is not 'fit', must be a finite"),
         (ROWS, [0, 1, 0], {"smoothing": math.inf}, "smoothing must be a finite"),
         (ROWS, [0, 1, 0], {"smoothing": None}, "smoothing must be a finite"),
         (ROWS, [0, 1, 0], {"method": ["lda"]}, "method=.* did you mean lda"),
@@ -223,22 +223,23 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         ([["a"], ["b"]], [0, 1], {}, "features must be an array of real numbers"),
         ([[1, 2], [3]], [0, 1], {}, "features must be an array of real numbers"),
         (None, [0, 1], {}, "features must have the shape"),
-        (ROWS, None, {}, r"labels of 3 examples must have the shape \(3,\) or .*, got \(\)"),
+        (ROWS, None, {}, r"labels must have the shape \(3,\) or .*, got \(\)"),
         (ROWS, ["a", "b", "a"], {}, "must be integers, got <U1"),
         (ROWS, [[0], [1, 2], [0]], {}, "labels must be an array of real numbers"),
         (ROWS, [["a", "b"]] * 3, {}, "probabilities in labels must be an array of real numbers"),
-        (ROWS, [0, 1], {}, r"labels of 3 examples must have the shape \(3,\) or .*, got \(2,\)"),
+        (ROWS, [0, 1], {}, r"labels must have the shape \(3,\) or .*, got \(2,\)"),
         (ROWS, [0.0, 1.0, 0.0], {}, "must be integers, got float64"),
-        (ROWS, [0, -1, 1], {}, "from 0 to 1, got -1 to 1"),
-        (ROWS, [0, 1, 2], {"outputs": 2}, "from 0 to 1, got 0 to 2"),
+        (ROWS, [0, -1, 1], {}, "labels must be at least 0, got -1"),
+        (ROWS, [-3, -3, -2], {}, "labels must be at least 0, got -3"),
+        (ROWS, [0, 1, 2], {"outputs": 2}, "labels must be below outputs=2, got 2"),
         (ROWS, np.full((3, 2), 0.7), {}, "add up to 1"),
         (ROWS, [[1.5, -0.5]] * 3, {}, "lowest probability of -0.5 and sums from 1 to 1"),
-        (ROWS, np.full((3, 2), 0.5), {"outputs": 3}, "probabilities of 2 outputs"),
+        (ROWS, np.full((3, 2), 0.5), {"outputs": 3}, r"shape \(3, 2\) do not fit outputs=3"),
         (ROWS * np.nan, [0, 1, 0], {}, "one is NaN or infinite"),
         (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "one is NaN or infinite"),
-        (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "negative"),
+        (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "at least 0, got -1"),
         (ROWS, [0, 1, 0], {"weights": [0, 0, 0]}, "no examples"),
-        (ROWS, [0, 1, 0], {"weights": [1]}, r"weights of 3 examples must have the shape \(3,\)"),
+        (ROWS, [0, 1, 0], {"weights": [1]}, r"weights must have the shape \(3,\)"),
         (ROWS, [0, 1, 0], {"method": "svm"}, "svm"),
         (ROWS, [0, 1, 0], {"smoothing": -1}, "smoothing"),
         (ROWS, [0, 1, 0], {"scale": 0.0}, "scale"),
@@ -256,15 +257,15 @@ def test_invalid_arguments_raise_user_errors(features, labels, options, message)
 def test_incompatible_batches_and_heads_raise_user_errors():
     head = HeadStart()
     head.add(np.ones((2, 3)), [0, 1])
-    with pytest.raises(UserError, match="2 features, but the earlier examples have 3"):
+    with pytest.raises(UserError, match="got 2 after 3"):
         head.add(np.ones((2, 2)), [0, 1])
     other = HeadStart()
     other.add(np.ones((2, 2)), [0, 1])
-    with pytest.raises(UserError, match="2 features, but the earlier examples have 3"):
+    with pytest.raises(UserError, match="got 2 after 3"):
         head.merge(other)
     for options in ({"method": "ridge"}, {"outputs": 4}, {"smoothing": 2.0}, {"scale": 1.0}):
         ((name, value),) = options.items()
-        with pytest.raises(UserError, match=f"merge a head with {name}={value} into a head with"):
+        with pytest.raises(UserError, match=f"merge a head with {name}={value!r} into a head with"):
             head.merge(HeadStart(**options))
     with pytest.raises(UserError, match="no examples"):
         HeadStart().finish()

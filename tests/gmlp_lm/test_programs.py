@@ -225,7 +225,7 @@ def test_sample_program_writes_text(trained, tmp_path):
         ("--temperature=-1", "error: --temperature must be at least 0, got -1"),
         ("--top_k=many", "error: --top_k must be a whole number of at least 0, got 'many'"),
         ("--length=0", "error: --length must be a whole number of at least 1, got '0'"),
-        ("--prompt=", "error: the prompt is empty"),
+        ("--prompt=", "error: --prompt is empty"),
         ("--seed=4294967296", "error: --seed must be below 4294967296, got 4294967296"),
     ):
         said = call(*program, "--length=8", option, code=2)
@@ -347,9 +347,9 @@ def test_short_texts_and_long_words_are_scored(trained, tmp_path, text, words):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (None, [], "cannot read "),
-        (b"", [], " has 0 bytes; at least 2 are needed"),
-        (b"a", [], " has 1 bytes; at least 2 are needed"),
+        (None, [], "text.gz is not a file"),
+        (b"", [], " must have at least 2 bytes, because the first is not scored, got 0"),
+        (b"a", [], " must have at least 2 bytes, because the first is not scored, got 1"),
         (b"a text", ["--stride=25"], "--stride=25 must be at most the run's window length, 24"),
         (b"a text", ["--stride=0"], "--stride must be a whole number of at least 1, got '0'"),
         (b"a text", ["--workdir=/nowhere"], "/nowhere"),

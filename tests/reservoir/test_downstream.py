@@ -146,6 +146,8 @@ def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
         UserError, match="no data to fine-tune on: add --data=sst2=DIR or --data=mnli"
     ):
         downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
+    with pytest.raises(UserError, match=r"^--finetune=model.dropout must be a number from 0"):
+        downstream.tunings(make_suite(tmp_path, finetune=("model.dropout=2",)), "fig2")
 
 
 def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):

@@ -60,9 +60,9 @@ def test_other_splits_and_files(perfect, monkeypatch, capsys, tmp_path):
     for options, fault in (
         (["--split=test2017"], r"no test2017.en or .* its splits in 'en': test2016"),
         (files[:1], "--source and --reference must be given together"),
-        ([*files, "--split=test"], "--split and --source select different texts"),
-        ([files[0], f"--reference={tmp_path}/short.de"], r"lines but .*short.de has 1"),
-        ([files[0], "--reference=absent"], "cannot read absent"),
+        ([*files, "--split=test"], "--split cannot be used with --source and --reference"),
+        ([files[0], f"--reference={tmp_path}/short.de"], r"short.de must have .*, got \d+ and 1$"),
+        ([files[0], "--reference=absent"], "--reference=absent is not a file"),
     ):
         with pytest.raises(UserError, match=fault):
             program(monkeypatch, "--workdir=run", *options)
@@ -85,11 +85,13 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
         with pytest.raises(UserError, match="the model is not loaded"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))
     assert asked == [[], [6], [4, 6], ["best"] * 3]
-    with pytest.raises(UserError, match="give one of the two options"):
+    with pytest.raises(UserError, match="--average cannot be used with --average_best"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
     with pytest.raises(
-        UserError, match=r"--average=4 needs 4 snapshots, but .* has 3: average fewer, or"
+        UserError, match="--average=4 must be at most 3, the number of snapshots in"
     ):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
+    with pytest.raises(UserError, match="has no snapshots; leave out --average, or train with"):
+        program(monkeypatch, f"--workdir={tmp_path / 'absent'}", "--average=1")
     with pytest.raises(UserError, match="--average must be a whole number of at least 1"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=0")

@@ -211,15 +211,19 @@ def test_targets_write_their_files(tmp_path, target):
 
 
 def test_options_that_exclude_every_run_are_rejected(tmp_path):
-    for fields in (
-        {"depths": {4: 0}, "models": ("T Reservoir",)},
-        {"settings": ("wmt",)},
-        {"models": ("BiGRU Reservoir",)},
+    every = "excludes every run of table1"
+    for fields, message in (
+        (
+            {"depths": {4: 0}, "models": ("T Reservoir",)},
+            f"--depths sets 0 reservoirs, so --models=T Reservoir {every}: set at least 1",
+        ),
+        ({"settings": ("wmt",)}, f"--settings=wmt {every}: choose from iwslt$"),
+        (
+            {"models": ("BiGRU Reservoir",)},
+            f"--models=BiGRU Reservoir {every}: choose from Transformer,T Res",
+        ),
     ):
-        with pytest.raises(
-            UserError,
-            match="exclude every run of table1, which has the settings iwslt and the rows Transf",
-        ):
+        with pytest.raises(UserError, match=message):
             tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(
         UserError, match="table4 needs the probing tasks: set their folder by --data=probing=DIR"
@@ -265,15 +269,16 @@ def test_depths_option(tmp_path):
 
 
 def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
-    message = r"2 alternating reservoirs need 3 layers, but the stack has 2; set a smaller number .* --depths=2:R"
-    with pytest.raises(UserError, match=message):
-        make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
+    message = "2 alternating reservoirs need 3 layers, but the number of layers is 2; set a smaller number .*=2:R"
+    for number, option in ((None, "^--depths=2: "), (2, "^--depths=2:2: ")):
+        with pytest.raises(UserError, match=option + message):
+            make_suite(tmp_path, scale="laptop", depths={2: number}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}
     assert depths_of(make_suite(tmp_path, depths={2: None}, **fields), "table1", "Transformer") == [
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
-        with pytest.raises(UserError, match="2 reservoirs in 2 layers leave no trained layer"):
+        with pytest.raises(UserError, match="number of reservoirs, 2, leaves no trained layer"):
             fields = {"scale": "laptop", "models": (model,)}
             make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 

@@ -156,7 +156,7 @@ def test_mask_id_is_the_last_of_the_vocabulary(task):
 def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
     write_text(tmp_path)
     (tmp_path / "valid.txt").write_text("cat\n")
-    with pytest.raises(UserError, match=r"the valid text has \d tokens, too few"):
+    with pytest.raises(UserError, match=r"needs at least \d+ tokens but has \d: use a longer"):
         MaskedLm(small(tmp_path), mesh)
 
 

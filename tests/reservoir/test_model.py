@@ -33,22 +33,23 @@ def test_invalid_fields_are_rejected(make_config):
     validate(make_config("ffn", reservoirs=2).model)
     for reservoir, reservoirs, message in (
         ("fnn", 1, "did you mean ffn"),
-        ("ffn", 3, "need 5 layers, but the stack has 3"),
+        ("ffn", 3, "need 5 layers, but the number of layers is 3; lower --config.model.reservoirs"),
         ("transformer", 0, "no layer is a reservoir: --config.model.reservoirs=0"),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, reservoirs=reservoirs).model)
     for fields, message in (
         ({"placement": "LRL R"}, "unknown placement 'LRL R'"),
-        ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, but the stack has 3"),
-        ({"placement": "LLL"}, "no layer is a reservoir: .*--config.model.placement=LLL"),
-        ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, but the stack has 3"),
-        ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
-        ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
         (
-            {"reservoir": "bigru", "decoder_reservoirs": 1},
-            "a decoder or language model cannot use it",
+            {"placement": "LRLL"},
+            "LRLL has the length 4, but the number of layers is 3 .*one letter",
         ),
+        ({"placement": "LLL"}, "no layer is a reservoir: .*--config.model.placement=LLL"),
+        ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, but the number of"),
+        ({"decoder_reservoirs": 2}, "decoder_reservoirs=2: 2 alternating reservoirs need 3"),
+        ({"decoder_placement": "LRL"}, "decoder_placement=LRL: the pattern LRL has the length 3"),
+        ({"placement": "math:hypot"}, "placement=math:hypot: no signature .*written in Python"),
+        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "the decoder cannot use it"),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
         ({"reservoir": "bigru", "reservoir_hidden": 15}, "reservoir_hidden=15: the two directions"),
         ({"reservoir_hidden": -1}, "reservoir_hidden must be at least 0"),

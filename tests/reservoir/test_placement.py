@@ -71,21 +71,31 @@ def test_users_placement_is_imported():
     assert placement(3, 3, f"{__name__}:ends") == (0, 1, 2)
 
 
-OWN = "it must return 2 different indices from 0 to 2"
+OWN = "it must return different indices from 0 to 2, as many as there are reservoirs, 2"
 KNOWN = "use one of alternate, bottom, middle, top, a pattern of L and R, or module:function"
 
 
 @pytest.mark.parametrize(
     ("layers", "reservoirs", "strategy", "message"),
     [
-        (6, 4, "alternate", "4 alternating reservoirs need 7 layers, but the stack has 6"),
-        (0, 1, "alternate", "1 alternating reservoirs need 1 layers, but the stack has 0"),
+        (
+            6,
+            4,
+            "alternate",
+            "4 alternating reservoirs need 7 layers, but the number of layers is 6",
+        ),
+        (
+            0,
+            1,
+            "alternate",
+            "1 alternating reservoirs need 1 layers, but the number of layers is 0",
+        ),
         (4, -1, "alternate", "the number of reservoirs must be at least 0, got -1"),
         (4, -1, f"{__name__}:ends", "the number of reservoirs must be at least 0, got -1"),
-        (4, 5, "bottom", "5 reservoirs need 5 layers, but the stack has 4"),
-        (4, 5, "middle", "5 reservoirs need 5 layers, but the stack has 4"),
-        (4, 5, "top", "5 reservoirs need 5 layers, but the stack has 4"),
-        (4, 1, "LRL", "the pattern LRL is for 3 layers, but the stack has 4"),
+        (4, 5, "bottom", "5 reservoirs need 5 layers, but the number of layers is 4"),
+        (4, 5, "middle", "5 reservoirs need 5 layers, but the number of layers is 4"),
+        (4, 5, "top", "5 reservoirs need 5 layers, but the number of layers is 4"),
+        (4, 1, "LRL", "the pattern LRL has the length 3, but the number of layers is 4"),
         (
             4,
             1,

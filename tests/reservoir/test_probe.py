@@ -207,8 +207,11 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
         ("--tasks='lenght': choose one of sentence_length", ["--tasks=lenght"]),
         ("names a task twice", ["--tasks=tree_depth,tree_depth"]),
         ("--tasks='': choose one of", ["--tasks="]),
-        ("no directory nowhere; --data must be", ["--data=nowhere"]),
-        ("no sentence_length.txt or sentence_length.txt.gz in .; its tasks: tree_depth", []),
+        ("--data=nowhere is not a directory", ["--data=nowhere"]),
+        (
+            "no sentence_length.txt or sentence_length.txt.gz: choose among its tasks, --tasks=tree_depth",
+            [],
+        ),
         ("--workdir=nowhere holds no run", ["--tasks=tree_depth", "--workdir=nowhere"]),
         ("cannot write to --out=text.txt: ", ["--tasks=tree_depth", "--out=text.txt"]),
         ("--seeds must be a whole number of at least 1, got '0'", ["--seeds=0"]),
@@ -228,10 +231,11 @@ def test_invalid_probe_arguments_are_rejected(trained, text, call, tmp_path, fau
     ("fault", "arguments"),
     [
         ("--tasks='tree_depth': choose one of sentence_length", ["--tasks=tree_depth"]),
-        ("cannot read none.txt: No such file or directory", ["--text=none.txt"]),
+        ("--text=none.txt is neither a file nor embedded:python", ["--text=none.txt"]),
+        ("--text=embedded:pyhton is neither a file nor", ["--text=embedded:pyhton"]),
         ("--documents: invalid choice: 'page'", ["--documents=page"]),
         ("--count must be a whole number of at least 1, got '-5'", ["--count=-5"]),
-        ("the text has", ["--count=100000"]),
+        ("--tasks=sentence_length with --count=100000 needs", ["--count=100000"]),
         ("cannot write to text.txt", ["--out=text.txt", "--count=60"]),
         ("--out", ["--out"]),
     ],
@@ -248,7 +252,7 @@ def test_documents_paragraph_joins_lines(call, tmp_path):
     whole = "".join(f"So {line}\n" for line in make_lines(1800, 3).splitlines())
     (tmp_path / "text.txt").write_text(whole.replace(" the ", "\nthe "))
     arguments = ("--text=text.txt", "--tasks=sentence_length", "--count=600")
-    with pytest.raises(UserError, match="the text has"):
+    with pytest.raises(UserError, match="number of sentences for the label"):
         call(make_probes, *arguments, "--out=lines")
     call(make_probes, *arguments, "--out=file", "--documents=file")
     call(make_probes, "--text=embedded:python", "--documents=paragraph", *arguments[1:], "--out=e")

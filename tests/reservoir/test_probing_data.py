@@ -49,8 +49,8 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ((*LINES, "tr\tPAST"), "line 5: expected a partition, a label and a sentence"),
-        ((*LINES, ""), "line 5: expected a partition, a label and a sentence"),
+        ((*LINES, "tr\tPAST"), "line 5 must have a partition, a label and a sentence"),
+        ((*LINES, ""), "line 5 must have a partition, a label and a sentence"),
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
@@ -72,9 +72,9 @@ def test_malformed_lines_are_reported_with_file_and_line(tmp_path, lines, messag
 
 def test_missing_task_file_lists_the_existing_tasks(tmp_path):
     write(tmp_path, *LINES, name="tree_depth")
-    with pytest.raises(UserError, match=r"no past_present.txt .*; its tasks: tree_depth$"):
+    with pytest.raises(UserError, match=r"no past_present.txt .* --tasks=tree_depth$"):
         load_task(tmp_path, "past_present")
-    with pytest.raises(UserError, match="no directory"):
+    with pytest.raises(UserError, match="nowhere is not a directory"):
         load_task(tmp_path / "nowhere", "past_present")
 
 
@@ -168,7 +168,9 @@ def test_shifted_sentences_differ_by_one_swap(pool):
 def test_originals_contain_a_swappable_pair():
     """Unshifted sentences also need two words to swap. Otherwise, a classifier could ignore the order of the words."""
     text = [f"Number {n} is here , now ." for n in range(40)]
-    with pytest.raises(UserError, match="sentences for the label"):
+    with pytest.raises(
+        UserError, match="number of sentences for the label .* is 0: give more text$"
+    ):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
     assert make(sentences(text), "bigram_shift", count=20)
 
