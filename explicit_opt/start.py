@@ -39,7 +39,7 @@ def validate_start(config: ConfigDict) -> None:
     check(
         config.train.steps == 0,
         f"--config.train.steps={config.train.steps} must be 0, because --config.train.epochs determines the number of"
-        " steps: set --config.train.epochs instead",
+        " steps: leave out --config.train.steps, and set --config.train.epochs",
     )
     check_least(config, ("train.epochs", "train.batch"))
 

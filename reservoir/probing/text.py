@@ -159,11 +159,15 @@ def _balanced(
         train > 0,
         f"--count={count} must be at least {len(groups):,}, the number of labels of --tasks={task}",
     )
+    kind = repr(label)
+    if task == "sentence_length":
+        low, high = BINS[int(label)]
+        kind += f" ({low} to {high} tokens)"
     # The smallest --count needs three sentences of each label.
     check(
         train + 2 * held_out <= fewest,
         f"--tasks={task} with --count={count} needs {train + 2 * held_out:,} sentences for each of its {len(groups):,}"
-        f" labels, but the number of sentences for the label {label!r} is {fewest:,}: give more text"
+        f" labels, but the number of sentences for the label {kind} is {fewest:,}: give more text"
         f"{' or lower --count' if fewest >= 3 else ''}",
     )
     examples: Examples = {"train": [], "valid": [], "test": []}

@@ -182,11 +182,12 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("one of torch, normal", "model.cold", "zeros"),
         ("-1 or 1", "solution.sign", 0),
         ("at least 1, got 0", "train.epochs", 0),
-        ("must be 0: --config.train.epochs determines the number", "train.steps", 5),
+        ("must be 0, because --config.train.epochs determines the number", "train.steps", 5),
         ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
         ("must be a positive multiple of 2", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
-        ("too large for the training text", "data.vocab_size", 5000),
+        (r"vocab_size=5000 is too large for the training text", "data.vocab_size", 5000),
+        ("vocab_size must be at least 8, got -3", "data.vocab_size", -3),
         ("line, paragraph, file", "data.documents", "page"),
         ("train_tokens must not be negative", "eval.train_tokens", -1),
         ("no directory", "data.source", "files:/nowhere"),
@@ -201,6 +202,14 @@ def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, f
     with pytest.raises(UserError, match=fault) as caught:
         run.fit(words, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
     assert "\n" not in str(caught.value)
+
+
+def test_the_largest_possible_vocabulary_in_the_message_is_accepted(words, mesh):
+    words.data.vocab_size = 5000
+    with pytest.raises(UserError, match=r"possible is \d+$") as caught:
+        NextToken(words, mesh)
+    words.data.vocab_size = int(str(caught.value).split()[-1])
+    NextToken(words, mesh)
 
 
 def test_resume_with_other_text_fails(words, mesh, tmp_path):

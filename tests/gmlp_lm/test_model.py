@@ -176,7 +176,6 @@ def test_logits_of_a_prefix_match_the_longer_text(made, length):
         (r"windows=4 must have one length for each layer .*=2\), got 1", "windows", (4,)),
         ("windows=0,4: all lengths must be whole numbers of at least 1", "windows", (0, 4)),
         ("windows=a,b: all lengths must be whole numbers", "windows", ("a", "b")),
-        ("width=33 must be even for --config.model.positions=sinusoidal", "width", 33),
     ],
 )
 def test_invalid_model_fields_are_rejected(fault, field, value):
@@ -184,6 +183,19 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
     with model.ignore_type():
         model[field] = value
     with pytest.raises(UserError, match=fault):
+        validate(model)
+
+
+def test_windows_of_gpt_are_rejected_first_and_sinusoidal_widths_must_be_even():
+    """The number of windows does not matter, because a GPT has none."""
+    model = language.choose("gpt", "enwik8", "tiny").model
+    model.windows = (4,)
+    with pytest.raises(
+        UserError, match=r"windows=4 is for .*: set --config.model.windows= \(empty\)"
+    ):
+        validate(model)
+    model.update({"windows": (), "positions": "sinusoidal", "width": 33, "heads": 3})
+    with pytest.raises(UserError, match=r"width=33 must be even for .*positions=sinusoidal"):
         validate(model)
 
 

@@ -219,7 +219,7 @@ def test_sample_program_writes_text(trained, tmp_path):
             f"error: {tmp_path}/half.jsonl, line 1 is not Unicode",
         ),
         (f"--prompts={tmp_path}/none.txt", f"error: {tmp_path}/none.txt has no prompts"),
-        (f"--prompts={tmp_path}/absent", f"error: cannot read {tmp_path}/absent"),
+        (f"--prompts={tmp_path}/absent", f"error: --prompts={tmp_path}/absent is not a file"),
         ("--samples=0", "error: --samples must be a whole number of at least 1, got '0'"),
         ("--top_p=0", "error: --top_p must be above 0 and at most 1, got 0"),
         ("--temperature=-1", "error: --temperature must be at least 0, got -1"),

@@ -44,9 +44,9 @@ def test_tokenize_none_suppresses_the_warning(caplog, tokenize, warned):
 
 
 def test_invalid_arguments_raise_user_errors():
-    with pytest.raises(UserError, match="must have the same length.*, got 1 and 2"):
+    with pytest.raises(UserError, match=r"must have the same length.*, got 1 and 2"):
         corpus_bleu(["a"], ["a", "b"])
-    with pytest.raises(UserError, match="are empty: give at least one sentence$"):
+    with pytest.raises(UserError, match=r"are empty: give at least one sentence$"):
         corpus_bleu([], [])
     with pytest.raises(
         UserError, match=r"^tokenize='moses': choose one of 13a, intl, char, zh, none$"

@@ -153,6 +153,15 @@ def test_mask_id_is_the_last_of_the_vocabulary(task):
     assert max(max(row) for row in task.tokenizer.encode(["<mask> [MASK] zebra"])) < 59
 
 
+def test_vocabulary_sizes_in_messages_are_values_of_the_option(folder, mesh):
+    for size in (8, 5000):
+        told = rf"^--config.data.vocab_size={size} is too .* possible is \d+$"
+        with pytest.raises(UserError, match=told) as caught:
+            MaskedLm(small(folder, **{"data.vocab_size": size}), mesh)
+        possible = int(str(caught.value).split()[-1])
+        MaskedLm(small(folder, **{"data.vocab_size": possible}), mesh)
+
+
 def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
     write_text(tmp_path)
     (tmp_path / "valid.txt").write_text("cat\n")

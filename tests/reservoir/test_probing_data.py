@@ -169,7 +169,7 @@ def test_originals_contain_a_swappable_pair():
     """Unshifted sentences also need two words to swap. Otherwise, a classifier could ignore the order of the words."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(
-        UserError, match="number of sentences for the label .* is 0: give more text$"
+        UserError, match=r"number of sentences for the label .* is 0: give more text$"
     ):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
     assert make(sentences(text), "bigram_shift", count=20)
@@ -209,11 +209,13 @@ def test_number_of_target_words_scales_with_count(pool):
 
 
 def test_too_little_text_is_rejected(pool):
-    with pytest.raises(UserError, match=r"--count=30000 needs 6,000 for each of the 6 labels"):
+    with pytest.raises(
+        UserError, match=r"--count=30000 needs 6,000 sentences for each of its 6 labels"
+    ):
         make(pool, "sentence_length", count=30_000)
-    with pytest.raises(UserError, match=r"--count=3 is less than .* raise --count"):
+    with pytest.raises(UserError, match=r"--count=3 must be at least 6, the number of labels"):
         make(pool, "sentence_length", count=3)
-    with pytest.raises(UserError, match="too few for the 2 target words"):
+    with pytest.raises(UserError, match=r"needs 2 target words .* is 0: give more text$"):
         make(pool[:1], "word_content", count=10)
 
 
