@@ -358,7 +358,10 @@ def _spoil_gzip(folder: Path) -> None:
 
 
 TEXTS = [
-    (lambda folder: (folder / "valid.en").unlink(), "no valid.en or valid.en.gz in"),
+    (
+        lambda folder: (folder / "valid.en").unlink(),
+        "no valid.en or valid.en.gz: choose one of its splits in 'en': test, train (",
+    ),
     (lambda folder: (folder / "test.de").write_text(""), "test.de is empty"),
     (lambda folder: (folder / "train.en").write_text("one\n"), f"got {PAIRS} and 1"),
     (lambda folder: (folder / "valid.de").write_bytes(b"a\nb\nM\xfcll\n"), "valid.de line 3 is"),
@@ -527,7 +530,7 @@ def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):
     path = tmp_path / "out"
     path.write_text("yesterday's")
     options = [f"--workdir={trained}", f"--output={path}", "--input=none"]
-    assert "cannot read none" in fault(translate, *options)
+    assert "--input=none is not a file" in fault(translate, *options)
     assert path.read_text() == "yesterday's"
 
 

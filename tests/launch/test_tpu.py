@@ -550,9 +550,13 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
     assert tpu(cloud, *several()).returncode == 0
     result = tpu(cloud, "run", *TYPE, "--queued", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 2
-    assert "requested with --type v5litepod-16 --queued --slices 2; delete" in result.stderr
+    told = "requested with --type v5litepod-16 --queued --slices 2, not --type v5litepod-16 --queued; delete"
+    assert told in result.stderr
     result = tpu(cloud, "follow", "--slice", "2", "pod")
-    assert result.returncode == 2 and "--slice must be less than 2, not 2" in result.stderr
+    assert (
+        result.returncode == 2
+        and "--slice must be less than the number of slices, 2, not 2" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -587,7 +591,7 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         (("run", "--type"), "--type needs a value"),
         (
             ("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"),
-            "unknown commit nowhere",
+            "--commit nowhere is an unknown commit",
         ),
         (("resume", "--spot", "pod"), "unknown option --spot of resume"),
         (
@@ -595,7 +599,9 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
             "--poll must be 0 or a positive whole number without leading zeros, not 'soon'",
         ),
         (("resume", "pod"), "unknown TPU VM pod"),
-        (("stop", "pod", "now"), "stop does not take the argument now"),
+        (("stop", "pod", "now"), "stop does not take the argument now: give only NAME"),
+        (("stop", "pod", "--grace", "9"), "unexpected option --grace after NAME: give the options"),
+        (("run", "pod", "--type", "v6e-8", "c.py"), "unexpected option --type after NAME"),
     ],
 )
 def test_invalid_usage_exits_with_code_2(cloud, arguments, message):
