@@ -302,7 +302,10 @@ def test_host_processes_share_the_gpus(cluster):
         (("slurm", "--nodes"), "--nodes needs a value"),
         (("slurm", "--nodse"), "unknown option --nodse of slurm"),
         (("slurm", "--log-dir", "a%j", "c.py"), "the directory of the logs must not contain %"),
-        (("slurm", "--commit", "nowhere", "c.py"), "--commit nowhere is an unknown commit"),
+        (
+            ("slurm", "--commit", "nowhere", "c.py"),
+            "unknown commit nowhere: give --commit a commit of",
+        ),
         (("slurm", "--commit", "HEAD", "C.py:tiny"), "no file C.py in commit"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
         (

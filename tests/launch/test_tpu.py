@@ -591,7 +591,7 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         (("run", "--type"), "--type needs a value"),
         (
             ("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"),
-            "--commit nowhere is an unknown commit",
+            "unknown commit nowhere: give --commit a commit of",
         ),
         (("resume", "--spot", "pod"), "unknown option --spot of resume"),
         (
