@@ -288,7 +288,7 @@ FIELDS = [
         "mesh.tensor=0",
         "must be at least 1, except that one of them may be -1 (all remaining devices)",
     ),
-    ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
+    ("eval.steps=0", "--config.eval.steps and --config.eval.seconds are both 0: set one"),
     ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
     ("decode.beams=0", "--config.decode.beams must be at least 1, got 0"),

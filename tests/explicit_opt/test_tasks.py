@@ -194,7 +194,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("embedded:python, files:DIR or import:", "data.source", "web:x"),
         ("embedded:latin is unknown: use embedded:python", "data.source", "embedded:latin"),
         ("data.splits.train is empty", "data.splits.train", ""),
-        (r"no lost.txt or lost.txt.gz in", "data.splits.train", "lost.txt"),
+        (r"splits.train=lost.txt: there is no file lost.txt or", "data.splits.train", "lost.txt"),
     ],
 )
 def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, field, value):
