@@ -153,16 +153,17 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
     The option --label changes the names of the added columns NAME and NAME_2, but not of probabilities.
     """
     taken = sorted(set(there) & set(added))
+    if not taken:
+        return
     label = next(iter(added))
     named = all(name == label or name.startswith(f"{label}_") for name in taken)
     several = len(taken) > 1
     advice = "choose another name for the label with --label=NAME"
     if not named:
         advice = f"rename {'these columns' if several else 'this column'} of the input"
-    check(
-        not taken,
+    raise UserError(
         f"{place}: the input already has the column{'s' * several} {' and '.join(taken)}, which the output adds:"
-        f" {advice}",
+        f" {advice}"
     )
 
 

@@ -149,7 +149,7 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
         (lambda: adapt([nnx.Linear]), NO_LIST),
         (
             lambda: adapt(["1", "query"]),
-            "'query' matches no linear layer .* without an adapter: 0, 1",
+            "targets: 'query' matches no linear layer without an adapter; choose among 0, 1",
         ),
         (lambda: adapt(rngs=0), "rngs must be nnx.Rngs"),
         (lambda: adapt(rngs=None), "rngs must be nnx.Rngs"),
@@ -163,7 +163,10 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
             for b in (3, "4", [], None)
         ],
         (lambda: quantize(model()), "no linear layer has a frozen kernel"),
-        (lambda: quantize(quantize(adapt())), "that is not quantized yet"),
+        (
+            lambda: quantize(quantize(adapt())),
+            "all frozen kernels of linear layers are quantized already",
+        ),
         (lambda: quantize(None), FLAX + "None"),
         # SpatialGating, GatedMLP
         *[(lambda f=f: gating(f), f"features {WHOLE}, got") for f in (0, 4.0, "4", None)],

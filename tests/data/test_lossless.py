@@ -97,7 +97,9 @@ def test_tokens_are_read_from_the_cache(tmp_path, text):
         lossless.cached_tokens(tokenizer, text[:5000], data)
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match=r"^cannot read .*text-\w+\.npy: Is a directory$"):
+    with pytest.raises(
+        UserError, match=r"^cannot read .*text-\w+\.npy: Is a directory; correct the path"
+    ):
         lossless.cached_tokens(tokenizer, text[:5000], data)
 
 

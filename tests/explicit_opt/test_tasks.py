@@ -345,7 +345,7 @@ def test_text_file_with_gzip_copy_is_read_once(words, mesh, tmp_path):
 
 def test_empty_corpus_raises_error(words, mesh, tmp_path):
     (tmp_path / "train.txt").write_text("\n \n")
-    with pytest.raises(UserError, match="no text in its train split"):
+    with pytest.raises(UserError, match="has only blank text in its train split"):
         run.fit(words, tmp_path / "run", mesh)
 
 

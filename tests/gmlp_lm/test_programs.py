@@ -389,7 +389,7 @@ def test_text_without_words_has_no_word_perplexity(tmp_path, mesh):
     for split, text in (("train", "a b " * 50), ("valid", " " * 99), ("test", "a b " * 9)):
         (tmp_path / f"{split}.txt").write_text(text)
     config = small(**{"data.source": f"files:{tmp_path}"})
-    with pytest.raises(UserError, match="the valid text has no words"):
+    with pytest.raises(UserError, match=r"the valid split of .* has no words"):
         run.fit(config, tmp_path / "run", mesh)
 
 

@@ -184,7 +184,10 @@ def test_epsilon_0_starts_as_a_position_wise_feed_forward_layer():
 @pytest.mark.parametrize(
     ("fault", "make"),
     [
-        ("must be a multiple of 2", lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0))),
+        (
+            "hidden=14 must be a multiple of 4",
+            lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0)),
+        ),
         ("only causal=True", lambda: spatial("local", causal=False)),
         (
             "14 positions, but the spatial map has only 13",

@@ -162,7 +162,7 @@ def test_table1_has_measured_and_printed_rows_and_lists_missing_inputs(
     assert last["sst2"] == "85.5 ± 0.7" and paper["sst2"] == "82.7"
     assert rows[6]["sst2"] == "" and rows[9]["sst2"] == "81.5 ± 0.7"
     said = capsys.readouterr().out
-    assert "6 of 12 cells are empty, because these options are missing:" in said
+    assert "6 of 12 cells lack a value, because these options are missing:" in said
     assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
 
 

@@ -649,7 +649,7 @@ def test_kept_refuses_runs_of_another_program(tmp_path) -> None:
         (["--data=a.csv", "--config.no=1"], "unknown option --config.no"),
         (
             ["--config=configs/enwik8_gmlp.py:tiny"],
-            "is a configuration for gmlp_lm, not for perception.worth: choose another file",
+            "is a configuration for gmlp_lm, not for perception.worth: choose a configuration for perception",
         ),
     ],
 )

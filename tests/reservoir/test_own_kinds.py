@@ -343,10 +343,13 @@ def test_own_placement(make_config, own_package):
     frozen = helpers.structure_of(model).frozen
     assert {name.split("/")[2] for name in frozen} == {"0", "2"}
     for fields, message in (
-        ({"placement": own, "reservoirs": 1}, r"returned \(0, 2\); it must return 1 different"),
+        (
+            {"placement": own, "reservoirs": 1},
+            r"returned \(0, 2\); it must return different indices from 0 to 2, as many as there are reservoirs, 1",
+        ),
         (
             {"placement": "my_package.placements:twice", "reservoirs": 1},
-            r"returned \(0, 0\); .* 1 diff",
+            r"returned \(0, 0\); it must return different indices from 0 to 2, as many as there are reservoirs, 1",
         ),
         (
             {"placement": "my_package.placements:fractions"},

@@ -139,8 +139,8 @@ def test_own_task_trains_from_the_command_line(tmp_path):
     [
         ("nowhere:Own", "No module named 'nowhere'"),
         (f"{__name__}:Missing", "no attribute 'Missing'"),
-        (f"{__name__}:TINY", "is not a class that inherits common.train.task.Task"),
-        ("typing:Protocol", "is not a class that inherits common.train.task.Task"),
+        (f"{__name__}:TINY", "must be a class that inherits common.train.task.Task"),
+        ("typing:Protocol", "must be a class that inherits common.train.task.Task"),
     ],
 )
 def test_invalid_task_classes_raise_user_errors(name, line, tmp_path):

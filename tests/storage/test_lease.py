@@ -39,7 +39,7 @@ def test_second_writer_is_refused_by_name(lease, bucket, capsys):
         second.acquire()
     timer.join()
     first.renew()
-    assert "waiting up to 1 seconds" in capsys.readouterr().err
+    assert "waiting up to 1 s to see" in capsys.readouterr().err
 
 
 def test_lease_of_dead_process_is_taken_over(lease):
