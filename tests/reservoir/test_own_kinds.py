@@ -357,7 +357,7 @@ def test_own_placement(make_config, own_package):
         ),
         (
             {"placement": "my_package.placements:fails"},
-            r"placement: .*:fails fails, or does not return indices \(IndexError: list",
+            r"placement=.*:fails fails, or does not return indices \(IndexError: list",
         ),
         (
             {"decoder_placement": "nowhere:f"},
