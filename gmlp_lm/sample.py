@@ -107,9 +107,8 @@ def read(path: Path) -> list[bytes]:
             try:
                 prompt = json.loads(line)
             except ValueError as error:
-                reason = getattr(
-                    error, "msg", error
-                )  # without the position, which counts this line as line 1
+                # Leave out the position in the message of JSON, which counts this line as line 1.
+                reason = getattr(error, "msg", error)
                 raise UserError(f"{where} is not JSON ({reason}): write {form}") from error
             prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
             check(isinstance(prompt, str), f"{where} must be {form}, got {prompt!r:.80}")
