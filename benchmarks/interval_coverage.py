@@ -9,6 +9,7 @@ true difference is known. For comparison, the percentile interval of a plain two
 
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,14 +68,17 @@ def _run(quality: float, difficulty_E: np.ndarray, generator: np.random.Generato
     right_E = difficulty_E + generator.normal(size=len(difficulty_E)) < quality
     ones_E, none = np.ones(len(right_E)), np.zeros(0)
     made = Losses("simulated", ones_E, ones_E, right_E.astype(float), none, "token")
-    return _Simulated("simulated", {"seed": 0}, _CURVE, made)
+    return _Simulated("simulated", {"seed": 0}, _CURVE, made=made)
 
 
+@dataclass(frozen=True)
 class _Simulated(Run):
-    """A run whose predictions are in memory instead of a file."""
+    """A run whose predictions, `made`, are in memory instead of a file."""
 
-    def predictions(self) -> Losses:
-        return self.folder
+    made: Losses | None = None
+
+    def predictions(self) -> Losses | None:
+        return self.made
 
 
 def _accuracy(runs: list[list[Run]]) -> Comparison:

@@ -174,8 +174,8 @@ def main() -> None:
     panels = [(panel, cases) for panel in PANELS if (cases := measured(panel, results))]
     check(
         bool(panels),
-        f"--results={results} has no tested runs in its folders {', '.join(p.runs for p in PANELS)}: give the folder of"
-        " the kept runs",
+        f"--results={results} has no runs with test metrics in its folders {', '.join(p.runs for p in PANELS)}: give"
+        " the folder results/ of this repository",
     )
     rows = [
         (

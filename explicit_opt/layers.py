@@ -1,4 +1,4 @@
-"""Names and counts the layers of a digit classifier, from its configuration, for reports."""
+"""The kind and the number of the layers of a digit classifier, read from its configuration, for reports."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -62,7 +62,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     check_choice("--protocol", options.protocol, PROTOCOLS)
     check(
         not printed or target not in ("formula", "claims"),
-        f"--protocol=printed cannot be used with the target {target}: use a table or figure of trained models",
+        f"--protocol=printed cannot be used with the target {target}: leave out --protocol",
     )
     check(
         not printed or not options.sweep,

@@ -157,8 +157,8 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     check_is_run(workdir, option)
     check(
         baseline.read_config(workdir) is None,
-        f"{option}={shown(workdir)} is a TF-IDF baseline without a neural network, which only perception.classify can"
-        " read: name the run of a network",
+        f"{option}={shown(workdir)} is a TF-IDF baseline, not a neural network: use perception.classify, or name the"
+        " run of a network",
     )
     config = read_config(workdir, option, "perception")
     check(

@@ -108,7 +108,8 @@ def read_config(directory: Path) -> Fields:
     for name in _VARIANTS:
         check(
             not values.get(name),
-            f"{shown(path)}: {name}={as_json(values.get(name))} is not supported: use an adapter without this field",
+            f"{shown(path)}: {name}={as_json(values.get(name))} is not supported: use an adapter that was trained"
+            " without it",
         )
     start = values.get("init_lora_weights", True)
     check(

@@ -118,7 +118,8 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
     for name, default in found.items():
         check(
             default is not inspect.Parameter.empty,
-            f"{option}={strategy}: the keyword-only parameter {name} is an option, so it needs a default",
+            f"{option}={strategy}: give the keyword-only parameter {name} of this function a default, because it"
+            " becomes a field of the configuration",
         )
     return found
 

@@ -57,7 +57,7 @@ def fig9(suite: ExperimentSuite) -> None:
 
 
 def fig10(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test score on enwik8 against the number of layers, trained and frozen."""
+    """Plots AUCC and test score on enwik8 against the total number of layers (trained plus frozen)."""
     _depth(suite, "fig10", "total")
 
 

@@ -387,7 +387,9 @@ def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
     cache = Path(shutil.copytree(shared / "cache", tmp_path / "cache"))
     for path in cache.glob("tokens-*"):
         path.write_bytes(path.read_bytes()[:50])
-    assert "is damaged: remove both" in fault(train, *smallest, f"--config.data.cache_dir={cache}")
+    assert "is damaged: remove the file" in fault(
+        train, *smallest, f"--config.data.cache_dir={cache}"
+    )
 
 
 def test_workdir_is_a_file(fault, smallest, tmp_path):

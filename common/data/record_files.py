@@ -91,7 +91,8 @@ def parse_json_lines(path: str | Path, lines: Iterable[str]) -> Iterator[Parsed]
             fields = json.loads(line)
         # `json` raises a RecursionError for deeply nested brackets.
         except (ValueError, RecursionError) as error:
-            yield place, f" is not JSON: {error}"
+            # Leave out the position in the message of JSON, which counts this line as line 1.
+            yield place, f" is not JSON: {getattr(error, 'msg', error)}"
             continue
         yield place, fields if isinstance(fields, dict) else " is not a JSON object"
 

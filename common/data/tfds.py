@@ -27,6 +27,11 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
         examples = builder.as_data_source(split=split) if builder.is_prepared() else None
     except tfds.core.DatasetNotFoundError:
         examples = None
+    except NotImplementedError as error:
+        raise UserError(
+            f"the files of tfds:{name} in {directory or 'the default TFDS directory'} have no random access: prepare it"
+            " again, with file_format='array_record' in another directory, and set --config.data.tfds_dir=DIR"
+        ) from error
     except Exception as error:  # A data set script may raise any type of exception.
         reason = " ".join(str(error).split())[:300]
         raise UserError(

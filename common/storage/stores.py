@@ -46,7 +46,7 @@ class Object(NamedTuple):
 
 
 class Outage:
-    """Warns once of each outage of a bucket, even if several threads with their own `Store` notice the outage."""
+    """Warns once of each outage of a bucket. Stores of several threads share one object, so only one of them warns."""
 
     def __init__(self):
         self._lock, self._reported = threading.Lock(), False

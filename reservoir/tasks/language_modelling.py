@@ -23,7 +23,7 @@ class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of the model and of the data.
+    """Checks the fields of the model, the data and the evaluation.
 
     Raises:
       UserError: a field has an invalid value.

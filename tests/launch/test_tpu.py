@@ -342,7 +342,10 @@ def test_name_is_reusable_after_delete(cloud):
     ):
         result = tpu(cloud, "run", *other, *end)
         assert result.returncode == 2
-        assert "requested with --type v5litepod-16 --zone z --project p; delete" in result.stderr
+        assert (
+            "requested with --type v5litepod-16 --zone z --project p, not --type " in result.stderr
+        )
+        assert "delete it first: launch/tpu.sh delete pod" in result.stderr
     assert len(done(cloud)) == seen
     assert (cloud.root / "runs/tpu-pod/request").read_text() == kept
 

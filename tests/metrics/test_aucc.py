@@ -145,7 +145,7 @@ def test_shared_horizon_is_the_end_of_a_curve():
 
 
 def test_measured_area_decreases_with_the_values():
-    """Eq. (1) integrates the measured values (held=False), so a collapse lowers this AUCC."""
+    """Eq. (1) of Shen et al. (2021) integrates the measured values (held=False), so a collapse lowers this AUCC."""
     collapsed = Curve(
         "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]
     )

@@ -260,7 +260,9 @@ def test_options_are_fields_of_the_command_line(own_package):
     config = recipes.get_config()
     override_all(config, ["--config.last_blocks=3", f"--config.finetune={OWN}"])
     assert config.last_blocks == 3
-    with pytest.raises(UserError, match=r"unknown option --config.last_block; did you mean last_b"):
+    with pytest.raises(
+        UserError, match=r"unknown option --config.last_block; did you mean --config.last_b"
+    ):
         override_all(config, ["--config.last_block=3"])
     with pytest.raises(UserError, match=r"unknown option --config.last_blocks"):
         override_all(recipes.get_config(), ["--config.last_blocks=3"])
@@ -291,7 +293,8 @@ def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
         given = f"--run={workdir}", f"--out={tmp_path / 'out'}"
         (line,) = call("perception.adapters", "export", *given, code=2).splitlines()
         added = min(names - {"head/kernel", "head/bias"}).removeprefix("encoder/")
-        assert f"my_package.others:{name} adds parameters" in line and line.endswith(added)
+        lacks = f"adds parameters that the published model lacks, such as {added}; use the run"
+        assert f"my_package.others:{name} {lacks}" in line
 
 
 def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path):

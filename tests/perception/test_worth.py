@@ -406,7 +406,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        gone = "model is not a directory any more: pass its new location as --pretrained=DIR"
+        gone = "model is not a directory any more, but the run needs it: pass its new location as --pretrained=DIR"
         assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
         assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"

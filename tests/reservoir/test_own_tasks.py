@@ -1,4 +1,4 @@
-"""A task from a module outside the project."""
+"""Tasks that users define, --config.task=MODULE:CLASS, valid and invalid."""
 
 import re
 from itertools import islice

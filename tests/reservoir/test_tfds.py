@@ -102,7 +102,7 @@ def test_unprepared_data_set_error_has_the_command(data, name):
 
 
 def test_preparation_command_finds_translation_sets(data, directory):
-    """Without TensorFlow, TFDS finds these data sets only after the import of `tensorflow_datasets.translate`."""
+    """Without TensorFlow, TFDS finds translation data sets only after the import of `tensorflow_datasets.translate`."""
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
 
@@ -110,6 +110,19 @@ def test_preparation_command_finds_translation_sets(data, directory):
     assert not builder.is_prepared()
     data.source = "tfds:wmt14_translate/de-en"
     assert "download_and_prepare()" in fault(data)
+
+
+def test_data_set_without_random_access_raises_user_error(data, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class Tfrecord:
+        is_prepared = staticmethod(lambda: True)
+
+        def as_data_source(self, split):
+            raise NotImplementedError(f"Random access data source for {split} is not supported")
+
+    monkeypatch.setattr(tfds, "builder", lambda *_, **__: Tfrecord())
+    assert "with file_format='array_record' in another directory, and set" in fault(data)
 
 
 def test_invalid_tfds_name_raises_user_error(data):
