@@ -49,5 +49,5 @@ def test_a_case_is_the_mean_of_its_tested_seeds(results, monkeypatch, capsys):
 
 def test_missing_runs_raise_user_error_with_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["overview", f"--results={tmp_path}"])
-    with pytest.raises(UserError, match=f"--results={tmp_path} has no tested runs"):
+    with pytest.raises(UserError, match=f"--results={tmp_path} has no runs with test metrics"):
         overview.main()

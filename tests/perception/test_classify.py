@@ -527,7 +527,7 @@ def test_errors_name_the_option_of_the_run(option, refused, tmp_path) -> None:
 
 def test_network_programs_refuse_a_baseline(tmp_path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
-    with pytest.raises(UserError, match=r"--run=.* is a TF-IDF baseline without a neural network"):
+    with pytest.raises(UserError, match=r"--run=.* is a TF-IDF baseline, not a neural network"):
         loading.read(tmp_path, "--run")
 
 
