@@ -196,7 +196,7 @@ class PooledClassifier(nnx.Module):
         key: Key = None,
         firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the mean hidden state and the last hidden state, concatenated: (B, 2 D).
+        """Returns the mean of the hidden states over positions and the hidden state of the last position: (B, 2 D).
 
         Args:
           firsts_B: number of tokens in the first segment of a pair of texts. Later tokens of the pair have the token

@@ -148,7 +148,9 @@ def _open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except OSError as error:
-        raise UserError(f"cannot read {shown(path)}: {error}") from error
+        raise UserError(
+            f"cannot read {shown(path)}: {error}; correct the path or the permissions of the file"
+        ) from error
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise UserError(

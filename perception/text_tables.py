@@ -375,11 +375,9 @@ class Parquet:
                 if _is_compressed(source):
                     source = BytesIO(stack.enter_context(opened(source)).read())
                 yield stack.enter_context(ParquetFile(source))
-        except pyarrow.ArrowException as error:
+        # For a damaged page, pyarrow raises an OSError without an error number.
+        except (pyarrow.ArrowException, OSError) as error:
             raise file_error(shown(self.path), error) from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise UserError(f"cannot read {shown(self.path)}: {reason}") from error
 
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]

@@ -259,6 +259,6 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
             advice = (
                 f"; lower --config.model.{names.reservoirs} or raise --config.model.{names.layers}"
             )
-        elif set(model[option]) <= {"L", "R"}:
+        elif model[option] and set(model[option]) <= {"L", "R"}:
             advice = f" (--config.model.{names.layers}); write one letter for each layer"
         raise UserError(f"--config.model.{option}={model[option]}: {error}{advice}") from error

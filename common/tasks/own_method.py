@@ -47,7 +47,7 @@ def check_complete(
     check(
         getattr(logits, "shape", None) == (rows, classes),
         f"{option}: for {rows} texts and {classes} classes, the model returned {described(logits)} instead of"
-        f" {(rows, classes)}",
+        f" logits, an array of shape {(rows, classes)}",
     )
     check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
     found = {**abstract_model.trainable, **abstract_model.frozen}

@@ -73,8 +73,8 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 class Task(Protocol):
     """Model, data, loss and evaluation of an experiment.
 
-    A subclass sets `objective` and `mode`, defines `build`, `loss` and `batches`, and overrides `predict` or `evaluate`
-    (`check_complete`). The other members are optional.
+    A subclass sets `objective` and `mode`, defines `build`, `loss` and `batches`, and overrides `predict` or
+    `evaluate`; `check_complete` checks this. The other members are optional.
     """
 
     objective: str

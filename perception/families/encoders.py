@@ -94,7 +94,9 @@ def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone
     """Reads the fields that all encoders except DistilBERT and ModernBERT have in common.
 
     Args:
-      epsilon, types: values if config.json lacks the field `layer_norm_eps` or `type_vocab_size`.
+      epsilon: value if config.json lacks the field `layer_norm_eps`.
+      types: value if config.json lacks the field `type_vocab_size`; 0 for a family without token types, which ignores
+        the field.
     """
     fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
     dropout_rate = fields.number("hidden_dropout_prob", 0.1)

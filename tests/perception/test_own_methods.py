@@ -325,8 +325,14 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
             r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter",
         ),
         ("others:all_frozen", "freezes all parameters: train at least one"),
-        ("others:wrong_shape", r"returned an array of shape \(2, 2\) instead of \(2, 6\)"),
-        ("others:no_array", r"the model returned a tuple instead of \(2, 6\)"),
+        (
+            "others:wrong_shape",
+            r"returned an array of shape \(2, 2\) instead of logits, an array of shape \(2, 6\)",
+        ),
+        (
+            "others:no_array",
+            r"the model returned a tuple instead of logits, an array of shape \(2, 6\)",
+        ),
         ("others:undeclared", "reads_gain .* reads config.gain, but the method declares no option"),
         ("others:fails", r"ZeroDivisionError in divides .*others.py, line \d+\): division by zero"),
         ("others:lacks_rngs", r"TypeError in make_model .* unexpected keyword argument 'rngs'"),
