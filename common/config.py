@@ -304,8 +304,8 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    The message begins with `source`, the file or option of the configuration. If `source` is a file, other UserErrors
-    also begin with `source`.
+    The message begins with `source`, the file or option of the configuration. Other UserErrors also begin with
+    `source`, unless it is "--config": they name the option themselves.
     """
     try:
         yield

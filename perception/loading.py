@@ -301,7 +301,7 @@ def _open(
     config: ConfigDict, workdir: Path, weights: Path | None = None
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, "Pretrained | None"]:
     """Returns (backbone, tokenizer, classes), the function that builds the model, and the pretrained model of a run."""
-    with complete(workdir / CONFIG):
+    with complete(shown(workdir / CONFIG)):
         datasets.validate(config)
         finetuning.validate(config)
     validate_fields(config)

@@ -55,8 +55,8 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
     empty = [run.place for run in runs if not run.curve.points[-1].at(axis)]
     check(
         len(empty) in (0, len(runs)),
-        f"the runs cannot be compared on the axis {axis}, because {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}"
-        f" has no {axis}: choose another --axis, or leave out runs without {axis}",
+        f"the runs cannot be compared on the axis {axis}, because some have no {axis}: choose another --axis, or leave"
+        f" out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
     )
     if horizon in ("longest", "shortest"):
         horizon = shared_horizon([run.curve for run in runs], axis, horizon)

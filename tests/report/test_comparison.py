@@ -157,7 +157,8 @@ def test_runs_without_flops_have_no_flops_area(two):
     assert row.raw == [0.0] and math.isnan(row.normalised[0])
     for horizon in ("shortest", "longest", 1e13):
         with pytest.raises(
-            UserError, match=r"^the runs .* axis flops, because x has no flops: choose"
+            UserError,
+            match=r"^the runs .* axis flops, because some have no flops: choose another --axis, or leave out x",
         ):
             horizon_of([*two, *uncounted], "flops", horizon)
 
