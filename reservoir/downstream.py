@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.config import check_choice, override_all
+from common.data.labelled import load_labelled
 from common.errors import UserError, check
 from common.experiments import Side
 from common.report.figures import layers_figure
@@ -20,6 +21,7 @@ from common.report.printed import printed
 from common.report.runs import Run
 from common.report.table import mean_std
 from common.storage.addresses import shown
+from common.track.tracker import SUMMARY
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.layers import layers_of
@@ -254,6 +256,7 @@ def _named_by_finetune() -> Iterator[None]:
 def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
     """Trains missing runs. Returns {task: results of its experiments}. --sweep varies fine-tuning only."""
     cases = tunings(suite, target)
+    _read_data(suite, cases)
     (groups,) = replace(suite, sweep={}).groups(target).values()
     runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in cases})
     results: dict[str, list[Downstream]] = {}
@@ -262,6 +265,27 @@ def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Down
         row = Downstream(tuning, before, _group(tuning, before, runs[tuning.stem]))
         results.setdefault(tuning.task, []).append(row)
     return results
+
+
+def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
+    """Reads the data of fine-tuning if a pretraining run is missing, because pretraining may take days.
+
+    Raises:
+      UserError: the data of a task cannot be read.
+    """
+    seeds = range(1, 1 + suite.seeds)
+    runs = {suite.folder(tuning.case.name(seed)) for tuning in cases for seed in seeds}
+    if all((run / SUMMARY).is_file() for run in runs):
+        return
+    for task, tuning in {tuning.task: tuning for tuning in cases}.items():
+        data = configuration(suite, tuning, 1).data
+        try:
+            with _named_by_finetune():
+                load_labelled(data)
+        except UserError as error:
+            option = f"--data={task}={data.source.removeprefix('files:')}"
+            named = str(error).replace(f"--finetune=data.source={data.source}", option)
+            raise UserError(f"fine-tuning on {task}, before pretraining: {named}") from error
 
 
 def _group(tuning: Tuning, before: Group, runs: Sequence[Run]) -> Group:

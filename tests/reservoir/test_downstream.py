@@ -150,6 +150,14 @@ def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
         downstream.tunings(make_suite(tmp_path, finetune=("model.dropout=2",)), "fig2")
 
 
+def test_unreadable_fine_tuning_data_fail_before_pretraining(tmp_path: Path):
+    suite = make_suite(tmp_path, data_paths={"sst2": tmp_path / "absent"}, models=("T Reservoir",))
+    with pytest.raises(UserError) as error:
+        downstream.fig2(suite)
+    start = f"fine-tuning on sst2, before pretraining: --data=sst2={tmp_path}/absent"
+    assert str(error.value).startswith(start) and not suite.asked
+
+
 def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(costs, "flops_per_second", lambda dtype: 1e9)
     models = ("FFN Reservoir",)
