@@ -20,12 +20,16 @@ F1 = "weighted_f1"
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/*/claims.csv"))
 
+PAGES = sorted(RESULTS.glob("*/README.md"))
+"""The pages with all results of a paper."""
+
 PRINTED = [
     line.strip()
-    for line in (RESULTS / "README.md").read_text().splitlines()
+    for page in PAGES
+    for line in page.read_text().splitlines()
     if re.match(r" {4}python -m .* --out=results/", line) and "--kept" not in line
 ]
-"""Commands of results/README.md that print a table from kept runs and train missing runs."""
+"""Commands of these pages that print a table from kept runs and train missing runs."""
 
 WORTH = sorted(
     path.parent
@@ -100,7 +104,7 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
 
 
 def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
-    """results/README.md prints the verdicts on each data set, corrected for the comparisons on all data sets."""
+    """results/perception/README.md has the verdicts on each data set, corrected for the comparisons on all sets."""
     titles = {
         "emotion": "emotion",
         "clickbait": "clickbait",
@@ -120,7 +124,7 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
         for way in ("arctic_xs_full", "tf_idf", "head")
     ]
     corrected = iter(correct(compared))
-    page = (RESULTS / "README.md").read_text()
+    page = (RESULTS / "perception/README.md").read_text()
     for title in titles.values():
         (row,) = re.findall(rf"^\| {title} \| (.*) \|$", page, re.MULTILINE)
         full, counted, _ = (next(corrected) for _ in range(3))
@@ -129,3 +133,16 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
             interval = f"({one.low:+.1f} to {one.high:+.1f})"
             expected += [f"{one.difference:+.1f} {interval}", str(one).partition(" (")[0]]
         assert [cell.strip() for cell in row.split("|")][-4:] == expected
+
+
+def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
+    """A difference may have the opposite sign if A and B are exchanged."""
+
+    def measured(text: str) -> set:
+        spreads = set(re.findall(r"[\d.]+ ± [\d.]+", text))
+        intervals = re.findall(r"([+-][\d.]+)[,| (]+([+-][\d.]+) to ([+-][\d.]+)", text)
+        return spreads | {frozenset(abs(float(x)) for x in numbers) for numbers in intervals}
+
+    first = measured((RESULTS / "README.md").read_text())
+    assert len(first) > 40
+    assert first <= set().union(*(measured(page.read_text()) for page in PAGES))
