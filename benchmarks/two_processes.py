@@ -113,7 +113,8 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
                 break
         else:
             raise UserError(
-                f"a worker process exited with code {worker.wait()} while it trained {steps} steps: see its error above"
+                f"a worker process exited with code {worker.wait()} before it had trained {steps} steps: see its"
+                " error above"
             )
     return speeds[0]
 

@@ -142,10 +142,10 @@ def spec(
         shards = math.prod(mesh.shape[n] for n in names)
         split = names and size % shards == 0
         parts.append((rule if isinstance(rule, str) else names) if split else None)
-    if len(used) != len(set(used)):
+    if twice := sorted({axis for axis in used if used.count(axis) > 1}):
         raise ValueError(
-            f"{name}: the axes {axes} use a mesh axis for two dimensions ({', '.join(used)}): replace one of the axes"
-            " by None"
+            f"{name}: the axes {axes} use the mesh axis {' and '.join(twice)} for more than one dimension: replace all"
+            " but one of these axes by None"
         )
     return PartitionSpec(*parts)
 

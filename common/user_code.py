@@ -35,7 +35,10 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
                 f"{option}: {place} reads {fields}.{name}, but the {kind.__name__.lower()} declares no option {name};"
                 f" declare it: {kind.__name__}(..., options={{'{name}': Option(DEFAULT)}})"
             ) from error
-        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
+        reason = f": {error}" if str(error) else ""
+        raise UserError(
+            f"{option}: {type(error).__name__} in {place}{reason}; correct this code"
+        ) from error
 
 
 def described(value: object) -> str:

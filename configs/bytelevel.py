@@ -1,4 +1,4 @@
-"""Recipes of byte language models with reservoirs (section 3.2), imported by configs/enwik8_*.py."""
+"""Recipes of byte language models with reservoirs (section 4.2), imported by configs/enwik8_*.py."""
 
 from ml_collections import ConfigDict
 

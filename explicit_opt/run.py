@@ -23,7 +23,10 @@ def validate(config: ConfigDict) -> None:
 
 
 def _task(config: ConfigDict) -> tuple[Callable[[ConfigDict], None], type[Task]]:
-    """Returns the validation and the class of the task. A language model has the field `model.aggregate`."""
+    """Returns the function that validates the configuration, and the class of the task.
+
+    Only the configuration of a language model has the field `model.aggregate`.
+    """
     if "aggregate" in config.model:
         from explicit_opt import language
 

@@ -170,7 +170,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         f"the task of --config, {type(task).__module__}:{type(task).__qualname__}, has no method batch_spec, which"
         " returns the shapes of a batch: define it, or choose another configuration",
     )
-    # Dtypes and kernels depend on the platform of the current mesh (`common.sharding.backend`).
+    # The dtype "auto" depends on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
         dtype = str(compute_dtype(config.model.get("dtype", "float32")))

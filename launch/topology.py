@@ -63,8 +63,9 @@ class Topology:
 
     Attributes:
       name: name of the topology, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
-      devices: the JAX devices.
-      chip: properties of a chip; None for CPU devices, whose speed is unknown.
+      devices: the JAX devices: TPU chips, or CPU devices that replace them (`stands_in`).
+      chip: properties of a TPU chip, also if CPU devices replace the chips; None for a topology of CPU devices, whose
+        speed is unknown.
     """
 
     name: str

@@ -69,7 +69,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     check(
         not method.trains_all or config.quantize == "none",
         f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights: set"
-        f" --config.quantize=none, or choose another {FINETUNE}",
+        f" --config.quantize=none, or choose a method with frozen weights, such as {FINETUNE}=lora",
     )
     options.validate(config)
     check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)

@@ -106,7 +106,7 @@ def _bands(sets: "csr_matrix") -> np.ndarray:
         key_E = np.zeros(sets.shape[0], np.uint64)
         for _ in range(ROWS_PER_BAND):
             factor, mixer = generator.integers(1, 2**63, 2, np.uint64) | np.uint64(1)
-            # The upper half of the product modulo 2^64 is a hash of the column.
+            # The upper half of column * factor + mixer, modulo 2^64, is a hash of the column.
             hashes = (columns * factor + mixer) >> np.uint64(32)
             minima_E = np.minimum.reduceat(hashes, sets.indptr[:-1])
             key_E = (key_E ^ minima_E) * (mixer | np.uint64(1))

@@ -250,7 +250,10 @@ class LoraLayer(nnx.Module):
         return y + self.scale * jnp.einsum(up, low, self.lora_b[...].astype(y.dtype))
 
     def merged(self) -> nnx.Module:
-        """Returns the linear layer with the adapter merged into its kernel."""
+        """Merges the adapter into the kernel of the linear layer, in place, and returns the layer.
+
+        A quantized kernel becomes an unquantized kernel of its original dtype.
+        """
         layer, axes = _plain(self.base), self.axes
         shape, kernel = layer.kernel.shape, layer.kernel[...]
         batch, inputs, outputs = map(math.prod, axes.shapes(shape))

@@ -153,7 +153,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
             found.setdefault(match[1], {})[match[2]] = files.read(name, ())
     check(
         bool(found),
-        f"{place}: {ADAPTER} has no LoRA matrices of an encoder of the family {family}: use another adapter",
+        f"{place}: {ADAPTER} has no LoRA matrices for an encoder of the family {family}, the family of the base model:"
+        " use an adapter of this family, or the base model of this adapter",
     )
     if left:
         print(

@@ -120,11 +120,10 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     index = directory / f"{whole}.index.json"
     if not index.is_file():
         pickle = next((name for name in _PICKLES[whole] if (directory / name).exists()), None)
-        only = (
-            f"; {pickle} is a pickle, which can run code and is not loaded: convert it to safetensors"
-            if pickle
-            else ": copy the weights to this directory"
-        )
+        only = ": copy the weights to this directory"
+        if pickle:
+            kind = "lists pickles" if pickle.endswith(".json") else "is a pickle"
+            only = f"; {pickle} {kind}; a pickle can run code and is not loaded: convert the weights to safetensors"
         raise UserError(f"{shown(directory)} has neither {whole} nor {index.name}{only}")
     places = _read_index(index)
     files = {}

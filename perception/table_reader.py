@@ -112,9 +112,10 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
 
 
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
-    """Reads all tables of a directory. Files named like splits become splits. Otherwise all files form one table.
+    """Reads all tables of a directory. If no file is named like a split, all files form one table.
 
-    Hidden files, such as the ._NAME files of macOS, are not read.
+    If a file is named like a split, every file must be, and one must be "train". Hidden files, such as the ._NAME files
+    of macOS, are not read.
     """
     files = sorted(
         path

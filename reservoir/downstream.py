@@ -230,6 +230,11 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     )
     with _named_by_finetune():
         override_all(config, [f"--config.{field}" for field in suite.finetune])
+        check(
+            tuning.mode == "keep" or not config.lora.rank,
+            f"--config.lora.rank={config.lora.rank} freezes the encoder, but these experiments also fine-tune with"
+            f" reservoirs={tuning.mode}: leave out --config.lora.rank",
+        )
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
     config.pretrained = str(suite.folder(tuning.case.name(seed)))
     config.pretrained_step, config.seed = tuning.step, seed

@@ -78,7 +78,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def needed(self, target: str) -> dict[str, list[Case]]:
         """Returns {setting: cases} for a table or figure. A case is a model (a row) with a number of layers.
 
-        The cases of a setting are in the order of `Needs.models`, and the cases of a model in that of `setting_depths`.
+        The cases of a setting are ordered by model, as in `Needs.models`, and the cases of a model by depth, as in
+        `setting_depths`. Leaves out settings without a case.
 
         Raises:
           UserError: the command line excludes every case, or `case` fails.

@@ -150,7 +150,7 @@ def translator(
 
 
 def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> "LanguageModel":
-    """Returns the language model of section 3.2. Input and output embeddings are tied unless `model.tied` is False."""
+    """Returns the language model of section 4.2. Input and output embeddings are tied unless `model.tied` is False."""
     from common.model.language_model import LanguageModel
 
     embed = Embed(

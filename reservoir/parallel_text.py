@@ -83,8 +83,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         text = ParallelText([source for source, _ in kept], [target for _, target in kept])
     check(
         len(text) > 0,
-        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair in split {name}: give"
-        f" at least one pair{' in which both sentences have text' if split == 'train' else ''}",
+        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair"
+        f"{' with text on both sides' if split == 'train' else ''} in split {name}: add at least one such pair",
     )
     return text
 

@@ -126,8 +126,8 @@ def test_indivisible_dimension_is_replicated() -> None:
     ("axes", "shape", "what"),
     [
         (("embed",), (8, 8), "axes .*embed.* but the shape"),
-        (("embed", "batch"), (8, 8), "a mesh axis for two dimensions"),
-        (("mlp", "heads"), (8, 8), "a mesh axis for two dimensions"),
+        (("embed", "batch"), (8, 8), "for more than one dimension"),
+        (("mlp", "heads"), (8, 8), "for more than one dimension"),
         (("nonsense", None), (8, 8), "is unknown: use None or one of"),
     ],
 )

@@ -120,11 +120,11 @@ def train_tokenizer(vocab_size: int, *sides: Sequence[str], added: int = 0) -> T
     Args:
         vocab_size: value of --config.data.vocab_size, a number of tokens including special tokens.
         sides: the lines of each side; all sides have equally many lines.
-        added: number of tokens of `vocab_size` that the caller adds to the tokenizer's. Negative if the caller leaves
-            out tokens of the tokenizer.
+        added: number of tokens that the caller adds to the tokenizer, which itself has `vocab_size - added` tokens.
+            Negative if the caller leaves out tokens of the tokenizer.
 
     Raises:
-        UserError: the vocabulary is too small or too large for the text.
+        UserError: the vocabulary is too small or too large for the text, or SentencePiece fails.
     """
     return Tokenizer(train_model(vocab_size, sides, _TRAINER, added))
 

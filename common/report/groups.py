@@ -69,7 +69,7 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of a configuration, or None if the configuration has no number of layers.
+    """Returns the layers of a configuration; None if the paper cannot count them, or if there is no number of layers.
 
     Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, all layers count as trained.
     """

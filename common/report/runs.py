@@ -124,7 +124,10 @@ def run_of(
       UserError: the summary lacks a field, or a field is damaged.
     """
     source, remedy = source or name, "restore the summary, or leave it out"
-    check(isinstance(summary, Mapping), f"{source} is not the summary of a run: {remedy}")
+    check(
+        isinstance(summary, Mapping),
+        f"{source} is not the summary of a run, because it is not a JSON object: {remedy}",
+    )
     missing = [name for name in _NEEDED if name not in summary]
     check(
         not missing,

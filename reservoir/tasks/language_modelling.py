@@ -1,4 +1,4 @@
-"""Byte language modelling with reservoirs (section 3.2)."""
+"""Byte language modelling with reservoirs (section 4.2)."""
 
 from flax import nnx
 from jax.sharding import Mesh

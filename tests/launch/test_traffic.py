@@ -55,7 +55,7 @@ OUTSIDE = 3 * WHOLE  # two operands and a result
         ("%a = f32[10,256]{1,0:T(8,128)} copy(%x)", 2 * WHOLE),
         ("%a = f32[1,256]{1,0} dynamic-slice(%x, %i, %i), dynamic_slice_sizes={1,256}", 2 * ROW),
         ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
-        # An in-place update of a row reads and writes only this row of the array.
+        # An in-place update reads the new row and the index, and writes only this row of the array.
         (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
         # The gathered array is larger than the operand; the type of the start lists both.
         ("%a = (f32[10,256]{1,0}, f32[40,256]{1,0}) all-gather-start(%x), dimensions={0}", 5 * WHOLE),

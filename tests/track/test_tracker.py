@@ -109,7 +109,10 @@ def test_unknown_wandb_mode_raises_user_error():
 
 
 class FakeWandb(types.ModuleType):
-    """A fake wandb package. The calls named in `broken` raise."""
+    """A fake wandb package.
+
+    `broken` names the calls that raise, or a mode, such as "online", in which `init` raises. `login` returns `key`.
+    """
 
     def __init__(self, broken=(), key=True):
         super().__init__("wandb")
