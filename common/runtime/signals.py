@@ -13,7 +13,8 @@ from common.runtime.processes import Votes
 class Signals:
     """A context manager that records the first SIGINT and the first SIGTERM instead of ending the process.
 
-    The previous handler, which usually ends the process, handles a second signal with the same number.
+    The previous handler, which usually ends the process, handles a second signal with the same number. It also handles
+    the first signal, but later, if the signal has not stopped the run: in `release`, or at the end of the context.
 
     Attributes:
       received: number of the last signal; None before the first signal. A vote may set the number of a signal that
@@ -39,7 +40,9 @@ class Signals:
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind:  # The exception ends the run anyway.
+            self.received = None
         self.release()
 
     def interruption(self) -> Callable[[], None]:
@@ -59,9 +62,12 @@ class Signals:
         return check
 
     def release(self) -> None:
-        """Restores the previous signal handlers."""
+        """Restores the previous signal handlers, and passes a signal that has not stopped the run on to its handler."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.received:
+            number, self.received = self.received, None
+            signal.raise_signal(number)
 
 
 class Interrupted(Exception):

@@ -508,6 +508,23 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
 
 
+def test_signal_while_a_complete_run_is_opened_is_not_lost(tmp_path: Path) -> None:
+    """A complete run trains no step that could stop. In a suite of runs, the next run would start."""
+
+    class Interrupted(toy.Toy):
+        def save(self, workdir: Path) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    toy.run(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(tmp_path, Interrupted())
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(tmp_path, Interrupted())
+    assert not (tmp_path / "summary.json").exists()
+    assert toy.run(tmp_path)["steps"] == 20
+
+
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
