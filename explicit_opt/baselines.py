@@ -1,4 +1,4 @@
-"""Baselines of Figure 2: linear discriminant analysis (one pass over the data) and converged logistic regression."""
+"""Baselines that the paper lacks: linear discriminant analysis (one pass over the data) and logistic regression."""
 
 import warnings
 from hashlib import sha256

@@ -139,7 +139,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         classifiers have, and vice versa.
 
         Raises:
-          UserError: `text` names no experiment.
+          UserError: `text` names no experiment, or an override is invalid.
         """
         model, _, start = text.partition(": ")
         family, _, number = model.partition(" ")
@@ -277,7 +277,7 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # With K = 1, the geometric mean of eq. (13) is the co-occurrence itself. `mean` averages the
+    # With K = 1 and without noise in H, the geometric mean of eq. (13) is the co-occurrence itself. `mean` averages the
     # co-occurrences over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()
     seen = counts.sum(0) > 0
@@ -383,7 +383,7 @@ def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) 
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
-    """Measures the explicit solution's test accuracy for every integer K from 1 to the number of pixels (section 3.2).
+    """Measures the explicit solution's test accuracy for K = 1, 2, ..., number of pixels (section 3.2.1).
 
     Returns:
       A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), and the mean L1 norm

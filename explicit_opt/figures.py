@@ -16,7 +16,10 @@ STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 def scaling_and_curves(
     frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
 ) -> None:
-    """Draws Figure 1: mean co-occurrence over token count (slope 1 in the paper), and training perplexity of Cat."""
+    """Draws Figure 1: mean co-occurrence over token count, and training perplexity of Cat.
+
+    The line has the slope 1 that the paper's theorem assumes.
+    """
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])
     ends = np.array([frequency.min(), frequency.max()])

@@ -53,8 +53,8 @@ def head_start(
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
-      ValueError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or
-        `HeadStart.finish` fails.
+      ValueError: an option is invalid, shapes do not match, a value is not finite, a weight is negative, a label is out
+        of range, soft labels are not probabilities, or `HeadStart.finish` fails.
     """
     head = HeadStart(method, outputs=outputs, scale=scale, smoothing=smoothing)
     head.add(features, labels, weights)
@@ -159,7 +159,8 @@ class HeadStart:
         """Adds the examples of another head with the same options.
 
         Raises:
-          ValueError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
+          ValueError: `other` is not a `HeadStart`, or an option (`method`, `outputs`, `scale` or `smoothing`) or the
+            number of features differs.
         """
         check(isinstance(other, HeadStart), f"other must be a HeadStart, got {other!r:.80}")
         for name in ("method", "outputs", "scale", "smoothing"):

@@ -19,7 +19,8 @@ def read_mnist(place: str) -> tuple[Images, Images]:
     """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
 
     Raises:
-      UserError: a file is missing or damaged, or numbers of labels and images differ.
+      UserError: a file is missing or damaged or has the wrong number of dimensions, there are no images, or the numbers
+        of labels and images differ.
     """
     directory = source_folder(place)
     return _read_part(directory, "train"), _read_part(directory, "t10k")
@@ -30,9 +31,9 @@ def _read_part(directory: Path, part: str) -> Images:
     labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"--config.data.source=files:{shown(directory)}: the shapes of {part}-images-idx3-ubyte and"
-        f" {part}-labels-idx1-ubyte must be (images, height, width) and (images,), with at least one image, got"
-        f" {pixels.shape} and {labels.shape}: download both files again",
+        f"{shown(directory)}: the shapes of {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte must be"
+        f" (images, height, width) and (images,), with at least one image, got {pixels.shape} and"
+        f" {labels.shape}: download both files again",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 
@@ -47,8 +48,8 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     path = plain if plain.is_file() else directory / f"{name}.gz"
     if not path.is_file():
         raise UserError(
-            f"--config.data.source=files:{shown(directory)} has no {name} or {name}.gz: download the four IDX files of"
-            " MNIST into this folder"
+            f"{shown(directory)} has no {name} or {name}.gz: download the four IDX files of MNIST into this"
+            " folder"
         )
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:

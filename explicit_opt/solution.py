@@ -44,8 +44,8 @@ def explicit_solution(
       sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
 
     Raises:
-      UserError: a feature or co-occurrence is negative or not finite, there are no examples, K < 1, a target is not an
-        integer or out of range, or `targets` and `priming` are both None.
+      UserError: an array has the wrong shape, a feature or co-occurrence is negative or not finite, there are no
+        examples, K < 1, a target is not an integer or out of range, or `targets` and `priming` are both None.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     if features.ndim != 2 or 0 in features.shape:

@@ -24,7 +24,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the configuration without reading the data.
 
     Raises:
-      UserError: a field is missing or out of range.
+      UserError: a field is missing or has an invalid value, or two fields contradict each other.
     """
     with complete("--config"):
         model.validate(config.model)
@@ -61,7 +61,7 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, Mode
     """Returns the configuration and the tokenizer of a run, and the model state of its best checkpoint.
 
     Raises:
-      UserError: the folder contains no run of this paper, or the run has no checkpoint.
+      UserError: the folder contains no run of this paper, the run has no checkpoint, or a file of the run is damaged.
     """
     from common.train.restore import load_run, read_config
 

@@ -91,7 +91,8 @@ def read(path: Path) -> list[bytes]:
     In a .jsonl file, each line is a JSON string, or a JSON object with the prompt in the field "prompt".
 
     Raises:
-      UserError: the file cannot be read, has no prompts, or has an empty line or a line without a prompt.
+      UserError: the file cannot be read or has no prompts, or a line is empty, has no prompt, is not JSON (in a .jsonl
+        file) or is not Unicode text.
     """
     from common.config import check_file
     from common.data.files import read_bytes

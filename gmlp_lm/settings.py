@@ -48,7 +48,7 @@ def parameters(config: ConfigDict, vocabulary: int = 256) -> int:
 
 
 def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
-    """Applies the command line's overrides to a configuration and validates it.
+    """Applies the command line's overrides to a configuration in place, validates it and returns it.
 
     Raises:
       UserError: an override is invalid.

@@ -28,7 +28,13 @@ def balanced_weights(labels: np.ndarray) -> np.ndarray:
 
 
 def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1.0) -> jax.Array:
-    """Returns the weighted cross-entropy of each row, (B,). Multi-label: the mean binary cross-entropy over classes."""
+    """Returns the weighted cross-entropy of each row, (B,).
+
+    Multi-label: the mean over the classes of the weighted binary cross-entropy.
+
+    Args:
+      weights: weights of the labels, with the shape of `labels`, or one weight for all labels.
+    """
     if labels.ndim == 1:
         return cross_entropy(logits_BC, labels) * weights
     with jax.named_scope("loss"):

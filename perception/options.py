@@ -23,7 +23,8 @@ def validate(config: ConfigDict) -> None:
     """Checks the options of all methods in `METHODS`, and of a user's method.
 
     Raises:
-      UserError: an option has an invalid value.
+      UserError: an option has an invalid value, the method is unknown or cannot be imported, or the check of a user's
+        method raises an exception.
     """
     plugin.check_minimum("--config.", config, _declared(config))
     for method in METHODS.values():

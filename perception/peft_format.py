@@ -48,7 +48,7 @@ def write(
       base: directory of the base weights, or None if unknown.
 
     Raises:
-      UserError: the family fuses an adapted layer with another layer.
+      UserError: the family fuses an adapted layer with another layer, or the directory is not writable.
     """
     modules = {}
     for layer in adapter.layers:
@@ -130,8 +130,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
       base: fingerprint of the base weights, or "" if unknown.
 
     Raises:
-      UserError: a file is missing or damaged, the adapter does not fit the family, or it changes a part of the encoder
-        that cannot have an adapter.
+      UserError: a file is missing or damaged, `read_config` rejects the adapter, a dtype is not supported, the adapter
+        does not fit the family, or it changes a part of the encoder that cannot have an adapter.
     """
     fields, files = read_config(directory), TensorFiles(directory, ADAPTER)
     place = shown(directory)

@@ -1,9 +1,11 @@
 """Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
 
-The file has two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
+The files have two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
 `quantization_config` of config.json names the format. Reading dequantizes the kernels, so this project's programs
 can use the directory like any pretrained model. Quantizing the kernels to the same format again changes them by
 rounding errors at most.
+
+`write` also writes kernels in float32 or bfloat16, in plain Hugging Face format.
 """
 
 import json

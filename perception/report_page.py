@@ -68,7 +68,7 @@ class Report:
       predictions: test predictions of the best classifier.
       texts, places: text of each test example, and its file and line. `places` may be empty.
       command: the command that classifies new texts.
-      notes: sentences about the data and about training methods that were left out.
+      notes: sentences about the data, the plan for a time budget, and approximations of the TF-IDF baseline.
     """
 
     title: str
@@ -138,7 +138,10 @@ def _sections(report: Report) -> Iterable[Element]:
 
 
 def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
-    """Yields the chart of validation curves. A method without training steps is a horizontal dashed line."""
+    """Yields the chart of validation curves.
+
+    A curve with a single point, such as the curve of a method without training steps, is a horizontal dashed line.
+    """
     every = [curve for seeds in curves.values() for curve in seeds]
     end = max(point.step for curve in every for point in curve.points)
     lines = []

@@ -46,7 +46,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="BACKBONE=DIR",
-        help="directory of a backbone's weights; may be repeated",
+        help="directory of a backbone's weights, or the name of a model in the Hugging Face cache; may be repeated",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="list the cells of table1 and exit", dest="dry_run"

@@ -74,7 +74,10 @@ class Line(NamedTuple):
         return self.intercept + self.slope * float(np.log(tokens))
 
     def margin(self, tokens: float) -> float:
-        """Returns half the width of the 95 % prediction interval for another data set with this number of tokens."""
+        """Returns half the width of the 95 % prediction interval for another data set with this number of tokens.
+
+        Infinite if the line was fitted to two data sets.
+        """
         from scipy import stats
 
         if not math.isfinite(self.deviation):

@@ -252,7 +252,7 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: `directory` exists and is not empty, or is not writable.
+      UserError: `directory` is a file, not empty or not writable, or the caller's block raises an OSError.
     """
     require_empty(directory, option)
     place = f"{option}={shown(directory)}"

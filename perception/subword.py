@@ -90,8 +90,9 @@ class Subword:
 
         Returns:
             (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or
-            pair, the number of tokens in the first segment. Single and joined texts have only this segment. truncated:
-            number of truncated texts and pairs.
+            pair, the number of tokens in the first segment (type id 0). Single and joined texts have only this segment,
+            and so have pairs if the tokenizer gives both texts the type id 0. truncated: number of truncated texts and
+            pairs.
 
         Raises:
             UserError: the special tokens leave no space for text.
@@ -144,7 +145,7 @@ class Subword:
             return cls(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(
-                f"cannot read a tokenizer from {shown(path)}: {error.strerror}"
+                f"cannot read a tokenizer from {shown(path)}: {error.strerror}; restore the file"
             ) from error
         except ValueError as error:
             raise UserError(

@@ -74,8 +74,9 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: the table has too few columns; `text` or `label` names a missing column or repeats a column; without
-        names, no column or several columns qualify; or `pair` is set and there are not two text columns.
+      UserError: the table has too few columns; `text` or `label` names a missing column; a column is named twice, also
+        once in `text` and once in `label`; without names, no column or several columns qualify; or `pair` is set and
+        there are not two text columns.
     """
     needed = 2 + pair
     check(

@@ -49,7 +49,8 @@ def label_kind(
 ) -> str:
     """Returns the format of labels: "one" (class), "marks" (a column of 0 and 1 for each class), "split" or "list".
 
-    The format is "split" if there is a separator, and "list" if most labels are lists in JSON's or Python's notation.
+    The format is "split" if there is a separator, and "list" if most of the first LOOKED_AT rows have lists as labels,
+    also lists written as text in JSON's or Python's notation.
 
     Args:
       columns: the label columns.
@@ -206,6 +207,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     """Raises a UserError unless the labels are names of classes.
 
     Args:
+      labels: the labels of all texts; with `multi_label`, all labels of each text.
       multi_label: whether a text may have several labels.
     """
     counts = Counter(labels)
@@ -219,7 +221,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
     if _is_regression(counts, multi_label):
         some = ", ".join(list(counts)[:3])
         raise UserError(
-            f"{option} has {several:,} different numbers ({some}, ...) for {len(labels):,} texts and looks like a"
+            f"{option} has {several:,} different numbers ({some}, ...) among {len(labels):,} labels and looks like a"
             " regression target: predicting a number is regression, which this program does not do; write a column of"
             " classes, such as low and high"
         )

@@ -76,7 +76,8 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
       download: whether a Hugging Face data set may be downloaded.
 
     Raises:
-      UserError: the source is missing, damaged, empty, or of an unknown format.
+      UserError: the source is missing, damaged, empty, or of an unknown format; the files of a folder do not form one
+        table or complete splits; `encoding` is unknown; or a package that the format needs is missing.
     """
     check_encoding(encoding)
     if source.startswith("hf:"):
@@ -233,7 +234,7 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
     try:
         there = datasets.load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         hint = "check the name and the network"
         if not download:
             hint = "if the data set is not in the local cache, add --download to fetch it"

@@ -1,4 +1,4 @@
-"""Writes Tables 1 and 2 with measured and printed values."""
+"""Writes Table 1 with measured and printed F1, and Table 2 with counted and printed numbers of parameters."""
 
 import itertools
 import sys
@@ -43,14 +43,15 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step.
+    """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step, and printed F1.
 
     The files are updated after the cells of each backbone and finetuning method. A cell stays empty if its data or
     weights are missing, or if its training fails or runs out of memory. With `turns` or a `sweep`, all cells are
     trained together, and one failure ends the command. A row has a mean only if all its cells have values.
 
     Raises:
-      UserError: a cell failed. Without `turns` and `sweep`, all other cells have been trained and written.
+      UserError: the configuration of a cell is invalid (then no cell is trained), or a cell failed. If a cell failed
+        without `turns` and `sweep`, all other cells have been trained and written.
     """
     suite.check()
     paper, rows, missing, failed = printed.table1(), [], {}, []
@@ -98,7 +99,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes counted and printed parameters of every backbone and its adapters.
+    """Writes counted and printed parameters of every backbone, except the tiny ones, and of its adapters.
 
     The column "original" includes an untied output layer. Adapter parameters are proportional to the rank. The column
     "share" is the number of adapter parameters with rank 32, in percent of the parameters of the backbone without an

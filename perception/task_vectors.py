@@ -109,6 +109,7 @@ def measure(
       pairs: pairs of runs. The first runs of all pairs have the same task, and so have the second runs.
       pretrained: the pretrained weights from which all runs started; None for the weights that their configurations
         name.
+      examples: number of examples to evaluate, from the start of each split; None for all.
 
     Raises:
       UserError: a run did not train all weights from pretrained weights, the two runs of a pair started from different

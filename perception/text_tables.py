@@ -68,7 +68,8 @@ class Table(Protocol):
 
         Raises:
           UserError: the file is missing or damaged, a row lacks a text column, a value in a text column is not text or
-            is not valid Unicode, a column has the name of a column of `added`, or two columns have the same name.
+            is not valid Unicode, a line of a pair does not have one tab, a column has the name of a column of `added`,
+            or two columns have the same name.
         """
 
     def write(
@@ -119,7 +120,7 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
     """Returns the texts of a row without blank texts; () if one text of a pair is blank.
 
     Raises:
-      UserError: a field does not exist, or is not text.
+      UserError: a field does not exist, is not text, or is not valid Unicode.
     """
     place, row = record
     advice = "columns with --text=FIRST --text=SECOND" if pair else "column with --text=NAME"

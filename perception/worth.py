@@ -5,8 +5,9 @@
 
 Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained) and from random weights, and fits a
 TF-IDF baseline. Writes report.html: the best classifier, its scores with intervals, its errors, verdicts on the
-differences between classifiers, and the command that uses the best classifier. A verdict needs three seeds or more.
-Running the command again resumes interrupted runs. Any field of the configuration is an option, as in perception.train.
+differences between classifiers, and the command that uses the best classifier. A verdict on a method whose result
+depends on the seed needs three seeds or more. Running the command again resumes interrupted runs. Any field of the
+configuration is an option, as in perception.train.
 
 --data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
 local cache (or from the hub with --download). The splits are written to --out. --pair reads pairs of texts. A repeated
@@ -189,7 +190,11 @@ def _out(options: Namespace) -> Path:
 
 
 def _download(data: str, experiment: "ConfigDict") -> None:
-    """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME."""
+    """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME.
+
+    Raises:
+      UserError: neither option names anything on the hub, or the download fails.
+    """
     from common.errors import check
     from perception.train import fetch_pretrained
 

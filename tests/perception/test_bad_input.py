@@ -197,11 +197,11 @@ BAD = {
     "whole numbers as ids": data(number_rows(lambda i: 10_000 + i), "occur only once, like ids"),
     "regression target": data(
         number_rows(lambda i: f"{i / 7:.2f}"),
-        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) for 60 texts and looks like a regression",
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) among 60 labels and looks like a regression",
     ),
     "score from 0 to 100": data(
         number_rows(lambda i: i * 37 % 101, 400),
-        "--label=label has 101 different numbers (0, 37, 74, ...) for 400 texts and looks like a regression target",
+        "--label=label has 101 different numbers (0, 37, 74, ...) among 400 labels and looks like a regression target",
         "--label=label",
     ),
     "ten thousand classes": data(
