@@ -193,7 +193,7 @@ def _download(data: str, experiment: "ConfigDict") -> None:
     """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME.
 
     Raises:
-      UserError: neither option names anything on the hub, or the download fails.
+      UserError: `data` is not hf:NAME and --config.pretrained is empty, or the download of the model fails.
     """
     from common.errors import check
     from perception.train import fetch_pretrained
