@@ -1,5 +1,6 @@
 """Trains a language model on bytes or subwords: python -m gmlp_lm.train --config=configs/enwik8_gmlp.py:tiny"""
 
+import shlex
 from pathlib import Path
 
 from common.runtime import program
@@ -30,7 +31,8 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
-    print(f'try it: python -m gmlp_lm.sample --workdir={shown(workdir)} --prompt="The "')
+    run = shlex.quote(shown(workdir))
+    print(f'try it: python -m gmlp_lm.sample --workdir={run} --prompt="The "')
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from common.errors import check, file_error
+from common.errors import UserError, check, file_error
 from common.model.low_rank import Lora
 from common.storage.addresses import shown
 from perception.adapter_arithmetic import Adapter
@@ -187,8 +187,12 @@ def _scale(fields: Fields, module: str, rank: int) -> float:
         isinstance(patterns, Mapping),
         f"{fields.place}: alpha_pattern must be a JSON object, got {as_json(patterns)}",
     )
-    matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
-    key = next(matching, None)
+    try:
+        key = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
+    except re.error as error:
+        raise UserError(
+            f"{fields.place}: a key of alpha_pattern is not a regular expression ({error}); correct the file"
+        ) from error
     alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
     check(
         is_number(alpha),

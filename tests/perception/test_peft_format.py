@@ -124,6 +124,7 @@ ONES = np.ones((2, 2), np.float32)
         ({}, {"use_dora": True}, "use_dora=true is not supported"),
         ({}, {"init_lora_weights": "pissa"}, '"pissa" may change the base weights'),
         ({}, {"lora_alpha": "x"}, "lora_alpha must be a finite number"),
+        ({}, {"alpha_pattern": {"(": 1}}, "a key of alpha_pattern is not a regular expression"),
         ({}, {"alpha_pattern": [1]}, r"alpha_pattern must be a JSON object, got \[1\]"),
         ({NORM: ONES}, {}, "LayerNorm.weight is not supported"),
         ({UNKNOWN: ONES}, {}, "encoder.layer.0.other is not a linear layer of the family bert"),

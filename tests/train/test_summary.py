@@ -28,6 +28,12 @@ def test_summary_of_a_run_without_a_test_has_no_test_rows(module, untested, caps
     assert "test" not in output
 
 
+@pytest.mark.parametrize("module", ["gmlp_lm.train", "perception.train"])
+def test_suggested_command_quotes_a_workdir_with_a_space(module, untested, capsys):
+    import_module(module).print_summary(untested[0], Path("runs/a b"))
+    assert "--workdir='runs/a b'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_summary_of_a_run_in_a_bucket_names_the_address(module, untested, capsys):
     summary, _ = untested
