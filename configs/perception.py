@@ -31,7 +31,7 @@ SIZES = ("laptop", "tiny")
 
 
 def _base() -> ConfigDict:
-    """Returns the recipe "fixed" at the paper's scale (section 3.1 and the authors' program)."""
+    """Returns the recipe "fixed" at the paper's scale (sections 2.2 and 2.3, and the authors' program)."""
     config = training.base("perception")
     config.update(
         {

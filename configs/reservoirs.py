@@ -10,7 +10,7 @@ def fields() -> dict:
         "reservoir": "none",
         "reservoirs": 2,
         "placement": "alternate",
-        # True trains the reservoirs from their usual initial values, instead of freezing these values.
+        # True trains the reservoirs instead of freezing them. The distributions of the initial values are the same.
         "reservoir_trained": False,
         "reservoir_init": "orthogonal",
         "reservoir_gain": 1.0,

@@ -48,7 +48,8 @@ class Traffic(NamedTuple):
     """The collectives of decoding.
 
     Attributes:
-      weights: collectives that gather the weights once, for `tokens` tokens of each row.
+      weights: collectives that gather the weights once, for `tokens` tokens of each row; none if the weights stay
+        sharded.
       program: collectives of the decoding program, which generates at most `steps` tokens of each row.
     """
 

@@ -132,7 +132,9 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> int 
 def count_executions(
     program: Program, wanted: Callable[[Instruction], bool], unknown_trips: int
 ) -> tuple[dict[str, int], int]:
-    """Counts the executions of each computation that contains a wanted instruction.
+    """Counts the executions of the entry computation and of each other computation with a wanted instruction.
+
+    A computation also counts if only a computation that it calls has a wanted instruction.
 
     Args:
       unknown_trips: number of iterations to count for a loop with an unknown trip count.

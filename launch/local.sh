@@ -11,7 +11,7 @@ the same code path as several hosts.
 
   -m, --module MODULE   program of each process (default: reservoir.train)
   --log-dir DIR         directory of process-K.log (default: runs/local-<date>); logs are appended
-  --grace SECONDS       after a process has failed: time from SIGTERM to SIGKILL of the others (default: 30)
+  --grace SECONDS       time from the first exit with a nonzero code to SIGKILL of the others (default: 30)
   --gpus LIST           GPUs (0,1,2,...) to divide among the processes, in order
   -h, --help            print this text
 
@@ -30,9 +30,10 @@ Each process writes to its own log; the output of process 0 is also shown here. 
 the repository's .venv/bin/python, or python3.
 
 Ctrl-C and SIGTERM are forwarded to every process, and the launcher waits until all have saved and
-exited; a second signal kills them. If a process fails, the others get SIGTERM, then SIGKILL. The
-launcher exits with the code of the first process that failed, or with 0. Processes exit with 143 after
-saving on SIGTERM, and with 75 if another process is lost or missed the rendezvous.
+exited, at most --grace seconds after the first exit; a second signal kills them. If a process fails,
+the others get SIGTERM, then SIGKILL. The launcher exits with the code of the first process that failed,
+or with 0. Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost or
+missed the rendezvous.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF

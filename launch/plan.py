@@ -68,15 +68,16 @@ def main() -> None:
         options.price is None or options.price >= 0,
         f"--price must be at least 0, got {options.price}",
     )
-    others = {
+    flags = {
         "--price": options.price is not None,
         "--shardings": options.shardings,
         "--sweep": options.sweep,
     }
-    given = [name for name, is_given in others.items() if is_given]
+    given = [name for name, is_given in flags.items() if is_given]
+    others = " and ".join(given)
     check(
         not (options.decode and given),
-        f"--decode cannot be combined with {' and '.join(given)}: leave out one or the other",
+        f"--decode cannot be combined with {others}: leave out --decode, or leave out {others}",
     )
 
     import jax

@@ -108,7 +108,7 @@ class Topology:
     def peak(self, dtype: str) -> float | None:
         """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown.
 
-        Returns None for CPU devices.
+        Returns None for a topology of CPU devices.
         """
         kind = f"TPU {_read(self.name)[1]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")

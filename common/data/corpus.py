@@ -71,7 +71,7 @@ def tokenize_corpus(
     The first call for a text stores its token ids in `cache_dir`. All calls memory-map the stored ids.
 
     Raises:
-        UserError: a cached file is damaged, or the cache cannot be written.
+        UserError: a cached file is damaged or cannot be read, or the cache cannot be written.
     """
     key = fingerprint([tokenizer.fingerprint], text)[:16]
     tokens, offsets = (Path(cache_dir) / f"{name}-{key}.npy" for name in ("tokens", "offsets"))

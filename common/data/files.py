@@ -51,7 +51,7 @@ def names_in(folder: Path) -> str:
 
 
 def choices(folder: Path) -> str:
-    """Returns the advice to choose another file of --config.data.source=files:DIR, with the names of its files."""
+    """Returns the advice to choose another file of --config.data.source=files:DIR, or another source without files."""
     names = names_in(folder)
     if names == "none":
         return "the folder has no files: choose another --config.data.source"
@@ -59,7 +59,7 @@ def choices(folder: Path) -> str:
 
 
 ADVICE = "; convert the text to UTF-8"
-"""Advice for the error message about a wrong encoding, in programs that have no option for the encoding."""
+"""Advice for errors about a wrong encoding and NUL bytes, in programs that have no option for the encoding."""
 
 
 def check_is_text(name: str | Path, start: bytes) -> None:
@@ -189,7 +189,7 @@ def read_lines(path: Path) -> list[str]:
     text.
 
     Raises:
-        UserError: the file cannot be read, is empty, is damaged, or is neither UTF-8 nor UTF-16.
+        UserError: the file is empty, or `opened` or `decoded_lines` fails.
     """
     lines = list(lines_of(Path(path), hint=ADVICE))
     check(bool(lines), f"{shown(path)} is empty: add text, or choose another file")

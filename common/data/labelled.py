@@ -91,8 +91,9 @@ def load_labelled(
         several: whether the label is a list of any number of classes.
 
     Raises:
-        UserError: the source is unknown, missing or damaged; a split is empty or too small; the number of classes is 1
-            or does not agree with `classes`; a text is empty; a label is missing or is not one of the classes.
+        UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
+            empty or too small; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or
+            not valid Unicode; a label is missing, of the wrong type or not one of the classes.
     """
     if len(data.fields.split()) not in (1, 2):
         raise UserError(
@@ -137,8 +138,8 @@ def load_labelled(
         if split in splits and split not in found:
             check(
                 split in cut,
-                f"{data.source} has no {split} split {data.splits[split]!r}: set --config.data.splits.{split} to a"
-                " split of this source",
+                f"{data.source} is a single file and has no {split} split {data.splits[split]!r}: leave out"
+                f" --config.data.splits.{split} to cut the split from this file, or give a folder, files:DIR",
             )
             _cut(found, split, data.source)
     by_number = bool(names) or known == tuple(map(str, range(len(known))))

@@ -44,7 +44,8 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
       training_text: (bytes,) uint8. Used only to train SentencePiece.
 
     Raises:
-      UserError: the tokenizer's file is missing or damaged, or the vocabulary is too large or too small.
+      UserError: the tokenizer's file is missing or damaged, one of the 256 byte values is not a piece, the vocabulary
+        is too large or too small, or the cache cannot be written.
     """
     kind = data.get("tokenizer", BYTES)
     if kind == BYTES:
@@ -56,8 +57,8 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
     path = Path(os.path.expanduser(kind))
     check(
         path.is_file(),
-        f"--config.data.tokenizer={kind}: no such file; set {BYTES}, {SENTENCEPIECE}, or the path of a SentencePiece"
-        " model or tokenizer.json",
+        f"--config.data.tokenizer={kind}: no such file; set it to {BYTES}, {SENTENCEPIECE}, or the path of a"
+        " SentencePiece model or tokenizer.json",
     )
     return subwords.load(path)
 

@@ -26,6 +26,7 @@ class LosslessTokenizer:
       size: number of token ids, V.
       lengths_V: number of bytes of each piece; 0 for special tokens, which do not occur in texts.
       fingerprint: SHA-256 of the tokenizer. Tokenizers with equal fingerprints give equal ids.
+      name: name of the file that `save` writes; "" if the tokens are bytes.
     """
 
     def __init__(

@@ -32,9 +32,10 @@ def own_examples(
         examples = list(function(split))
     except Exception as error:  # A user's function may raise any type of exception.
         frame = last_frame(error)
+        reason = f": {error}" if str(error) else ""
         raise UserError(
             f"--config.data.source={source} fails for split {split!r}: {type(error).__name__} in {frame.filename}, line"
-            f" {frame.lineno}: {error}"
+            f" {frame.lineno}{reason}"
         ) from error
     check(
         bool(examples) or optional,

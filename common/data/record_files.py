@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.data.files import ADVICE, choices, lines_of, nonempty, read_lines, source_folder
+from common.data.files import ADVICE, lines_of, nonempty, read_lines, source_folder
 from common.data.record import Record, Records
 from common.errors import UserError, check, file_error
 from common.storage.addresses import copy_of, shown
@@ -62,9 +62,21 @@ def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
     path = next((folder / file for file in tried if (folder / file).is_file()), None)
     if path is None and not optional:
         raise UserError(
-            f"{option}={names}: there is no file {' or '.join(tried)} in {shown(folder)}; {choices(folder)}"
+            f"{option}={names}: there is no file {' or '.join(tried)} in {shown(folder)};"
+            f" {_choices(folder)}"
         )
     return path
+
+
+def _choices(folder: Path) -> str:
+    """Returns advice for a missing file. A split is named by its file without the ending."""
+    found = [path.name for path in folder.iterdir() if path.is_file()]
+    names = sorted(
+        {name.removesuffix(end) for name in found for end in _ENDINGS if name.endswith(end)}
+    )
+    if not names:
+        return "the folder has no .jsonl or .csv files: choose another --config.data.source"
+    return f"choose one of its files, without the ending: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -74,7 +86,7 @@ def _records(path: Path) -> Iterator[Record]:
     parsed = named_rows(parse_rows(name, lines)) if is_csv else parse_json_lines(name, lines)
     for place, fields_or_error in parsed:
         if isinstance(fields_or_error, str):
-            raise UserError(f"{place}{fields_or_error}; correct this line")
+            raise UserError(f"{place}{fields_or_error}; correct the line")
         yield place, fields_or_error
 
 

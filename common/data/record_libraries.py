@@ -38,7 +38,7 @@ def open_hugging_face(
     try:
         data = datasets.load_dataset(name)
     except Exception as error:  # Downloads and data set scripts may raise any type of exception.
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
             f"cannot read --config.data.source=hf:{name}: {reason}; correct the name, or check the network"
         ) from error

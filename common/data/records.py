@@ -28,7 +28,8 @@ def open_records(
         optional: splits that may be missing.
 
     Raises:
-        UserError: the source is unknown, missing or damaged.
+        UserError: the source is unknown, missing or damaged, `fields` has the wrong number of names for an embedded
+            source, or the user's function fails. Damaged examples may raise an error only when they are read.
     """
     kind, _, place = source.partition(":")
     match kind:

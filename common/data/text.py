@@ -24,8 +24,8 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
         split: "train", "valid" or "test".
 
     Raises:
-        UserError: the source or the value of `documents` is unknown; a file is missing, damaged or empty; the user's
-            function fails; the split has no text.
+        UserError: the source or the value of `documents` is unknown; a pattern is invalid; a file is missing, damaged
+            or empty; the user's function fails; the split has no text.
     """
     check(
         data.documents in DOCUMENTS,

@@ -33,7 +33,7 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
             " again, with file_format='array_record' in another directory, and set --config.data.tfds_dir=DIR"
         ) from error
     except Exception as error:  # A data set script may raise any type of exception.
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
             f"cannot read split {split} of --config.data.source=tfds:{name}: {reason}; correct the name or the split"
         ) from error

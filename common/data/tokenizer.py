@@ -134,10 +134,7 @@ def train_model(
 ) -> bytes:
     """Trains a SentencePiece model. Returns the serialized model. `options` are options of `SentencePieceTrainer`.
 
-    `train_tokenizer` documents `vocab_size` and `added`.
-
-    Raises:
-        UserError: the vocabulary is too small or too large for the text.
+    `train_tokenizer` documents `vocab_size`, `added` and the errors.
     """
     model = io.BytesIO()
     try:

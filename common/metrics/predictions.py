@@ -59,7 +59,7 @@ class Predictions(ABC):
 
     @abstractmethod
     def describe(self, example: int) -> dict[str, str]:
-        """Returns the label and the prediction of an example as text."""
+        """Returns {name: text} that describes an example, such as its label and its prediction."""
 
     @property
     def pairing(self) -> tuple:

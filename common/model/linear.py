@@ -86,7 +86,10 @@ class Linear(nnx.Module):
         )
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns {parameter: initializer} for a frozen layer. An initializer is a spec of `common.freezing.draw`."""
+        """Returns {parameter: initializer} for a frozen layer.
+
+        An initializer is a spec of `common.freezing.draw`, or ("matrix",), which `common.freezing.draws` replaces.
+        """
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 

@@ -1,4 +1,6 @@
-"""Tables that compare groups of runs: AUCC, and times until runs have nearly converged (Shen et al., Tables 1 to 7).
+"""Tables that compare groups of runs: AUCC, and times until runs have nearly converged.
+
+The paper of Shen et al. has such tables: Tables 1 to 3 and 5 to 7.
 
 All runs of a table have the same metric and horizon. `common.metrics.aucc` defines the AUCC. Training time excludes
 compilation, evaluation and checkpoints (`common.train.clock`).

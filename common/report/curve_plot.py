@@ -71,6 +71,10 @@ def curve_figure(
         xs, ys = np.transpose(mean_outline(seeds, axis, horizon))
         axes.fill_between(xs / scale, ys, color=colour, alpha=0.22 / len(curves), linewidth=0)
         marked = [curve.until(axis, end) for curve in seeds]
+        check(
+            all(curve.points for curve in marked),
+            f"{name} has no validation points up to the horizon {end:g} ({axis}): choose a later horizon",
+        )
         areas = [aucc(curve, axis, horizon) / scale for curve in seeds]
         area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
         entry = f"AUCC {area} {area_unit(flat[0], unit)}"

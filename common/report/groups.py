@@ -55,7 +55,7 @@ class Group:
       line: the name from the command line, or else the text of `name` without the number of layers and without the name
         of a run. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
-      layers: layers of the model; None if the configuration has no number of layers.
+      layers: layers of the model; None if `layers_of` cannot count them.
     """
 
     name: str

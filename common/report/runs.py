@@ -118,7 +118,7 @@ def run_of(
 
     Args:
       source: origin of the summary, for error messages. None means `name`.
-      folder: the workdir; None if the workdir is unknown.
+      folder: see `Run.folder`.
 
     Raises:
       UserError: the summary lacks a field, or a field is damaged.
@@ -282,12 +282,14 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         # lazy=True would send a request for each summary.
         remotes = [(r, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
+        reason = str(error) or "ValueError"
         raise UserError(
-            f"cannot read the wandb project {project}: {error} (check its name and your access)"
+            f"cannot read the wandb project {project}: {reason} (check its name and your access)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
+        reason = str(error) or type(error).__name__
         raise UserError(
-            f"cannot read the wandb project {project}: {error}; check the network and your login"
+            f"cannot read the wandb project {project}: {reason}; check the network and your login"
         ) from error
     ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(

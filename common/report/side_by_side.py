@@ -35,7 +35,8 @@ def write(
     for metric, margin in margins.items():
         check(
             metric in known,
-            f"these runs are not compared by {metric}: leave out --margin={metric}={margin:g}",
+            f"these runs are not compared by {metric}, only by {', '.join(sorted(known))}: leave out"
+            f" --margin={metric}={margin:g}",
         )
     measure = (axis, horizon)
     tables = {

@@ -105,7 +105,7 @@ class Comparison:
       margin: margin of equivalence in units of the metric. 0 means no margin.
       example_variance: variance of A - B due to the finite test set, without the part that `seed_variance` contains.
       noise: sources of noise that the interval covers, as text.
-      corrected: the two `p_values` after Holm's correction (`correct`); None before the correction.
+      corrected: the two `p_values` after Holm's correction; None if `correct` has not corrected them.
       together: number of comparisons that were corrected together.
     """
 

@@ -170,7 +170,7 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
         )
     if not runs_alternated([group.runs for group in compared]):
         lines.append(
-            "Seconds are not compared, because the runs did not take turns on the machine (--turns=N)."
+            "Seconds are compared only between groups whose runs took turns on the machine (--turns=N)."
         )
     return "\n".join(lines)
 

@@ -34,8 +34,8 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
     Calls the function that `config.head_start` names as "module:attribute" with features of the training text.
 
     Raises:
-      UserError: the function cannot be imported or returns arrays of the wrong shapes, or the output layer is tied to
-        the embedding.
+      UserError: the function cannot be imported or does not return two arrays of the right shapes, or the output layer
+        is tied to the embedding.
     """
     name = task.config.head_start
     make = imported("--config.head_start", name)

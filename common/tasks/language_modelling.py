@@ -171,8 +171,8 @@ class LanguageModelling(Task):
         text.
 
         Raises:
-          UserError: the named function cannot be imported or returns arrays of the wrong shapes, or the output layer is
-            tied to the embedding.
+          UserError: the named function cannot be imported or does not return two arrays of the right shapes, or the
+            output layer is tied to the embedding.
         """
         if not self.config.get("head_start"):
             return trainable

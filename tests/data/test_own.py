@@ -34,6 +34,10 @@ def broken(split):
     raise OSError("no disk")
 
 
+def silent(split):
+    raise OSError
+
+
 def data(function: str) -> ConfigDict:
     fields = {"source": f"import:{__name__}:{function}", "documents": "line", "splits": {}}
     return ConfigDict(fields | {"source_language": "de", "target_language": "en"})
@@ -102,6 +106,7 @@ def test_source_without_a_function_raises_an_error():
             "source=import:.*:missing cannot be imported .* has no attribute 'missing'",
         ),
         ("broken", "train", "fails for split 'train': OSError in .*test_own.py, line .*: no disk"),
+        ("silent", "train", "fails for split 'train': OSError in .*test_own.py, line [0-9]*$"),
         ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
         ("texts", "test", "has no example in split 'test'"),
         ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),

@@ -118,7 +118,9 @@ def test_user_files_with_custom_field_names(tmp_path):
     assert classes == ("ham", "spam")
     assert {n: len(text) for n, text in splits.items()} == {"train": 12, "valid": 2, "test": 6}
     chosen.data.splits.test = "held_out"
-    with pytest.raises(UserError, match="has no test split 'held_out'"):
+    with pytest.raises(
+        UserError, match="single file and has no test split 'held_out': leave out --config"
+    ):
         datasets.load(chosen)
     chosen.data.label = "class"
     chosen.data.splits.test = ""

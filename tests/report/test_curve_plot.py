@@ -101,7 +101,7 @@ def test_invalid_arguments_raise_user_errors(tmp_path):
     assert not (tmp_path / "x.png").exists()
     with pytest.raises(UserError, match="no validation points"):
         figure_of({"run": curve([])})
-    with pytest.raises(UserError, match="no validation points"):
+    with pytest.raises(UserError, match="run has no validation points up to the horizon 1 "):
         figure_of({"run": curve([1.0, 2.0], seconds=2.0)}, horizon=1.0)
     with pytest.raises(UserError, match="different metrics"):
         figure_of({"a": curve([1.0]), "b": curve([1.0], name="F1")})

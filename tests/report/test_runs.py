@@ -221,6 +221,9 @@ def test_wandb_errors_are_one_line(wandb):
         match=r"^cannot read the wandb project me/p: no network; check the network and your login$",
     ):
         load_wandb("me/p")
+    wandb.fault = TimeoutError()
+    with pytest.raises(UserError, match=r"the wandb project me/p: TimeoutError; check the network"):
+        load_wandb("me/p")
     wandb.fault, wandb.key = None, False
     with pytest.raises(UserError, match="no API key"):
         load_wandb("me/p")
