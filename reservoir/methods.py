@@ -170,7 +170,7 @@ def of(config: ConfigDict) -> Method:
 def of_run(config: Mapping[str, Any]) -> Method | None:
     """Returns the method of a run's configuration. A pretraining run has the method "keep".
 
-    Returns None if the module of a user's method is not imported yet (`kinds.imported_part`).
+    Returns None for a user's method that `kinds.imported_part` does not find.
     """
     if config.get("lora", {}).get("rank"):
         return LORA
