@@ -128,7 +128,7 @@ def find(name: str) -> Kind | None:
     Returns None for the name "none".
 
     Raises:
-      UserError: the kind is unknown, cannot be imported, or has a field of the wrong type.
+      UserError: the kind is unknown, cannot be imported, or has an invalid field.
     """
     option = "--config.model.reservoir"
     if name == "none":

@@ -78,7 +78,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
       read_data: False builds a task without data, for `launch.plan`. Fine-tuning still reads its pretraining run.
 
     Raises:
-      UserError: the configuration, the data or the pretraining run is invalid.
+      UserError: the configuration, the data or the pretraining run is invalid, or a user's task raises an exception.
     """
     if config.get("task") == "classification":
         from reservoir import finetuning
