@@ -86,8 +86,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         dropout.
 
     Raises:
-      UserError: the folder has no run of this paper, or the run has an estimator that never skips, no snapshots, or no
-        trained layer below a reservoir.
+      UserError: the folder has no run of this paper, or the run has an estimator or a task that never skips, no
+        snapshots, no trained layer below a reservoir, or invalid data.
     """
     config = read_config(workdir, "RUNS", "reservoir")
     with complete(shown(workdir / CONFIG)):

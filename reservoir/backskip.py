@@ -8,9 +8,9 @@ REINFORCE is learned and called the value. r is the root mean square of g over D
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 and r V as the paper's value, this is the paper's formula. Because of the division by r, R does not
-depend on the size of g. If the loss is multiplied by a positive number, the gradient of mu is multiplied by the same
-number, as in backpropagation. The fields of `config.model.backskip` set what the paper leaves open:
+With sigma = scale = 1 and r V as the paper's value, this gradient of mu is the paper's. Because of the division by r, R
+does not depend on the size of g. If the loss is multiplied by a positive number, the gradient of mu is multiplied by
+the same number, as in backpropagation. The fields of `config.model.backskip`:
 
     estimator      "policy": as above. Controls: "identity" and "zero" add no noise; in skipping steps, mu gets g or 0.
                    "noise" adds the noise of the policy, but all steps are ordinary. "none" disables backskipping
@@ -220,7 +220,7 @@ def estimate(
 
 
 class BackskipBlock(Block):
-    """Adjacent reservoirs as one block. Steps that skip the reservoirs do not differentiate the block.
+    """Adjacent reservoirs as one block, with their value network. Skipping steps do not differentiate the reservoirs.
 
     Attributes:
       skipping: whether the current step skips the reservoirs; set by `reservoir.skipping.Backskipping`.

@@ -90,7 +90,8 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
 
     For each token, a kernel weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if
     trained, 2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only
-    for tokens that are predicted. Every fine-tuning example counts with the length of the shortest bucket.
+    for tokens that are predicted. Every fine-tuning example counts with the length of the shortest bucket, but at most
+    `max_length`.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))

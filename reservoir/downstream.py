@@ -180,7 +180,8 @@ def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
     """Returns the fine-tuning experiments of a figure, ordered by task. All tasks share the pretraining runs.
 
     Raises:
-      UserError: a configuration is invalid, or the scale is "laptop" and no --data option names a fine-tuning task.
+      UserError: a configuration is invalid, the scale is "laptop" and no --data option names a fine-tuning task, or
+        `ExperimentSuite.needed` fails.
     """
     tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.data_paths]
     check(
@@ -228,7 +229,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
         f"remove --finetune={' and --finetune='.join(fixed)}: reservoir.reproduce sets"
         f" {' and '.join(f.partition('=')[0] for f in fixed)}",
     )
-    with _named_by_finetune():
+    with named_by_finetune():
         override_all(config, [f"--config.{field}" for field in suite.finetune])
         check(
             tuning.mode == "keep" or not config.lora.rank,
@@ -245,12 +246,12 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
 
 def _validate(suite: "ExperimentSuite", tuning: Tuning) -> None:
     config = configuration(suite, tuning, 1)
-    with _named_by_finetune():
+    with named_by_finetune():
         fine_tuning.validate(config)
 
 
 @contextmanager
-def _named_by_finetune() -> Iterator[None]:
+def named_by_finetune() -> Iterator[None]:
     """Context manager that renames the options --config.FIELD in error messages to --finetune=FIELD."""
     try:
         yield
@@ -273,7 +274,9 @@ def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Down
 
 
 def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
-    """Reads the data of fine-tuning if a pretraining run is missing, because pretraining may take days.
+    """Checks that the data of fine-tuning can be read, before pretraining, which may take days.
+
+    Does nothing if all pretraining runs are finished.
 
     Raises:
       UserError: the data of a task cannot be read.
@@ -285,11 +288,14 @@ def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
     for task, tuning in {tuning.task: tuning for tuning in cases}.items():
         data = configuration(suite, tuning, 1).data
         try:
-            with _named_by_finetune():
+            with named_by_finetune():
                 load_labelled(data)
         except UserError as error:
-            option = f"--data={task}={data.source.removeprefix('files:')}"
-            named = str(error).replace(f"--finetune=data.source={data.source}", option)
+            named = str(error)
+            if task in suite.data_paths:
+                option = f"--data={task}={data.source.removeprefix('files:')}"
+                named = named.replace(f"--finetune=data.source={data.source}", option)
+                named = named.replace("--finetune=data.source", f"--data={task}")
             raise UserError(f"fine-tuning on {task}, before pretraining: {named}") from error
 
 
@@ -311,7 +317,7 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
       layers: number of layers. None takes `ExperimentSuite.curve_depth`.
 
     Raises:
-      UserError: the row is unknown, or the configuration is invalid.
+      UserError: the row is unknown, a configuration is invalid, or `ExperimentSuite.case` fails.
     """
     rows = {METHODS[mode].name(name): (name, mode) for name in MODES for mode in MODES[name]}
     check_choice(f"in the claim {text!r}, row", row, rows)
@@ -335,7 +341,7 @@ def table4(suite: "ExperimentSuite") -> None:
     check(
         folder is not None,
         "table4 needs the probing tasks: set their folder by --data=probing=DIR"
-        " (python -m reservoir.make_probes writes three tasks)",
+        " (python -m reservoir.make_probes writes two of them)",
     )
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
     check(

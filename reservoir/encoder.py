@@ -89,7 +89,7 @@ class ClassificationHead(nnx.Module):
 def initialize_as_bert(
     module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs
 ) -> None:
-    """Draws trained matrices and embedding tables from a normal distribution with standard deviation 0.02.
+    """Redraws trained matrices and embedding tables, in place: normal with mean 0 and standard deviation 0.02.
 
     Reservoirs keep their values, even if they are trained. If `model.init` is not "recipe", all layers of the stack
     keep their values. Biases keep the value 0, and the scales of norms the value 1.

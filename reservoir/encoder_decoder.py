@@ -36,7 +36,7 @@ class EncoderDecoder(nnx.Module):
     def encode(self, source_BS: jax.Array, key: Key = None) -> Context:
         """Returns the decoder's context: the encoder's output and the number of tokens of each source."""
         lengths_B = jnp.sum(source_BS != self.pad, axis=1, dtype=jnp.int32)
-        # Rows of padding get length 1, because a softmax over no keys would be 0/0.
+        # Rows of padding get length 1, because some attention kernels fail on a row without keys.
         lengths_B = jnp.maximum(lengths_B, 1)
         x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))
         with jax.named_scope("encoder"):

@@ -181,7 +181,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         `reservoir.methods` has all suffixes.
 
         Raises:
-          UserError: the setting, row or suffix is unknown, the text after "@" is not a number, or `case` fails.
+          UserError: the setting, row or suffix is unknown, the text after "@" is not a number above 0, or `case` or
+            `configuration` fails.
         """
         prefix, _, row = text.partition(": ")
         setting, at, layers = prefix.partition("@")
@@ -211,7 +212,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
           layers: number of layers. None takes `curve_depth`.
 
         Raises:
-          UserError: the row is unknown, or `case` fails.
+          UserError: the row is unknown, or `case` or `configuration` fails.
         """
         check_choice(f"in the claim {text!r}, row", model, MODELS)
         if self.settings and setting not in self.settings:
@@ -230,13 +231,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
         """Trains missing runs, fine-tuning runs last, because they start from pretraining runs.
 
-        Returns {case: runs, one for each seed}.
+        Returns {case: runs, one for each seed}. Error messages name the fields of fine-tuning as --finetune=FIELD.
         """
         tuned = {n: make for n, make in cases.items() if make(1).task == "classification"}
         pretrained = {name: make for name, make in cases.items() if name not in tuned}
-        runs: dict[str, list[Run]] = {}
-        for stage in filter(None, (pretrained, tuned)):
-            runs |= super().runs(stage)
+        runs = super().runs(pretrained) if pretrained else {}
+        if tuned:
+            with downstream.named_by_finetune():
+                runs |= super().runs(tuned)
         return runs
 
 

@@ -38,7 +38,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the configuration without reading the pretraining run or the data. Adds missing options with defaults.
 
     Raises:
-      UserError: a field is missing or out of range.
+      UserError: a field is missing or invalid.
     """
     with complete("--config"):
         check(

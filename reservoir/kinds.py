@@ -1,4 +1,4 @@
-"""The kinds of reservoirs (section 2.1, appendix A): layers that keep their random initialization.
+"""The kinds of reservoirs (section 2.2, appendix A): layers that keep their random initialization.
 
 A new kind is an entry of `RESERVOIRS`, or a `Kind` in a module outside this project, selected by
 --config.model.reservoir=my_package.kinds:my_kind. Configurations and reports import this module, so it must not import
@@ -128,7 +128,7 @@ def find(name: str) -> Kind | None:
     Returns None for the name "none".
 
     Raises:
-      UserError: the kind is unknown, cannot be imported, or has a field of the wrong type.
+      UserError: the kind is unknown, cannot be imported, or has an invalid field.
     """
     option = "--config.model.reservoir"
     if name == "none":

@@ -14,7 +14,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     With reservoirs, the kind is the label of the reservoirs, such as "T" or "FFN". Without reservoirs, the kind is the
     name of the model. As in Tables 1 and 3, backskipping and LayerDrop are separate kinds; so are trained reservoirs,
     such as "T, trained". A method of fine-tuning adds its label, as in "T, tuned". Returns None if the configuration
-    has no number of layers, or names a user's method of fine-tuning that is not imported yet.
+    has no number of layers, or names a user's method that `methods.of_run` does not find.
     """
     layers, method = _pretrained(config.get("model", {})), methods.of_run(config)
     if layers is None or method is None:

@@ -112,8 +112,8 @@ def load(options: argparse.Namespace) -> TrainedRun:
       options: parsed options of `parser`.
 
     Raises:
-      UserError: the folder has no run or no checkpoint, the run is not a translator, the run has too few checkpoints to
-        average, or an option is invalid.
+      UserError: the folder has no run, the run is not a translator or has an invalid configuration, no tokenizers, no
+        checkpoint or too few checkpoints to average, or an option is invalid.
     """
     check(
         not (options.average and options.average_best),

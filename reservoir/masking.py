@@ -42,7 +42,7 @@ def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> 
     """Masks a fraction `rate` of the text tokens of every row. Each text token has the same probability.
 
     A row with n text tokens has floor(rate * n + u) masked tokens, with u uniform in [0, 1). The average is rate * n,
-    and the maximum is floor(rate * n) + 1. The masked positions of a row depend only on the row and its key.
+    and the number is at most floor(rate * n) + 1. The masked positions of a row depend only on the row and its key.
 
     Args:
       mask_id: id of the mask token. Text tokens have the ids from FIRST to `mask_id` - 1.

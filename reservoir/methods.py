@@ -141,7 +141,7 @@ def find(name: str) -> Method:
     """Returns the method `name`: a key of `METHODS`, or "module:attribute" for a user's method.
 
     Raises:
-      UserError: the method is unknown, cannot be imported, or has a field of the wrong type.
+      UserError: the method is unknown, cannot be imported, or has an invalid field.
     """
     method = plugin.find(RESERVOIRS, name, Method, METHODS)
     for part, function in (("frozen", method.frozen), ("change", method.change)):
@@ -170,7 +170,7 @@ def of(config: ConfigDict) -> Method:
 def of_run(config: Mapping[str, Any]) -> Method | None:
     """Returns the method of a run's configuration. A pretraining run has the method "keep".
 
-    Returns None if the module of a user's method is not imported yet (`kinds.imported_part`).
+    Returns None for a user's method that `kinds.imported_part` does not find.
     """
     if config.get("lora", {}).get("rank"):
         return LORA

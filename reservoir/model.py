@@ -127,7 +127,7 @@ def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
 def translator(
     model: ConfigDict, source_vocabulary: int, target_vocabulary: int, *, rngs: nnx.Rngs
 ) -> EncoderDecoder:
-    """Returns the encoder-decoder of section 3.1, with separate embedding tables for source and target."""
+    """Returns the encoder-decoder of section 4.1, with separate embedding tables for source and target."""
     decoder_blocks = blocks(model, "decoder", rngs=rngs)
     source, target = (
         Embed(

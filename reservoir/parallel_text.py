@@ -48,7 +48,7 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         split: "train", "valid" or "test", or the name of any other split in the data source.
 
     Raises:
-        UserError: the data source or the split is unknown, missing, damaged or empty.
+        UserError: the data source, the split or a language is unknown, missing, damaged or empty.
     """
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
@@ -179,7 +179,8 @@ def build_tokenizers(
         The tokenizers of the source and the target.
 
     Raises:
-        UserError: `dictionaries` is unknown, or the vocabulary is too small or too large for the text.
+        UserError: `dictionaries` is unknown, the vocabulary is too small or too large for the text, or a file in the
+            cache is damaged or cannot be written.
     """
     check(
         data.dictionaries in ("shared", "separate"),

@@ -73,8 +73,9 @@ def freeze(
         value stays.
 
     Raises:
-      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, the module has no `nnx.Param`
-        (for example, because all parameters are frozen already), or `only` selects no parameter.
+      ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
+        missing, `nnx.vmap` has stacked a layer whose kernel is drawn, the module has no `nnx.Param` (for example,
+        because all parameters are frozen already), `only` selects no parameter, or a parameter is in a tuple.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -253,8 +254,8 @@ class Backskip(nnx.Module):
         """Returns F(x, *args, **kwargs), (X, N). In training, the estimators "policy" and "noise" add noise to x.
 
         Raises:
-          ValueError: the input is empty or its last axis does not have D features, F changes an axis of X, or the
-            estimator is "identity" and F changes D.
+          ValueError: the input is empty or not an array of real numbers, its last axis does not have D features, F
+            changes an axis of X, or the estimator is "identity" and F changes D.
         """
         x_XD = floating(x_XD)
         check(

@@ -1,4 +1,4 @@
-"""The placements of reservoirs in a stack (section 2.2 and appendix C).
+"""The placements of reservoirs in a stack (section 3.1 and appendix C).
 
 A new placement is an entry of `PLACEMENTS`, or a function in a module outside this project, selected by
 --config.model.placement=my_package.placements:my_placement. Keyword-only parameters of the function are options: fields
@@ -66,7 +66,8 @@ def placement(
     Raises:
       ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
         layer, the strategy is unknown, or the function "module:function" fails or returns invalid indices.
-      UserError: the function "module:function" cannot be imported, is not callable, or has an option without a default.
+      UserError: the function "module:function" cannot be imported, is not callable, has no signature, or has an option
+        without a default.
     """
     function = _function(strategy, "placement")
     if function is None:
@@ -78,11 +79,12 @@ def placement(
     try:
         indices = tuple(map(operator.index, function(layers, reservoirs, **options)))
         valid = len(indices) == reservoirs == len(set(indices) & set(range(layers)))
-    except ValueError:
-        raise
     except Exception as error:  # A user's function may raise any type of exception.
+        if isinstance(error, ValueError) and str(error):
+            raise
+        reason = f": {error}" if str(error) else ""
         raise UserError(
-            f"{strategy} fails, or does not return indices ({type(error).__name__}: {error})"
+            f"{strategy} fails, or does not return indices ({type(error).__name__}{reason})"
         ) from error
     if not valid:
         raise ValueError(
@@ -99,7 +101,7 @@ def defaults(strategy: str, option: str) -> dict[str, Any]:
       option: the command-line option of the placement, for error messages.
 
     Raises:
-      UserError: the function cannot be imported, is not callable, or has an option without a default.
+      UserError: the function cannot be imported, is not callable, has no signature, or has an option without a default.
     """
     function = _function(strategy, option)
     if function is None:

@@ -59,7 +59,7 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
       option: the command-line option of `workdir`, for error messages.
 
     Raises:
-      UserError: the folder has no run, the run has another task, or the run has no tokenizer.
+      UserError: the folder has no run, or the run has another task, an invalid configuration or no tokenizer.
     """
     config = read_config(workdir, option, "reservoir", "masked_lm")
     with complete(shown(workdir / CONFIG)):

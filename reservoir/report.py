@@ -41,7 +41,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
             "time to 95 / 99 / 100 % of best",
             " / ".join(f"{reached[p]:.0f} s" for p in ("95", "99", "100")),
         ),
-        ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were never trained"),
+        ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were frozen"),
         ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
         ("speed", f"{summary['tokens_per_second']:,.0f} {unit}/s on {summary['device']}"),
     ]

@@ -57,7 +57,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the configuration without reading the data.
 
     Raises:
-      UserError: a field is missing or out of range.
+      UserError: a field is missing or invalid.
     """
     with complete("--config"):
         own = own_task(config.task)
@@ -78,7 +78,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
       read_data: False builds a task without data, for `launch.plan`. Fine-tuning still reads its pretraining run.
 
     Raises:
-      UserError: the configuration, the data or the pretraining run is invalid.
+      UserError: the configuration, the data or the pretraining run is invalid, or a user's task raises an exception.
     """
     if config.get("task") == "classification":
         from reservoir import finetuning
@@ -94,10 +94,10 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     except UserError:
         raise
     except Exception as error:  # a user's task may raise any exception
-        frame = last_frame(error)
+        frame, reason = last_frame(error), f": {error}" if str(error) else ""
         raise UserError(
-            f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}:"
-            f" {error}"
+            f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}"
+            f"{reason}"
         ) from error
 
 

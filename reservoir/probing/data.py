@@ -59,8 +59,8 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     """Reads NAME.txt or NAME.txt.gz. Ignores all fields between the label and the sentence.
 
     Raises:
-      UserError: the file is missing; a line has too few fields, an unknown partition, no label or no words; a partition
-        is empty; the training partition has only one label, or lacks a label of validation or test.
+      UserError: the file is missing or damaged; a line has too few fields, an unknown partition, no label or no words;
+        a partition is empty; the training partition has only one label, or lacks a label of validation or test.
     """
     path = _find(directory, name)
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}

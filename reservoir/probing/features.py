@@ -148,7 +148,8 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
         have no token <s>.
 
     Raises:
-      UserError: the folder has no run or no checkpoint, or the run has another task.
+      UserError: the folder has no run, or the run has another task, an invalid configuration, no tokenizer or no
+        checkpoint.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
     # Configurations from before 22489c7 (21 November 2026) have no field `task`: translation was the only task.

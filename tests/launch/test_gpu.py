@@ -118,7 +118,7 @@ def test_job_processes_get_environment_and_arguments(cluster, per_node):
     [("", "{}"), ("--a=1  --b", "{} --a=1  --b"), (" -a", "{}  -a"), ("my.txt", "my.txt")],
 )
 def test_flags_of_the_user_follow_recommended_flags(cluster, where, mine, expected):
-    """A value of XLA_FLAGS that does not begin with a hyphen is the name of a file with flags."""
+    """A value of XLA_FLAGS that does not begin with a hyphen, after any spaces, is the name of a file with flags."""
     cluster.log_variable("XLA_FLAGS")
     launcher, *options = where.split()
     options[-1:-1] = ["--log-dir", "logs"] if launcher == "local.sh" else []
@@ -219,7 +219,7 @@ def test_job_runs_the_code_of_its_commit(cluster):
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]
 
-    # The same command again reuses the copy of the code, unless files of the copy have changed.
+    # The same command again reuses the copy of the code. Another commit or a changed file of the copy is an error.
     assert submitted(cluster, "--commit", first, "c.py") == job
     assert len(cluster.calls("sbatch")) == 2
     for commit in ("HEAD", first):

@@ -310,7 +310,7 @@ def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
 @pytest.mark.medium
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
 def test_two_separate_reservoirs(make_config, estimator: str):
-    """In LRLRL, each reservoir has its own value network.
+    """In LRLRL, each reservoir has its own value network if the estimator is "policy".
 
     A skipping step changes the gradients of both layers below reservoirs.
     """

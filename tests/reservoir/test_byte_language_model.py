@@ -1,4 +1,4 @@
-"""Training of the byte language model with reservoirs (section 3.2 of the paper)."""
+"""Training of the byte language model with reservoirs (section 4.2 of the paper)."""
 
 from pathlib import Path
 

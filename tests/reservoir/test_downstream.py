@@ -157,6 +157,22 @@ def test_unreadable_fine_tuning_data_fail_before_pretraining(tmp_path: Path):
         downstream.fig2(suite)
     start = f"fine-tuning on sst2, before pretraining: --data=sst2={tmp_path}/absent"
     assert str(error.value).startswith(start) and not suite.asked
+    suite = make_suite(tmp_path, models=("T Reservoir",), finetune=("data.source=files:absent",))
+    with pytest.raises(UserError, match=r"before pretraining: --finetune=data.source=files:absent"):
+        downstream.fig2(suite)
+
+
+def test_errors_of_fine_tuning_runs_name_the_finetune_option(tmp_path: Path, monkeypatch):
+    train = Known.train
+
+    def fails(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
+        if any(config.task == "classification" for config in asked.values()):
+            raise UserError("--config.data.batch is too small")
+        return train(self, asked)
+
+    monkeypatch.setattr(Known, "train", fails)
+    with pytest.raises(UserError, match=r"^--finetune=data.batch is too small$"):
+        downstream.fig2(make_suite(tmp_path, models=("T Reservoir",)))
 
 
 def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):

@@ -256,7 +256,7 @@ def test_depths_option(tmp_path):
     (cases,) = suite.needed("table1").values()
     rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
-    # A number of reservoirs from the command line is part of the run's name. Rows with equal models share a run.
+    # A number of reservoirs other than the default is part of the run's name. Rows with equal models share a run.
     names = {(case.model, case.layers): case.name(1) for case in cases}
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"

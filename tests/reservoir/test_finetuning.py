@@ -151,7 +151,7 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
 
 @pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control freezes, for fine-tuning, the pretrained layers at the positions of reservoirs."""
+    """The paper's control freezes layers of a plain run in fine-tuning. We choose the positions of reservoirs."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     finetuning.fit(config, workdir, mesh)

@@ -81,6 +81,10 @@ def fails(layers, reservoirs):
     return [0][reservoirs]
 
 
+def refuses(layers, reservoirs):
+    raise ValueError
+
+
 number = 3
 """
 
@@ -358,6 +362,10 @@ def test_own_placement(make_config, own_package):
         (
             {"placement": "my_package.placements:fails"},
             r"placement=.*:fails fails, or does not return indices \(IndexError: list",
+        ),
+        (
+            {"placement": "my_package.placements:refuses"},
+            r"placement=.*:refuses fails, or does not return indices \(ValueError\)$",
         ),
         (
             {"decoder_placement": "nowhere:f"},

@@ -26,6 +26,11 @@ class Raising(Own):
         config.data.my_file  # noqa: B018
 
 
+class Unfinished(Own):
+    def __init__(self, config, mesh, *, read_data=True):
+        raise NotImplementedError
+
+
 class NoMethods(Task):
     mode = "min"
 
@@ -85,6 +90,7 @@ class Ending(Own):
 
 INVALID = {
     "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
+    "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in {__file__}, line \d+$",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
@@ -101,7 +107,7 @@ def test_invalid_tasks_raise_user_errors_before_the_first_step(name, dry, tmp_pa
     own, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
     output = call("reservoir.train", *TINY, *dry, own, workdir, code=2)
     assert re.search(rf"^error: .*{INVALID[name]}", output.splitlines()[-1])
-    if name in ("Raising", "NoMethods", "Lower"):
+    if name in ("Raising", "Unfinished", "NoMethods", "Lower"):
         assert not (tmp_path / "run").exists()
 
 

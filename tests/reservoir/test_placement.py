@@ -1,4 +1,4 @@
-"""Placement of reservoirs in a stack (section 2.2 and appendix C)."""
+"""Placement of reservoirs in a stack (section 3.1 and appendix C)."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from reservoir.placement import placement
 
 
 def drawn(layers: int, places: tuple[int, ...]) -> str:
-    """Returns a placement as a pattern of R (reservoir) and L (trained layer), bottom first, as in the paper."""
+    """Returns a placement as the paper writes it, with R for reservoirs and L for trained layers; bottom first."""
     return "".join("R" if layer in places else "L" for layer in range(layers))
 
 
