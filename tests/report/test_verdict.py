@@ -412,7 +412,7 @@ def kept(predictions, **options) -> Run:
 
 
 def test_metrics_missing_in_a_run_are_left_out():
-    """Older predictions have no accuracy."""
+    """Losses without counts of correct predictions have no accuracy."""
     ones_E = np.ones(4)
     hits, none = (Losses("w", ones_E, ones_E, x, ones_E, "byte") for x in (ones_E, np.zeros(0)))
     a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))
