@@ -86,7 +86,7 @@ def test_fewer_than_three_seeds_are_undecided(seeds):
     assert str(found) == f"undecided (at least {3 - seeds} more seed{'s' * (seeds == 1)})"
 
 
-def test_seedless_runs_are_decided_by_test_examples():
+def test_seedless_runs_have_no_noise_of_seeds():
     solved = Sample((32.0,), seedless=True)
     trained = Sample(A)
     found = Comparison("bleu", "max", solved, trained, 0.0, 0.0, "seeds")

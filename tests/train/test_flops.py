@@ -1,10 +1,9 @@
 """Our count of FLOPs against XLA's count for one block of each kind.
 
 XLA also counts additions and other elementwise operations, except transcendental functions. The blocks are wide, so
-that matrix products make up almost all operations.
-The sequences are long enough that a missing product of queries and keys would change the count. XLA counts the
-optimized program. On CPUs all matrix products of this program are `dot` operations, which XLA counts. XLA would not
-count calls of library functions.
+that matrix products make up almost all operations. In the blocks of a translation model, a missing product of queries
+and keys would exceed the tolerance. XLA counts the optimized program. On CPUs all matrix products of this program are
+`dot` operations, which XLA counts. XLA would not count calls of library functions.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ from common.train.state import Step, abstract_opt_state, initial_params
 from tests.train import toy
 
 FEATURES = 64
-SEED, RATE, DECAY, MOMENTUM = 3, 0.5, 0.1, 0.9
+SEED, DECAY, MOMENTUM = 3, 0.1, 0.9
 SCALE = 2.0
 """Factor of kept features under dropout at rate 0.5."""
 
