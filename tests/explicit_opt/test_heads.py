@@ -72,7 +72,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     # Without this subtraction, kernels at the offset 1e7 would differ by about 0.1.
     far_MN, _ = head_start(features_EM + 1e7, labels_E, method=method)
     np.testing.assert_allclose(far_MN, kernel_MN, atol=1e-5)
-    # Float32 kernels and biases round logits of features of this size to about 0.01.
+    # Rounding to float32 kernels and biases changes logits of features of this size by about 0.001.
     logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
     expected_EN = features_EM @ kernel_MN + bias_N
     np.testing.assert_allclose(log_softmax(logits_EN), log_softmax(expected_EN), atol=0.02)

@@ -240,7 +240,7 @@ def test_token_limit_samples_from_whole_text(words, mesh, tmp_path):
 
 
 def two_halves(words: ConfigDict, folder: Path) -> None:
-    """Writes a training text whose two halves share no words."""
+    """Writes a training text whose two halves share no words, and sets the vocabulary size in `words`."""
     generator = np.random.default_rng(0)
     halves = (("the", "cat", "sat"), ("a", "dog", "ran", "on"))
     lines = [" ".join(generator.choice(half, 5)) for half in halves for _ in range(300)]

@@ -117,7 +117,7 @@ def stack(
     """Returns the output of the decoder's stack or, if `encoded` is None, of the encoder's stack.
 
     Args:
-      length: number of tokens of the source without padding.
+      length: number of tokens of the source without padding; unused in the decoder.
     """
     layers = {int(name.split("/")[1]) for name in weights if name.startswith("blocks/")}
     for layer in sorted(layers):

@@ -68,7 +68,10 @@ def test_splash_equals_attention(case: str, interpreted: None) -> None:
 
 @pytest.mark.parametrize("manual", [set(), {"data"}])
 def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None) -> None:
-    """The mesh splits rows over data and fsdp, and heads over tensor. `local_sums` makes the data axis manual."""
+    """The mesh splits rows over data and fsdp, and heads over tensor.
+
+    In a training step, some mesh axes are manual (`local_sums`).
+    """
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8])
     lengths_B = jnp.asarray([128, 100, 5, 128])
     *values, _ = arrays(4, 128, 4, 2, 16)

@@ -86,7 +86,7 @@ def test_fewer_than_three_seeds_are_undecided(seeds):
     assert str(found) == f"undecided (at least {3 - seeds} more seed{'s' * (seeds == 1)})"
 
 
-def test_seedless_runs_are_decided_by_test_examples():
+def test_seedless_runs_have_no_noise_of_seeds():
     solved = Sample((32.0,), seedless=True)
     trained = Sample(A)
     found = Comparison("bleu", "max", solved, trained, 0.0, 0.0, "seeds")
@@ -412,7 +412,7 @@ def kept(predictions, **options) -> Run:
 
 
 def test_metrics_missing_in_a_run_are_left_out():
-    """Older predictions have no accuracy."""
+    """Losses without counts of correct predictions have no accuracy."""
     ones_E = np.ones(4)
     hits, none = (Losses("w", ones_E, ones_E, x, ones_E, "byte") for x in (ones_E, np.zeros(0)))
     a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))

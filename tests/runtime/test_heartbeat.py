@@ -271,7 +271,7 @@ def test_connections_without_the_token_are_ignored():
 def test_process_0_listens_on_the_loopback_interface_only_for_a_loopback_coordinator(
     host, expected
 ):
-    """A host name is not treated as loopback, because a machine may resolve its own name to a loopback address."""
+    """Host names other than localhost do not count as loopback: a machine may resolve its own name to loopback."""
     with rendezvous_module._listen(host, int(free_address().split(":")[1]), 2) as server:
         assert server.getsockname()[0] in expected
 

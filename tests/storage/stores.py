@@ -145,7 +145,10 @@ def proxy_of(port: int, **options: object) -> Iterator[tuple[Proxy, str]]:
 
 @contextmanager
 def google() -> Iterator[tuple[Proxy, dict[str, str]]]:
-    """Yields an emulator of Google Cloud Storage with the bucket "train-less", and the environment of its clients."""
+    """Yields a proxy of an emulator of Google Cloud Storage, and the environment of its clients.
+
+    The emulator has the bucket "train-less".
+    """
     pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
     pytest.importorskip("gcp_storage_emulator", reason="needs gcp-storage-emulator")
     from gcp_storage_emulator.server import create_server
@@ -162,7 +165,10 @@ def google() -> Iterator[tuple[Proxy, dict[str, str]]]:
 
 @contextmanager
 def s3() -> Iterator[tuple[Proxy, dict[str, str]]]:
-    """Yields an emulator of S3 with the bucket "train-less", and the environment of its clients."""
+    """Yields a proxy of an emulator of S3, and the environment of its clients.
+
+    The emulator has the bucket "train-less".
+    """
     boto3 = pytest.importorskip("boto3")
     server_of = pytest.importorskip("moto.server", reason="needs moto[server]")
     server = server_of.ThreadedMotoServer("127.0.0.1", 0, verbose=False)

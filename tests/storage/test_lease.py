@@ -14,7 +14,7 @@ from common.storage.mirror import Mirror
 
 @pytest.fixture
 def lease(bucket, monkeypatch):
-    """Returns a function from a machine's name to its lease of the folder."""
+    """Returns a function that switches this process to a machine and returns the machine's lease of the folder."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
 
     def make(machine: str) -> Lease:

@@ -51,7 +51,7 @@ def test_every_split_and_tokenizer_has_its_own_fingerprint(make_task, paper, nam
     tokenizers = [name for name in vars(task) if name.startswith("tokenizer")]
     assert any("tokenizer" in name for name in found) == bool(tokenizers)
     assert len(set(found.values())) == len(found) or name == "wmt_ffn_res", (
-        "both sides share a tokenizer"
+        "only the two sides of wmt_ffn_res share a tokenizer"
     )
     assert all(len(value) == 64 for value in found.values())
     assert make_task(paper, name).fingerprints() == found

@@ -1,9 +1,9 @@
 """Our count of FLOPs against XLA's count for one block of each kind.
 
-XLA also counts additions and exponentials. The blocks are wide, so that matrix products make up almost all operations.
-The sequences are long enough that a missing product of queries and keys would change the count. XLA counts the
-optimized program. On CPUs all matrix products of this program are `dot` operations, which XLA counts. XLA would not
-count calls of library functions.
+XLA also counts additions and other elementwise operations, except transcendental functions. The blocks are wide, so
+that matrix products make up almost all operations. In the blocks of a translation model, a missing product of queries
+and keys would exceed the tolerance. XLA counts the optimized program. On CPUs all matrix products of this program are
+`dot` operations, which XLA counts. XLA would not count calls of library functions.
 """
 
 from collections.abc import Callable
@@ -220,7 +220,6 @@ def test_branch_of_known_probability_counts_with_its_expectation(remat: str, par
     """With LayerDrop of 0.25, three quarters of a layer's FLOPs count, forward and backward."""
     of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)
     whole, dropped = (counted(2, drop, remat, parts) for drop in (0.0, 0.25))
-    # The gradient of the lowest layer's input is not needed, but the branch computes it.
     assert dropped == pytest.approx(whole - 0.25 * 2 * of_a_layer, rel=0.01)
 
 

@@ -39,9 +39,8 @@ def latest(workdir: Path) -> Path:
 def test_training_lowers_the_error_and_writes_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "common.train.summary.plot_curve", plot_curve
-    )  # do not draw the shared curve of conftest.py
+    # Draw the curve of this run, instead of the copy of an earlier curve (conftest.py).
+    monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
@@ -231,7 +230,7 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
             tmp_path, task, eval__sentences=3
         )  # One curve cannot contain values of two evaluation settings.
     toy.run(tmp_path, task, decode__beams=3)
-    assert task.evaluated == ["test"], "another decoding field repeats only the test"
+    assert task.evaluated == ["test"], "a changed decoding field repeats only the test"
     task = toy.Toy()
     (tmp_path / "summary.json").unlink()
     once_more = toy.run(tmp_path, task)
@@ -666,7 +665,12 @@ def test_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
 
 
 class PretrainedWeights(toy.Toy):
-    """The toy task, with a frozen layer whose values are in a file outside the run."""
+    """The toy task, with pretrained weights in the frozen layer.
+
+    Args:
+      name: stands for the fingerprint of the weights' file.
+      value: value of all pretrained weights.
+    """
 
     def __init__(self, name: str = "one", value: float = 1.0):
         super().__init__()
@@ -694,7 +698,7 @@ def test_pretrained_weights_are_used_and_not_stored(tmp_path: Path) -> None:
     again = toy.run(workdir, PretrainedWeights(), train__steps=20)
     assert losses(workdir) == losses(tmp_path / "whole")
     assert again["test"] == whole["test"]
-    # The values come from the file: with other values, the loss of the first step differs.
+    # The run uses the pretrained weights: with other weights, the loss of the first step differs.
     toy.run(tmp_path / "other", PretrainedWeights(value=2.0), train__steps=5)
     assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 

@@ -291,7 +291,7 @@ VECTORS = ("layer/bias", "norm/scale", "spatial/bias", "embed/positions/table")
 
 
 def decaying() -> dict:
-    """Returns parameters with the names and shapes of a real model. A gate bias and position embeddings are 2D."""
+    """Returns small parameters with names as in real models. A gate bias and position embeddings are 2D."""
     shapes = ((2, 3), (1, 4, 4), (5, 3), (3,), (3,), (1, 4), (4, 3))
     return {n: jnp.ones(s) for n, s in zip(MATRICES + VECTORS, shapes, strict=True)}
 

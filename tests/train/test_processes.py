@@ -95,7 +95,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[st
 
 
 def check(workdir: Path, alone: Path, steps: int) -> None:
-    """Checks that losses and examples of steps 1 to `steps`, including repeated steps, equal the run on one device."""
+    """Checks that the losses and examples of steps 1 to `steps` equal the run on one device.
+
+    Also checks the examples of repeated steps, of which metrics.jsonl has only the last loss.
+    """
     expected, found = losses(alone / workdir.name), losses(workdir)
     assert list(found) == list(range(1, steps + 1))
     one = [expected[step] for step in found]
@@ -135,7 +138,7 @@ def test_losses_are_equal_for_any_number_of_processes(
 
 
 class Session:
-    """The command lines of one run's training programs, and functions that wait for the progress of a program."""
+    """The command lines of one run's training programs, and the progress of the run."""
 
     def __init__(self, workdir: Path, cache: Path):
         self.workdir = workdir

@@ -25,7 +25,7 @@ from common.train.state import Step, abstract_opt_state, initial_params
 from tests.train import toy
 
 FEATURES = 64
-SEED, RATE, DECAY, MOMENTUM = 3, 0.5, 0.1, 0.9
+SEED, DECAY, MOMENTUM = 3, 0.1, 0.9
 SCALE = 2.0
 """Factor of kept features under dropout at rate 0.5."""
 
@@ -347,7 +347,7 @@ class Noted(Weighted):
 def test_models_with_many_arrays_have_the_same_initial_params(
     frozen: bool, plain: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model with many arrays is initialised without jit, unless most of its parameters are frozen.
+    """On one device, a model with many arrays is initialised without jit, unless at least half of it is frozen.
 
     A compiled function does not allocate frozen parameters.
     """

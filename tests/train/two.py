@@ -125,7 +125,7 @@ def unreadable_checkpoint(workdir: Path) -> int:
 
 
 def late_checkpoints() -> AbstractContextManager:
-    """Delays the threads of process 1 before each barrier of a checkpoint."""
+    """Returns a context manager that delays the background threads of process 1 before each barrier of a checkpoint."""
     unless_failing = checkpoint.unless_failing
 
     def late(barrier: Callable[..., None]) -> Callable[..., None]:
