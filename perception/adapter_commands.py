@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 
     Attributes:
       family: family of the base model.
-      source: directory of the base weights; None if it is unknown.
+      source: directory of the base weights; None if it is unknown or not found.
       quantize: --config.quantize of the run that trained the adapter. "none" if the value is unknown, or if the runs
         of the summed adapters have different values.
     """

@@ -16,7 +16,8 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried with seed 1 for every method with training steps. The validation F1 chooses one."""
+"""Learning rates that are tried with seed 1 for every method with training steps. The F1 on the split
+`eval.select` chooses one."""
 
 SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.verdict.LEAST_SEEDS`)."""

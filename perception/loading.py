@@ -171,7 +171,10 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def check_is_run(workdir: Path, option: str) -> None:
-    """Raises a UserError that names the runs and the best run if `workdir` is the output folder of a comparison."""
+    """Raises a UserError if `workdir` is the output folder of a comparison that has runs.
+
+    The message names the first SHOWN_RUNS runs, and the best of the runs with test results.
+    """
     folder = workdir / "runs"
     if (workdir / CONFIG).exists() or not folder.is_dir():
         return
@@ -195,7 +198,7 @@ def check_is_run(workdir: Path, option: str) -> None:
     advice = (
         f"the best on validation is {option}={shown(folder / best)}"
         if best
-        else "no run has finished"
+        else "no run has test results"
     )
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
@@ -236,6 +239,8 @@ def begun_from(
     config: ConfigDict, weights: Path | None = None, option: str = "--pretrained"
 ) -> "Pretrained | None":
     """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
+
+    If `weights` is set, changes `config.pretrained` to this directory.
 
     Args:
       weights: directory of the pretrained model, which replaces `config.pretrained`; None for the directory that the

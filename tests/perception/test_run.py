@@ -358,7 +358,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
         ),
         (
             {"finetune": "full_pretrained", "data.tokenizer": "trained"},
-            "tokenizer=trained needs --config.finetune=full$",
+            "tokenizer=trained is set: use --config.data.tokenizer=auto or --config.finetune=full$",
         ),
         (
             {"optimizer.learning_rate": 0.0, "learning_rates.full": -1.0},
