@@ -248,7 +248,7 @@ def open_adapter(
 
     Raises:
       UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing, or a
-        file is damaged.
+        file is damaged or not supported.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)

@@ -100,7 +100,7 @@ class TimeLimitReached(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that runs at that time.
+    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that the main thread runs at that time.
 
     Only the main thread can use the context, because it sets a signal handler.
     """
@@ -123,7 +123,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Returns whether JAX is compiling: whether `frame` or one of its callers is a function of JAX's compiler."""
+    """Returns whether the main thread compiles: whether `frame` or one of its callers is in JAX's compiler."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "jax._src.compiler":
             return True

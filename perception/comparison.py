@@ -319,7 +319,7 @@ class About:
 
     Attributes:
       title: heading of the report.
-      places: file and line of each test example; () if unknown.
+      places: location of the row of each test example, such as file and line; () if unknown.
       notes: sentences on how the data were prepared.
       ending: file name extension of new tables in the command that the report shows.
       options: further options of perception.classify in this command.

@@ -67,7 +67,7 @@ class Case:
 
     @property
     def column(self) -> str:
-        """The name of the cell's column in Table 1."""
+        """The name of the cell's column in Table 1, or EMBEDDED."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
 
 

@@ -223,7 +223,7 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     """Returns the class thresholds at a run's best step if a text may have several classes, otherwise ().
 
     Raises:
-      UserError: the run has no file of test predictions, which also stores the thresholds.
+      UserError: the run's file of test predictions, which also stores the thresholds, is missing or damaged.
     """
     if not config.data.multi_label:
         return ()
