@@ -106,7 +106,7 @@ def merge(
         kernel = values.get(f"{name}/{KERNEL}")
         check(
             kernel is not None,
-            f"{what} changes the layer {name}, which {weights} does not have: use weights of the model that the adapter"
+            f"{what} changes the layer {name}, which is missing in {weights}: use weights of the model that the adapter"
             " was trained on",
         )
         shape = (a_MR.shape[0], b_RN.shape[1])

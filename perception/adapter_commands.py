@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 
     Attributes:
       family: family of the base model.
-      source: directory of the base weights; None if it is unknown.
+      source: directory of the base weights; None if it is unknown or not found.
       quantize: --config.quantize of the run that trained the adapter. "none" if the value is unknown, or if the runs
         of the summed adapters have different values.
     """
@@ -248,7 +248,7 @@ def open_adapter(
 
     Raises:
       UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing, or a
-        file is damaged.
+        file is damaged or not supported.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)

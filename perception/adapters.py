@@ -57,7 +57,7 @@ def main() -> None:
 
     quantize, _ = command(
         "quantize",
-        "measures size and error of each quantized kernel, and writes the quantized weights",
+        "measures size and error of each quantized kernel; with --save, also writes the quantized weights",
     )
     quantize.add_argument("--pretrained", required=True, **folder)
     quantize.add_argument("--kind", choices=KINDS, default="4bit")

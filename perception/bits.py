@@ -77,6 +77,7 @@ def measure(
 
     The difference from float32 is taken within each run. Holm's method corrects the verdicts for the number of formats.
     `EncoderEvaluation` documents `examples` and `pretrained`.
+
     Raises:
       UserError: a run is given twice, `EncoderEvaluation` rejects a run, or two runs have different test examples.
     """
@@ -119,7 +120,7 @@ def measure(
         difference = (one.difference, one.low, one.high) if one else (0.0, 0.0, 0.0)
         changed = [(a.guesses_E != b.guesses_E).mean() for a, b in zip(some, plain, strict=True)]
         few = LEAST_SEEDS - len(runs)
-        verdict = f"undecided (at least {few} more)" if few > 0 else str(one)
+        verdict = f"undecided (at least {few} more seed{'s' * (few != 1)})" if few > 0 else str(one)
         size = np.mean(sizes[kind], axis=0).tolist()
         changed_percent = 100 * float(np.mean(changed))
         rows.append((kind, *size, *means, *difference, changed_percent, verdict if one else ""))

@@ -16,7 +16,8 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried with seed 1 for every method with training steps. The validation F1 chooses one."""
+"""Learning rates that are tried with seed 1 for every method with training steps. The F1 on the split
+`eval.select` chooses one."""
 
 SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.verdict.LEAST_SEEDS`)."""
@@ -99,7 +100,7 @@ class TimeLimitReached(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that runs at that time.
+    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that the main thread runs at that time.
 
     Only the main thread can use the context, because it sets a signal handler.
     """
@@ -122,7 +123,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Returns whether JAX is compiling: whether `frame` or one of its callers is a function of JAX's compiler."""
+    """Returns whether the main thread compiles: whether `frame` or one of its callers is in JAX's compiler."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "jax._src.compiler":
             return True

@@ -79,7 +79,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--encoding",
         default="",
-        help="encoding of the input, such as cp1252 (default: UTF-8, or UTF-16 with a mark)",
+        help="encoding of the input, such as cp1252 (default: UTF-8, or UTF-16 with a byte order mark)",
     )
     parser.add_argument(
         "--output",

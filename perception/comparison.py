@@ -319,7 +319,7 @@ class About:
 
     Attributes:
       title: heading of the report.
-      places: file and line of each test example; () if unknown.
+      places: location of the row of each test example, such as file and line; () if unknown.
       notes: sentences on how the data were prepared.
       ending: file name extension of new tables in the command that the report shows.
       options: further options of perception.classify in this command.
@@ -348,8 +348,9 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
         plan = suite.afford(ways, splits, seconds, begun)
         ways = [way for way in ways if way in (*plan.ways, BASELINE)]
         suite = within(suite, plan)
-        notes += describe(plan, seconds)
-        print("\n" + "\n".join(describe(plan, seconds)))
+        planned = describe(plan, seconds, config.eval.select)
+        notes += planned
+        print("\n" + "\n".join(planned))
     found = suite.every(ways, splits, classes)
     publish(suite, found, splits, config.eval.select, replace(about, notes=notes))
     if seconds:
@@ -424,15 +425,20 @@ def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
     return replace(suite, fields=fields, sweep=sweep, seeds=plan.seeds)
 
 
-def describe(plan: Plan, seconds: float) -> list[str]:
-    """Returns a sentence about the methods with training steps that fit the budget, and one per method left out."""
+def describe(plan: Plan, seconds: float, select: str) -> list[str]:
+    """Returns a sentence about the methods with training steps that fit the budget, and one per method left out.
+
+    Args:
+      seconds: time budget.
+      select: split that selects the learning rates: "valid" or "test".
+    """
     trained = [find(way).name for way in plan.ways if way in TRAINED]
     said = []
     if trained:
         said.append(
             f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
-            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on validation"
-            f" among {', '.join(budget.LEARNING_RATES)}."
+            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on the"
+            f" {'test' if select == 'test' else 'validation'} examples among {', '.join(budget.LEARNING_RATES)}."
         )
     said += [f"Left out: {find(way).name}: {why}." for way, why in plan.left_out.items()]
     return said

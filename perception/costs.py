@@ -9,7 +9,7 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a line for each cell of Table 1: parameters, steps, and the number of finished runs or the missing option.
+    """Prints a line for each selected cell: parameters, steps, and the number of finished runs or the missing option.
 
     Allocates no parameters.
     """

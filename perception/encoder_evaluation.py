@@ -76,8 +76,8 @@ class EncoderEvaluation:
           pretrained: new directory of the run's pretrained model; None for the directory that the run used.
 
         Raises:
-          UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, or
-            its data are missing or have other classes.
+          UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, its
+            pretrained model or its data are missing, or its data have other classes.
         """
         config = loading.read(workdir, "--runs")
         complete = [name for name, method in METHODS.items() if method.trains_all]

@@ -46,7 +46,8 @@ def backbones() -> tuple[str, ...]:
 def stand_ins() -> dict[str, str]:
     """Returns {family: first backbone of the family in Table 1}.
 
-    At the scale "tiny", the row of this backbone shows results of the small backbone tiny_FAMILY.
+    At the scale "tiny", the row of this backbone shows results of the small backbone tiny_FAMILY or, for methods that
+    read pretrained weights, of the model that --pretrained names for this backbone.
     """
     return {BACKBONES[name].family: name for name in reversed(backbones())}
 
@@ -66,7 +67,7 @@ class Case:
 
     @property
     def column(self) -> str:
-        """The name of the cell's column in Table 1."""
+        """The name of the cell's column in Table 1, or EMBEDDED."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
 
 

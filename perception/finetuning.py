@@ -82,8 +82,8 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     )
     check(
         not method.pretrained or config.data.tokenizer != "trained",
-        f"{option} uses the tokenizer of the pretrained model: --config.data.tokenizer=trained needs"
-        " --config.finetune=full",
+        f"{option} uses the tokenizer of the pretrained model, but --config.data.tokenizer=trained is set: use"
+        " --config.data.tokenizer=auto or --config.finetune=full",
     )
     needed = [
         f"--config.{field}={value}"

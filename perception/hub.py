@@ -57,7 +57,7 @@ def _is_name(name: str) -> bool:
 def cached(name: str) -> Path | None:
     """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME).
 
-    Returns None if the cache has no config.json of this model.
+    Returns None if the cache has no config.json of this model, or if no model on the hub can have this name.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -85,8 +85,8 @@ def download(name: str) -> Path:
         )
     # huggingface_hub, httpx and the operating system raise different types of exceptions.
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"--download cannot fetch {name}: {reason}; check the name and the network"
+            f"--download cannot fetch {name}: {reason}; check the name, your access to the model, and the network"
         ) from error
     return Path(found)

@@ -181,7 +181,8 @@ def export(
       beside: function that writes more files to the directory. Called on the main process only.
 
     Raises:
-      UserError: the directory is not empty or not writable, or config.json cannot express the backbone.
+      UserError: the directory is not empty or not writable, config.json cannot express the backbone, or `like` lacks a
+        tensor or has a tensor of an unsupported dtype.
       ValueError: the parameters do not match the backbone.
     """
     safetensor_files.require_empty(directory)

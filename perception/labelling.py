@@ -96,7 +96,7 @@ class Answers:
         return [{str: "", list: None}.get(kind) for kind in self.columns.values()]
 
     def values(self, probabilities_C: np.ndarray) -> list:
-        """Returns the values of the columns, with probabilities rounded to six digits."""
+        """Returns the values of the columns, with probabilities rounded to six decimals."""
         order = np.argsort(-probabilities_C, kind="stable")
         if self.thresholds and self.top is None:
             order = [i for i in order if probabilities_C[i] >= self.thresholds[i]]

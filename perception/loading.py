@@ -171,7 +171,10 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def check_is_run(workdir: Path, option: str) -> None:
-    """Raises a UserError that names the runs and the best run if `workdir` is the output folder of a comparison."""
+    """Raises a UserError if `workdir` is the output folder of a comparison that has runs.
+
+    The message names the first SHOWN_RUNS runs, and the best of the runs with test results.
+    """
     folder = workdir / "runs"
     if (workdir / CONFIG).exists() or not folder.is_dir():
         return
@@ -195,7 +198,7 @@ def check_is_run(workdir: Path, option: str) -> None:
     advice = (
         f"the best on validation is {option}={shown(folder / best)}"
         if best
-        else "no run has finished"
+        else "no run has test results"
     )
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
@@ -220,7 +223,7 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     """Returns the class thresholds at a run's best step if a text may have several classes, otherwise ().
 
     Raises:
-      UserError: the run has no file of test predictions, which also stores the thresholds.
+      UserError: the run's file of test predictions, which also stores the thresholds, is missing or damaged.
     """
     if not config.data.multi_label:
         return ()
@@ -236,6 +239,8 @@ def begun_from(
     config: ConfigDict, weights: Path | None = None, option: str = "--pretrained"
 ) -> "Pretrained | None":
     """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
+
+    If `weights` is set, changes `config.pretrained` to this directory.
 
     Args:
       weights: directory of the pretrained model, which replaces `config.pretrained`; None for the directory that the

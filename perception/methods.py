@@ -85,7 +85,7 @@ def _check_lora(config: ConfigDict) -> None:
 def _lora(
     config: ConfigDict, model: "PooledClassifier", shape: "Backbone", *, rngs: "nnx.Rngs"
 ) -> None:
-    """Adds LoRA adapters to the layers `config.lora.targets`; "" means the backbone's `targets`.
+    """Freezes the encoder, and adds LoRA adapters to its layers `config.lora.targets` ("": the backbone's `targets`).
 
     `config.freeze_head` freezes the head at its initial values, like the authors' program.
 

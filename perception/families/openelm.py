@@ -96,8 +96,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     check(
         ends is not None,
         f"config.json of the family openelm cannot describe a backbone with {list(shape.heads)} heads in its layers: no"
-        " qkv_multipliers of the first and the last layer between 0.25 and 2 give these numbers; change the numbers of"
-        " heads",
+        " qkv_multipliers of the first and the last layer from 0.25 to 2 in steps of 0.05 give these numbers; change"
+        " the numbers of heads",
     )
     return {
         "num_transformer_layers": shape.layers,

@@ -418,7 +418,7 @@ def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -
     for summary in runs.glob("*/summary.json"):
         summary.unlink()
     with pytest.raises(
-        UserError, match=r"--run=.* folder of runs: .*lora_seed2 in .*no run has fin"
+        UserError, match=r"--run=.* folder of runs: .*lora_seed2 in .*no run has test"
     ):
         loading.read(tmp_path, "--run")
 

@@ -86,7 +86,10 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert {float(plain[n]) for n in ("minus float32", "95 % from", "to")} == {0}
     for row in rows.values():
         assert float(row["95 % from"]) <= float(row["minus float32"]) <= float(row["to"])
-    assert [row["verdict"] for row in rows.values()] == ["", *["undecided (at least 2 more)"] * 4]
+    assert [row["verdict"] for row in rows.values()] == [
+        "",
+        *["undecided (at least 2 more seeds)"] * 4,
+    ]
 
 
 def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:

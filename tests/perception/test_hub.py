@@ -131,10 +131,13 @@ def test_download_is_asked_for_and_skips_pickles(
         assert asked == wanted
 
 
-def test_failed_download_raises_one_line(cache, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"), [("no\nnetwork", "no network"), ("", "ConnectionError")]
+)
+def test_failed_download_raises_one_line(cache, monkeypatch, text, reason) -> None:
     def snapshot_download(*_: object, **__: object) -> str:
-        raise ConnectionError("no\nnetwork")
+        raise ConnectionError(text)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"^--download cannot fetch org/other: no network; check"):
+    with pytest.raises(UserError, match=f"^--download cannot fetch org/other: {reason}; check"):
         hub.download("org/other")

@@ -340,7 +340,10 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
             {"finetune": "lora", "pretrained": "nowhere"},
             "--config.pretrained=nowhere is not a directory",
         ),
-        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained needs .*=full"),
+        (
+            {"finetune": "lora", "data.tokenizer": "trained"},
+            "tokenizer=trained is set: use .*=auto or .*=full",
+        ),
         ({"finetune": "lora", "backbone": "arctic_xs"}, "is not --config.backbone=arctic_xs"),
         ({"finetune": "lora", "data.max_length": 17}, "exceeds the 16 positions of the model"),
         (
@@ -358,7 +361,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
         ),
         (
             {"finetune": "full_pretrained", "data.tokenizer": "trained"},
-            "tokenizer=trained needs --config.finetune=full$",
+            "tokenizer=trained is set: use --config.data.tokenizer=auto or --config.finetune=full$",
         ),
         (
             {"optimizer.learning_rate": 0.0, "learning_rates.full": -1.0},

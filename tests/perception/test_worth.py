@@ -38,7 +38,7 @@ from perception import (
     worth,
 )
 from perception.backbones import bert
-from perception.budget import Cost, TimeLimitReached
+from perception.budget import Cost, Plan, TimeLimitReached
 from perception.comparison import ExperimentSuite
 from perception.conclusions import answer, choose, example_interval, judge
 from perception.hugging_face import export, open_model
@@ -208,6 +208,12 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
     comparison.worth(suite, seconds=1000.0)
     assert measured == ["head", "lora"] and len(made) == 3
     assert [path.stat().st_mtime_ns for path in made] == times
+
+
+@pytest.mark.parametrize(("select", "name"), [("valid", "validation"), ("test", "test")])
+def test_description_of_a_plan_names_the_examples_that_select_the_rate(select, name) -> None:
+    (found,) = comparison.describe(Plan(["full"], 100, 3, {}), 600.0, select)
+    assert f"is the best on the {name} examples among" in found
 
 
 def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkeypatch) -> None:
