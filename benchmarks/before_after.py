@@ -151,10 +151,10 @@ def write(results: Path = RESULTS) -> str:
     rows = [change.cells() for measure in measures for change in measure(results)]
     page = f"""# Before and after
 
-Written by `python -m benchmarks.before_after` from the tables beside this page and from
-[compilation.json](../benchmarks/compilation.json). Bytes and estimated milliseconds are properties of compiled
-programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has their ranges and the machines. They have
-no value before, because no older program was measured on these machines.
+Written by `python -m benchmarks.before_after` from the tables beside this page,
+[compilation.json](../benchmarks/compilation.json) and [step.csv](../benchmarks/step.csv). Bytes and estimated
+milliseconds are properties of compiled programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has
+their ranges and the machines. They have no value before, because no older program was measured on these machines.
 
 {markdown(COLUMNS, rows)}"""
     (results / "launch/before_after.md").write_text(page)

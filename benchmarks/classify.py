@@ -51,7 +51,7 @@ def main() -> None:
     mesh = make_mesh(config.mesh)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # Suppress the progress that training prints.
+        # Suppress the table of parameters, which training prints. The progress goes to stderr.
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
             run.fit(config, folder / "run", mesh)
         trained = loading.load(folder / "run", mesh)

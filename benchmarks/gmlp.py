@@ -26,6 +26,14 @@ def make_laptop_step(kind: str) -> Callable[[], float]:
     return laptop_step(kind, "bfloat16")
 
 
+def laptop_bytes(kind: str) -> int:
+    """Returns the number of bytes in a batch of `make_laptop_step`."""
+    from configs import language
+
+    config = language.choose(kind, "enwik8", "fixed,laptop")
+    return config.data.batch * config.model.length
+
+
 def make_writer(side: str, name: str, start: int) -> Callable[[], object]:
     if side == "torch":
         from benchmarks.peers import load
@@ -62,7 +70,7 @@ def main() -> None:
     with isolated(factories) as cases:
         timings |= compare(cases, rounds=options.rounds, warmup=1, settle=1)
     speed = {name: COUNT / timings[name].median for name in factories}
-    speed |= {f"laptop {kind}": 4096 / timings[f"laptop {kind}"].median for kind in KINDS}
+    speed |= {f"laptop {k}": laptop_bytes(k) / timings[f"laptop {k}"].median for k in KINDS}
     title = "width 512, hidden 2048, 4 layers, 768 positions; 256 bytes written"
     ratios = [ratio(timings, *names) for names in pairs]
     report(title, timings, ratios, targets, options.out, {"bytes_per_second": speed})

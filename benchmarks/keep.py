@@ -17,7 +17,10 @@ from common.track.tracker import METRICS, SUMMARY
 
 
 def keep(run: Path, folder: Path) -> None:
-    """Copies a finished run into `folder`. Replaces an earlier copy of the run."""
+    """Copies a finished run into `folder`. Replaces an earlier copy of the run.
+
+    The copied summary has a portable configuration (`common.experiments.portable`).
+    """
     kept = folder / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Draws test scores of all papers over training FLOPs and over trained parameters: python -m benchmarks.overview
 
 The figure has a column for each paper. Reads the runs that are kept in results/. Writes results/overview.png and its
-numbers, results/overview.csv.
+numbers, results/overview.csv and overview.md.
 """
 
 import json

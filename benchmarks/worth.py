@@ -132,6 +132,8 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
 def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
     """Returns {training method: runs of the script}, one run per seed.
 
+    Writes the predictions of each run to a folder beside the run's JSON file.
+
     Args:
       ours: {training method: our runs}. The script has the same test examples, with the same labels and class names.
     """

@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check, last_frame
+from common.errors import UserError, check, last_frame, named
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
@@ -59,9 +59,9 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         line = f", line {error.lineno}" if error.lineno else ""
         raise UserError(f"{error.filename or path}{line}: {error.msg}; correct the file") from error
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
-        raise UserError(f"{option}={spec}: {error}") from error
+        raise UserError(f"{option}={spec}: {str(error) or named(error)}") from error
     except Exception as error:  # The user's code may raise any type of exception.
-        frame, reason = last_frame(error), f"{type(error).__name__}: {error}"
+        frame, reason = last_frame(error), named(error)
         if "config is locked" in str(error):
             # Shorten the message of ml_collections, which lists all fields of the configuration.
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
@@ -86,7 +86,7 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     options.
 
     Raises:
-      UserError: the field does not exist, or `text` cannot be converted.
+      UserError: the field does not exist or is a group, or `text` cannot be converted.
     """
     known = flatten(config)
     if key not in known and _has_module(config.get("paper", ""), "options"):
@@ -221,9 +221,8 @@ def imported(option: str, name: str) -> Any:
         if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
             kind += f" in {frame.filename}, line {frame.lineno}"
             remedy = "correct this line"
-        raise UserError(
-            f"{option}={name} cannot be imported ({kind}): {error}; {remedy}"
-        ) from error
+        reason = f": {error}" if str(error) else ""
+        raise UserError(f"{option}={name} cannot be imported ({kind}){reason}; {remedy}") from error
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
@@ -352,7 +351,7 @@ def override_all(config: ConfigDict, fields: list[str]) -> None:
     options of the part are further fields (see `override`), which this function sets afterwards.
 
     Raises:
-      UserError: a field does not exist, or a value cannot be converted.
+      UserError: a field does not exist or is a group, or a value cannot be converted.
     """
     known = flatten(config)
     pairs = [field.removeprefix("--config.").partition("=")[::2] for field in fields]

@@ -31,6 +31,12 @@ def check(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
+def named(error: Exception) -> str:
+    """Returns "TYPE: TEXT" of an exception, or "TYPE" if its text is empty."""
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else name
+
+
 def last_frame(error: Exception) -> traceback.FrameSummary:
     """Returns the innermost frame of an exception's traceback that is not in site-packages.
 
@@ -54,5 +60,7 @@ def file_error(path: object, error: Exception) -> UserError:
         return UserError(
             f"cannot read {path}: {error.strerror}; correct the path or the permissions of the file"
         )
-    reason = f"missing or unknown entry {error}" if isinstance(error, KeyError) else error
+    reason = str(error) or named(error)
+    if isinstance(error, KeyError):
+        reason = f"missing or unknown entry {error}"
     return UserError(f"{path} is damaged: {reason}; correct or restore the file")

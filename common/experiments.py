@@ -265,7 +265,8 @@ class ExperimentSuite:
         Returns {name: summary}.
 
         Raises:
-          UserError: a workdir has the summary of another configuration and no checkpoints, or training fails.
+          UserError: a workdir has a summary that cannot be reused and no checkpoints, or training fails.
+          Preempted: a signal stopped the runs (see `common.train.turns.fit_in_turns`).
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():

@@ -157,7 +157,7 @@ class KernelAxes:
         )
 
     def to_matrices(self, kernel: jax.Array) -> jax.Array:
-        """Reshapes a kernel to matrices (batch, M, N): M is the product of its input axes, N of its output axes."""
+        """Reshapes a kernel to matrices (batch, M, N): M is the size of its input axes, N of its output axes."""
         order = self.batch + self.inputs + self.outputs
         sizes = [math.prod(sizes) for sizes in self.shapes(kernel.shape)]
         return kernel.transpose(order).reshape(sizes)

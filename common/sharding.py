@@ -101,8 +101,8 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
         )
     if _spans_processes(grid):
         # `mesh_utils` may place a tensor axis across several hosts, even if the axis fits on one host. Use the order in
-        # which JAX lists the devices instead: host by host. Each row of the tensor axis is then on one host, but fewer
-        # devices are neighbours along the axes data and fsdp.
+        # which JAX lists the devices of each slice instead: host by host. A tensor axis that divides the devices of a
+        # host is then on one host, but fewer devices are neighbours along the axes data and fsdp.
         grid = np.asarray(sorted(devices, key=slice_of.__getitem__)).reshape(shape)
     return grid
 
@@ -144,8 +144,8 @@ def spec(
         parts.append((rule if isinstance(rule, str) else names) if split else None)
     if twice := sorted({axis for axis in used if used.count(axis) > 1}):
         raise ValueError(
-            f"{name}: the axes {axes} use the mesh axis {' and '.join(twice)} for more than one dimension: replace all"
-            " but one of these axes by None"
+            f"{name}: the axes {axes} use the mesh axis {' and '.join(twice)} for more than one dimension: of the axes"
+            f" that use {' or '.join(twice)}, replace all but one by None"
         )
     return PartitionSpec(*parts)
 

@@ -262,6 +262,21 @@ def test_wrong_fields_of_a_user_configuration_name_the_line_of_the_file(tmp_path
     assert str(caught.value).startswith(f"{path}, line 7: {message}")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("assert False", "{path}, line 7: AssertionError"),
+        ("raise ValueError", "--config={path}: ValueError"),
+    ],
+)
+def test_exception_without_text_is_described_by_its_type(tmp_path, line, message):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.format(line=line))
+    with pytest.raises(UserError) as caught:
+        load(str(path))
+    assert str(caught.value) == message.format(path=path)
+
+
 def test_user_configuration_may_add_fields(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE.format(line="with config.unlocked(): config.model.my_option = 4"))

@@ -126,7 +126,11 @@ def test_indivisible_dimension_is_replicated() -> None:
     ("axes", "shape", "what"),
     [
         (("embed",), (8, 8), "axes .*embed.* but the shape"),
-        (("embed", "batch"), (8, 8), "for more than one dimension"),
+        (
+            ("embed", "batch"),
+            (8, 8),
+            "for more than one dimension: of the axes that use fsdp, replace",
+        ),
         (("mlp", "heads"), (8, 8), "for more than one dimension"),
         (("nonsense", None), (8, 8), "is unknown: use None or one of"),
     ],

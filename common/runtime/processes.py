@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.errors import check
+from common.errors import check, named
 from common.runtime.program import COORDINATOR, PROCESSES, several
 
 
@@ -133,7 +133,7 @@ def all_or_none(call: Callable[[], Any]) -> Any:
     except Exception as error:
         if jax.process_count() == 1:
             raise
-        fault = f"{type(error).__name__}: {error}"
+        fault = named(error)
     for number, reported in enumerate(all_gather(fault)):
         if reported:
             raise RuntimeError(f"process {number}: {reported}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError
+from common.errors import UserError, named
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
@@ -140,6 +140,7 @@ class Store:
                 return request(*arguments)
             except Exception as error:
                 status, text = self._status(error), " ".join(str(error).split())[:200]
+                text = text or named(error)
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error

@@ -59,7 +59,9 @@ class Uploads:
         """Uploads the last changes and releases the lease.
 
         Raises:
-          UserError: the store was unavailable for too long, or another process has taken the lease.
+          UserError: the store refused a request or was unavailable for too long, or another process has taken the
+            lease.
+          Exception: any other error that has stopped one of the threads.
         """
         for thread, last_call in (
             (self._uploading, self.upload),

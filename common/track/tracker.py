@@ -116,7 +116,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the lines of `metrics.jsonl` as dictionaries with "step". Ignores an incomplete last line.
 
     Raises:
-      UserError: the file is missing, or a line before the last line is damaged.
+      UserError: the file is missing, or a complete line is damaged.
     """
     path = Path(workdir) / METRICS
     check(path.exists(), f"{shown(path.parent)} has no {METRICS}: give the workdir of a run")

@@ -262,14 +262,14 @@ class Checkpoints:
           step: step of an earlier best checkpoint that `_KeepBest` has kept; None for the newest best checkpoint.
 
         Raises:
-          UserError: the checkpoint is missing or damaged.
+          UserError: the checkpoint is missing, is damaged, or belongs to another model.
         """
         steps = self._managers["best"].all_steps()
         chosen = max(steps, default=None) if step is None else step
         if chosen not in steps:
             raise UserError(
                 f"no best checkpoint{'' if step is None else f' of step {step}'} in {shown(self._directory / 'best')}:"
-                " the run has not reached its first evaluation, or the checkpoint was removed; resume the run, or"
+                " the run has no evaluation with a finite value yet, or the checkpoint was removed; resume the run, or"
                 " restore the files"
             )
         return self.restore_from("best", chosen, target)

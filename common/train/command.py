@@ -25,7 +25,7 @@ def train(
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.
       module: the paper's module with the function `prepare`, which returns configuration and task. The module may also
-        have a function `ended`, which returns the summary of a finished run without reading data.
+        have a function `ended`, which returns the summary of a finished run without reading data, else None.
       download: function that downloads the pretrained model of the configuration. Called before `prepare`, if the
         command line has --download. None: the program does not have this option.
     """
@@ -65,7 +65,8 @@ def train(
 def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
     """Returns {name: value} of the settings that must be equal on all processes.
 
-    These are the program, the code, the options, and all fields of the configuration except `data.cache_dir`.
+    These are the program, the code, the options --workdir, --dry-run and --profile, and all fields of the configuration
+    except `data.cache_dir`.
     """
     from common.train.workdir import code_version
 

@@ -66,6 +66,6 @@ def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     if limit:
         print(f"each device has {limit / MIB:,.1f} MiB")
     print(
-        f"\na step on this batch takes {flops:.3g} FLOPs in matrix products on all devices;"
-        f" {config.train.steps:,} such steps take {flops * config.train.steps:.3g} FLOPs. Nothing was trained."
+        f"\na step on this batch takes {flops:.3g} FLOPs in matrix products and convolutions on all"
+        f" devices; {config.train.steps:,} such steps take {flops * config.train.steps:.3g} FLOPs. Nothing was trained."
     )

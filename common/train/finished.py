@@ -33,9 +33,11 @@ def changed(config: ConfigDict) -> float:
 def kept_summary(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, so that the run is not tested again.
 
+    Also sets the file's modification time to now.
+
     Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, lacks test
-      results (with `eval.test`), or has another number of steps or different decoding options than the run.
+      The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,
+      lacks test results (with `eval.test`), or has another number of steps or different decoding options than the run.
     """
     path = run.workdir / SUMMARY
     stored = read_json_if(

@@ -48,8 +48,8 @@ def load(
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
-        "the pretrained weights differ from the weights with which the run began: restore the"
-        " original files of --config.pretrained, or start a new run with another --workdir",
+        "the pretrained weights differ from the weights with which the run began: restore the original files, or start"
+        " a new run in another folder",
     )
     written = checkpoints.frozen_metadata()
     check_agreement(lambda: {"the file of the frozen values": json.dumps(written)})

@@ -95,6 +95,8 @@ class Snapshot(Hook):
 class Evaluate(Hook):
     """Evaluates on the validation split, saves a checkpoint at a new best value, and stops early (`eval.patience`).
 
+    With `checkpoint.keep_best` above 1, also saves checkpoints of this number of best values.
+
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
     evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the
     clock (`eval.seconds`), after its first step.

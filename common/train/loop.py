@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 def fit(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: "Profile | None" = None
 ) -> dict:
-    """Trains, or resumes, the run in `workdir`; returns its summary.
+    """Trains, or resumes, the run in `workdir`.
 
     Args:
       profile: the steps to trace; None traces nothing.
+
+    Returns:
+      The summary. If the run had ended and its summary is reused, {} on all processes except process 0.
 
     Raises:
       UserError: the configuration, workdir or data are invalid, or the loss or gradient is not finite.
@@ -178,7 +181,7 @@ def _compile_ahead(run: Run, signals: Signals) -> None:
 
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
-    """Waits for the metrics of a step and passes them to the hooks.
+    """Waits for the metrics of a step, adds its weight and FLOPs to the run state, and passes the metrics to the hooks.
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.

@@ -77,7 +77,8 @@ def load_run(
       best: number of "top" checkpoints to average instead (`Checkpoints.save_top`); 0 to average none.
 
     Raises:
-      UserError: a checkpoint is missing or damaged, or the pretrained weights of the run have changed.
+      UserError: a checkpoint is missing, is damaged or belongs to another model, or the pretrained weights of the run
+        have changed.
     """
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:

@@ -36,7 +36,8 @@ class Run:
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
-      startup_seconds: seconds from the start or resume of the run to the end of its first step; 0 until then.
+      startup_seconds: seconds from the start or resume of the run, or of all runs that take turns, to the end of the
+        run's first step; 0 until then.
     """
 
     config: ConfigDict
@@ -97,7 +98,8 @@ def open_run(
 
     Raises:
       UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact,
-        the task lacks a required member, or the processes differ in configuration, data or frozen values.
+        the frozen values are damaged, the pretrained weights have changed, the task lacks a required member or has an
+        invalid mode, or the processes differ in configuration, data or frozen values.
     """
     # Processes must agree before any file is written.
     check_agreement(lambda: _inputs(config, task))

@@ -112,7 +112,7 @@ class Step:
         """Makes the training step of a configuration and task.
 
         Raises:
-          UserError: the task lacks a required member.
+          UserError: the task lacks a required member or has an invalid mode.
         """
         check_complete(task)
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))

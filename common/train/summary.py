@@ -18,8 +18,14 @@ from common.train.run import Run
 def finish(run: Run, signals: Signals) -> dict:
     """Tests the best checkpoint if `eval.test` is set. Writes and returns the summary.
 
-    Also writes the test predictions, if the task makes predictions, and a plot of the curve, if the run has trained a
+    Also tests the last step (`Task.tests_last`) and the mean of the best checkpoints (`checkpoint.keep_best` above 1),
+    and writes the test predictions, if the task makes predictions. Writes a plot of the curve if the run has trained a
     step.
+
+    Restores the signal handlers before the test, so a signal then ends the process.
+
+    Raises:
+      UserError: no evaluation had a finite value, or a best checkpoint is missing or damaged.
     """
     timing = run.state.conditions.describe()
     run.checkpoints.wait()

@@ -31,7 +31,7 @@ class Job(NamedTuple):
 
 
 def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
-    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries.
+    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries (see `loop.fit`).
 
     In every round, each run trains for `turn` steps and then waits for all other runs. Load from other processes thus
     slows all runs equally, so their training seconds can be compared. Turns do not change the trained values. If `turn`

@@ -28,8 +28,8 @@ VISIBLE_SECONDS = 60
 # Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, caches, hardware
-# and logging. A name that ends in a dot stands for all fields of the group.
+# Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, caches,
+# hardware, compilation and logging. A name that ends in a dot stands for all fields of the group.
 FREE = (
     "train.steps",
     "train.epochs",
@@ -70,7 +70,8 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
     checkpoints.
 
     Raises:
-      UserError: the folder holds another run or other files, is not writable, or another process is training in it.
+      UserError: the workdir is a file, holds another run, a damaged configuration or other files, is not writable, or
+        another process is training in it.
     """
     try:
         _check(workdir, config)
@@ -81,7 +82,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
         raise UserError(
-            f"cannot write to --workdir={shown(workdir)}: {error.strerror}; choose another folder"
+            f"cannot write to --workdir={shown(workdir)}: {error.strerror or error}; choose another folder"
         ) from error
     return lock
 
