@@ -99,7 +99,7 @@ class Evaluate(Hook):
 
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
     evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the
-    clock (`eval.seconds`), after its first step.
+    clock (`eval.seconds`, `train.max_seconds`), after its first step.
     """
 
     def __init__(self, signals: Signals):

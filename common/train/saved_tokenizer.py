@@ -30,6 +30,6 @@ def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
         f"the tokenizer differs from {shown(path)}, because the training text or the file of the tokenizer has changed"
-        " since the run began: restore it, or choose another --workdir",
+        " since the run began: restore the original, or choose another --workdir",
     )
     tokenizer.save(path)

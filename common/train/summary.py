@@ -6,11 +6,13 @@ import jax
 
 from common import variables
 from common.config import to_json
+from common.errors import check
 from common.metrics.aucc import aucc, reaching
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
 from common.runtime.processes import is_main
 from common.runtime.signals import Signals
+from common.storage.addresses import shown
 from common.train.checkpoint import model_arrays
 from common.train.run import Run
 
@@ -28,6 +30,11 @@ def finish(run: Run, signals: Signals) -> dict:
       UserError: no evaluation had a finite value, or a best checkpoint is missing or damaged.
     """
     timing = run.state.conditions.describe()
+    check(
+        bool(run.state.curve.points),
+        f"every evaluation of {shown(run.workdir)} gave NaN or infinity as {run.task.objective}: start again with a"
+        " lower --config.optimizer.learning_rate and another --workdir",
+    )
     run.checkpoints.wait()
     run.checkpoints.share()
     signals.release()  # All checkpoints are on disk, so a signal may end the process.

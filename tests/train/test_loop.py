@@ -360,6 +360,14 @@ def test_nan_loss_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Pa
     assert toy.run(tmp_path, toy.Toy())["steps"] == 20
 
 
+@pytest.mark.medium
+def test_run_without_a_finite_evaluation_raises_user_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"every evaluation of .* gave NaN or infinity as error: start"
+    ):
+        toy.run(tmp_path, toy.Toy(scores=[float("nan")]), train__steps=10)
+
+
 def test_nan_loss_right_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 10"):
         toy.run(tmp_path, toy.Toy(poison=9))
