@@ -33,7 +33,7 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
         ) from error
     check(
         0 <= index < count,
-        f"{PROCESS}={index} must be at least 0 and below {PROCESSES}={count}",
+        f"{PROCESSES}={count} must be at least 1, and {PROCESS}={index} at least 0 and below {PROCESSES}",
     )
     token = os.environ.get(TOKEN, "")
     check(not token or token.isalnum(), f"{TOKEN} must contain only letters and digits")
