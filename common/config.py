@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check, last_frame, named
+from common.errors import UserError, check, last_frame, named, reason_of
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
@@ -59,7 +59,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         line = f", line {error.lineno}" if error.lineno else ""
         raise UserError(f"{error.filename or path}{line}: {error.msg}; correct the file") from error
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
-        raise UserError(f"{option}={spec}: {str(error) or named(error)}") from error
+        raise UserError(f"{option}={spec}: {reason_of(error)}") from error
     except Exception as error:  # The user's code may raise any type of exception.
         frame, reason = last_frame(error), named(error)
         if "config is locked" in str(error):

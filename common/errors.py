@@ -31,6 +31,11 @@ def check(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the text of an exception in one line, at most 300 characters; its type if the text is empty."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def named(error: Exception) -> str:
     """Returns "TYPE: TEXT" of an exception, or "TYPE" if its text is empty."""
     name = type(error).__name__
@@ -60,7 +65,7 @@ def file_error(path: object, error: Exception) -> UserError:
         return UserError(
             f"cannot read {path}: {error.strerror}; correct the path or the permissions of the file"
         )
-    reason = str(error) or named(error)
+    reason = reason_of(error)
     if isinstance(error, KeyError):
         reason = f"missing or unknown entry {error}"
     return UserError(f"{path} is damaged: {reason}; correct or restore the file")

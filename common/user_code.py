@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
-from common.errors import UserError, last_frame, named
+from common.errors import UserError, last_frame, reason_of
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UserError(f"{option}: {str(error) or named(error)}") from error
+        raise UserError(f"{option}: {reason_of(error)}") from error
     except Exception as error:  # a user's part may raise any exception
         frame, raised = last_frame(error), traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.name} ({frame.filename}, line {frame.lineno})"

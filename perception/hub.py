@@ -5,7 +5,7 @@ Only `download` uses the network.
 
 from pathlib import Path
 
-from common.errors import UserError, check
+from common.errors import UserError, check, reason_of
 from common.storage.addresses import shown
 
 FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
@@ -85,8 +85,8 @@ def download(name: str) -> Path:
         )
     # huggingface_hub, httpx and the operating system raise different types of exceptions.
     except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"--download cannot fetch {name}: {reason}; check the name, your access to the model, and the network"
+            f"--download cannot fetch {name}: {reason_of(error)}; check the name, your access to the model, and"
+            " the network"
         ) from error
     return Path(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from common.data.files import names_in, opened
 from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, reason_of
 from common.storage.addresses import shown
 from common.storage.folders import open_path
 from perception.datasets import SPLITS
@@ -234,11 +234,10 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
     try:
         there = datasets.load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         hint = "check the name and the network"
         if not download:
             hint = "if the data set is not in the local cache, add --download to fetch it"
-        raise UserError(f"cannot read {option}: {reason}; {hint}") from error
+        raise UserError(f"cannot read {option}: {reason_of(error)}; {hint}") from error
     splits = {}
     for split, names in SPLITS.items():
         found = next((one for one in names.split("|") if one in there), None)

@@ -5,7 +5,7 @@ from typing import Any
 
 from common.data.record import Record, Records
 from common.data.tfds import in_blocks, open_tfds
-from common.errors import UserError, check
+from common.errors import UserError, check, reason_of
 
 
 def open_tfds_records(
@@ -38,9 +38,8 @@ def open_hugging_face(
     try:
         data = datasets.load_dataset(name)
     except Exception as error:  # Downloads and data set scripts may raise any type of exception.
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"cannot read --config.data.source=hf:{name}: {reason}; correct the name, or check the network"
+            f"cannot read --config.data.source=hf:{name}: {reason_of(error)}; correct the name, or check the network"
         ) from error
     chosen = _choose(splits, data, optional)
     for split, wanted in chosen.items():

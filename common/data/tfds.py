@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import UserError, check
+from common.errors import UserError, check, reason_of
 
 _BLOCK = 10_000
 """Maximum number of examples per read."""
@@ -33,9 +33,9 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
             " again, with file_format='array_record' in another directory, and set --config.data.tfds_dir=DIR"
         ) from error
     except Exception as error:  # A data set script may raise any type of exception.
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"cannot read split {split} of --config.data.source=tfds:{name}: {reason}; correct the name or the split"
+            f"cannot read split {split} of --config.data.source=tfds:{name}: {reason_of(error)}; correct the"
+            " name or the split"
         ) from error
     # The command in the message imports the subpackage, because TFDS without TensorFlow knows only data sets of
     # imported subpackages.

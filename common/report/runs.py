@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, reason_of
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
@@ -282,14 +282,12 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         # lazy=True would send a request for each summary.
         remotes = [(r, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # wandb raises a ValueError for an unknown project.
-        reason = str(error) or "ValueError"
         raise UserError(
-            f"cannot read the wandb project {project}: {reason} (check its name and your access)"
+            f"cannot read the wandb project {project}: {reason_of(error)} (check its name and your access)"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
-        reason = str(error) or type(error).__name__
         raise UserError(
-            f"cannot read the wandb project {project}: {reason}; check the network and your login"
+            f"cannot read the wandb project {project}: {reason_of(error)}; check the network and your login"
         ) from error
     ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(

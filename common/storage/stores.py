@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError, named
+from common.errors import UserError, reason_of
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
@@ -139,8 +139,7 @@ class Store:
             try:
                 return request(*arguments)
             except Exception as error:
-                status, text = self._status(error), " ".join(str(error).split())[:200]
-                text = text or named(error)
+                status, text = self._status(error), reason_of(error)
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.atomic import write_whole
+from common.errors import reason_of
 
 WANDB_TIMEOUT = 20
 """Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
@@ -126,8 +127,7 @@ def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
 
 def _stop_wandb(error: Exception, consequence: str) -> None:
     """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
+    print(f"warning: wandb: {reason_of(error)}; {consequence}", file=sys.stderr)
     with suppress(Exception):
         import wandb
 
