@@ -63,9 +63,10 @@ def _resident() -> list[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _release_compiled_programs(_resident: list[int]) -> Iterator[None]:
-    """After a test module, frees all compiled programs if the process has grown by 300 MiB since the last release.
+    """After a test module, frees all compiled programs if the process has grown by 300 MiB.
 
-    Later modules hardly use these programs. Freeing them after every module would add a minute to the quick tests.
+    The growth is measured from the last release, or from the first test if nothing was released. Later modules hardly
+    use these programs. Freeing them after every module would add a minute to the quick tests.
     """
     yield
     if psutil.Process().memory_info().rss < _resident[-1] + (300 << 20):

@@ -3,8 +3,9 @@
 mutmut changes one expression of a function at a time. A changed function is called a mutant. A mutant is killed if a
 test of its module fails, otherwise the mutant survives. Two things differ from plain mutmut:
 
-- The tests of a module NAME.py are all of tests/**/test_NAME.py. Plain mutmut takes the tests that call a function. But
-  JAX calls a compiled function only while tracing it, and pytest makes a shared fixture only in its first test.
+- The tests of a module NAME.py are the selected tests in files test_NAME.py. `tested_by` in mutants.toml names another
+  module if there is no such file. Plain mutmut takes the tests that call a function. But JAX calls a compiled function
+  only while tracing it, and pytest makes a shared fixture only in its first test.
 - Decorated functions are changed too, because the rule of a verdict is in properties.
 
 Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if less than 95 % of any
@@ -35,6 +36,7 @@ IMPORTED_LATE = ("sacrebleu.metrics", "sklearn.metrics", "statsmodels.stats.mult
 mutant."""
 
 LISTED = Path(__file__).with_name("mutants.toml")
+TESTED_BY = tomllib.loads(LISTED.read_text())["tested_by"]
 
 
 class Mutant(NamedTuple):
@@ -50,7 +52,8 @@ class Mutant(NamedTuple):
 
 def own_tests(function: str, seconds: dict[str, float]) -> list[str]:
     """Returns the tests of a function's module, fastest first. `seconds` maps every test to its duration."""
-    file = f"test_{get_module_from_key(function).rpartition('.')[2]}.py"
+    module = get_module_from_key(function).rpartition(".")[2]
+    file = f"test_{TESTED_BY.get(module, module)}.py"
     own = [test for test in seconds if Path(test.partition("::")[0]).name == file]
     return sorted(own, key=seconds.get)
 

@@ -1,4 +1,4 @@
-"""Imports follow the order that ARCHITECTURE.md prints, without circles, and common/ names no paper.
+"""Imports follow the order that ARCHITECTURE.md prints, without circles, and common/ names papers in two places only.
 
 Imports inside functions count. Imports for type checking do not, because they are never executed.
 """

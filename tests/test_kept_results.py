@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 KEPT = sorted(path.parent for path in RESULTS.glob("*/*/claims.csv"))
 
 PAGES = sorted(RESULTS.glob("*/README.md"))
-"""The pages with all results of a paper."""
+"""The pages with all results: one page for each paper, one for the papers together, and one for benchmarks."""
 
 PRINTED = [
     line.strip()

@@ -1,4 +1,4 @@
-"""The list of surviving mutants fits the code: see mutants.py."""
+"""The list of surviving mutants fits the code, and each module that mutmut changes has tests: see mutants.py."""
 
 import inspect
 import tomllib
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-MUTANTS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
+LISTED = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
+MUTANTS, TESTED_BY = LISTED["mutant"], LISTED["tested_by"]
 
 
 @pytest.mark.parametrize("function", sorted({mutant["function"] for mutant in MUTANTS}))
@@ -22,6 +23,16 @@ def test_a_listed_mutant_changes_lines_that_its_function_has(function: str) -> N
     for mutant in MUTANTS:
         if mutant["function"] == function:
             assert set(mutant["old"].splitlines()) <= lines
+
+
+def test_each_changed_module_has_a_test_file() -> None:
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["mutmut"]
+    changed = {path.stem for pattern in settings["only_mutate"] for path in Path().glob(pattern)}
+    places = map(Path, settings["pytest_add_cli_args_test_selection"])
+    files = [file for place in places for file in (place, *place.glob("*.py"))]
+    tested = {file.stem.removeprefix("test_") for file in files}
+    assert {TESTED_BY.get(name, name) for name in changed - {"__init__"}} <= tested
+    assert TESTED_BY.keys() <= changed - tested
 
 
 def _is_module(parts: list[str]) -> bool:

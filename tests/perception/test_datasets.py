@@ -93,7 +93,7 @@ def test_premise_only_drops_hypotheses(tmp_path):
     chosen = config(dataset="snli", **{"data.source": f"files:{tmp_path}"})
     splits, _ = datasets.load(chosen)
     assert splits["train"].texts[0] == ("premise 0 hypothesis 0",)
-    # The seventh example has the label -1, because its annotators did not agree. It is left out.
+    # The seventh example is left out: the label -1 means that the annotators did not agree.
     assert len(splits["train"]) == 6
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)

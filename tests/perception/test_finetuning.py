@@ -131,9 +131,9 @@ STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
 
 @pytest.mark.parametrize("pool", ["masked", "authors"])
 def test_pooled_features_are_mean_and_last_state(pool):
-    """The texts have 3 tokens and 1 token. The pool "masked" averages over these tokens only.
+    """The texts have 3 tokens and 1 token. The pool "masked" averages over these tokens and appends the last state.
 
-    The pool "authors" averages over all 4 positions, including the padding.
+    The pool "authors" does the same with all 4 positions, including the padding.
     """
     model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
     lengths = (3, 1) if pool == "masked" else (4, 4)
@@ -169,8 +169,8 @@ def std(values: dict, end: str) -> float:
 def test_initialization_matches_published_models(name):
     """BERT's weights have the standard deviation 0.02, and the row of the padding token is 0.
 
-    In OpenELM, the standard deviation of a matrix depends on its number of inputs, and in output projections also on
-    the depth.
+    In OpenELM, the standard deviation of a matrix is M ** -0.5 for M inputs. Output projections have the standard
+    deviation (2 * layers * width) ** -0.5, whatever their number of inputs.
     """
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable

@@ -62,7 +62,7 @@ def test_states_match_other_implementations(family: str, folder) -> None:
 
 
 def test_relative_positions_of_long_texts_share_groups() -> None:
-    """The tested offsets lie on both sides of the limits between groups."""
+    """The tested offsets lie on both sides of the limits between single, shared and clipped offsets."""
     mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
     offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
     assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]
@@ -299,7 +299,7 @@ export(Path(sys.argv[2]), model.shape, values)
 
 @pytest.mark.slow
 def test_two_processes_export_one_model(folder, tmp_path) -> None:
-    """Each process has four of the eight devices, so no process holds all shards of a tensor."""
+    """Each process has four of the eight devices, so no process holds all shards of a matrix."""
     theirs, out = folder("openelm"), tmp_path / "out"
     finish_two([sys.executable, "-c", COPY, str(theirs), str(out)])
     before, after = load_file(theirs / "model.safetensors"), load_file(out / "model.safetensors")

@@ -389,7 +389,10 @@ def test_worth_compares_a_users_method(command, own_package, deep):
 
 
 def test_methods_of_the_project_build_what_they_say(make):
-    """`trains_all` and `adapters` agree with the parameters of the model. No method draws frozen values from a seed."""
+    """`trains_all` and `adapters` agree with the parameters of the model.
+
+    With the recipe "fixed", no method freezes values that are drawn from a seed.
+    """
     for name, method in METHODS.items():
         config = make(finetune=name)
         found = variables.abstract(

@@ -168,7 +168,7 @@ def test_fused_layer_of_openelm_raises_error(tmp_path) -> None:
 
 
 def test_foreign_adapter_needs_its_base_weights(tmp_path, pretrained) -> None:
-    """The base weights come from --pretrained, or from the name in adapter_config.json if it is a directory."""
+    """The base weights come from --pretrained, or from the model that adapter_config.json names, here a directory."""
     mesh = make_mesh({"fsdp": -1}, jax.devices()[:1])
     named = write_foreign(tmp_path / "named", base_model_name_or_path="bert-base")
     with pytest.raises(UserError, match='path="bert-base" is neither a directory nor'):

@@ -1,4 +1,4 @@
-"""The paper's Table 1, and the regression of Figure 1."""
+"""The paper's Tables 1 and 2, and the regression of Figure 1."""
 
 import numpy as np
 import pytest

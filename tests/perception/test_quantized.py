@@ -35,7 +35,10 @@ def kernel() -> np.ndarray:
 
 
 def test_nf4_levels_are_normal_quantiles() -> None:
-    """As in Dettmers et al., section 3: 0, eight levels above 0 and seven below, at equal steps of probability."""
+    """As in Dettmers et al., section 3: 0, eight levels above 0 and seven below.
+
+    The steps of probability are equal on each side of 0.
+    """
     from scipy.stats import norm
 
     end = 1 - (1 / 30 + 1 / 32) / 2

@@ -51,7 +51,7 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
 @pytest.mark.parametrize("family", ["openelm", pytest.param("bert", marks=pytest.mark.medium)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
-    """Kernels are read back as quantized, also by eight devices that read slices. Other parameters are unchanged."""
+    """Eight devices, which read slices, get the dequantized kernels. Other parameters are unchanged."""
     base = bases[family]
     model = write(base, kind, tmp_path / "out")
     assert (model.shape, model.quantization.kind) == (base.shape, kind)

@@ -187,9 +187,7 @@ LOOK = """<!DOCTYPE html><title>look</title><iframe id="page" src="report.html" 
 def test_browser_shows_page_without_errors_and_scrolling(tmp_path, scheme) -> None:
     """At a width of 360 px the page does not scroll sideways, although its texts have words of over 300 characters."""
     text = HOSTILE + "w" * 300
-    wide = replace(
-        report(predictions(classes=20, names=tuple(f"{text}{i}" for i in range(20))), text)
-    )
+    wide = report(predictions(classes=20, names=tuple(f"{text}{i}" for i in range(20))), text)
     report_page.write(wide, tmp_path / "report.html")
     (tmp_path / "look.html").write_text(LOOK)
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]

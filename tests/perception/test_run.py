@@ -386,7 +386,7 @@ def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields
 def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):
     """A finished run returns its summary without reading data or weights. More steps need the weights again.
 
-    A run does not count as finished if its weights have changed since its summary.
+    A run does not count as finished if its weights are newer than its summary, as after a move of their folder.
     """
     workdir, summary = lora
     assert run.ended(make(**LORA), workdir)["test"] == summary["test"]

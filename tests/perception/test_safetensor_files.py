@@ -116,9 +116,9 @@ def _moved(folder: Path) -> None:
 
 
 def _elsewhere(name: str) -> Callable[[Path], None]:
-    """Returns a function that changes the index of a folder.
+    """Returns a function that changes the index of a folder: it names the file `name` instead of the shard "one".
 
-    The index then names the file `name`, which is outside the folder or in a subfolder, instead of the shard "one".
+    `name` is outside the folder or in a subfolder. If `name` is relative, the function also copies the shard there.
     """
 
     def move(folder: Path) -> None:
@@ -151,7 +151,7 @@ DAMAGE = {
         _moved,
         f"{INDEX} lists tensor a in two.safetensors, but two.safetensors does not contain it",
     ),
-    "no index": (_index("[1"), f"{INDEX} is damaged"),
+    "a broken index": (_index("[1"), f"{INDEX} is damaged"),
     "an index of nothing": (
         _index('{"metadata": {}}'),
         f"{INDEX} is damaged: missing or unknown entry 'weight_map'",

@@ -405,7 +405,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
-    """`add` reads no weights, `unmerge` reads the merged weights, and the other commands read --pretrained."""
+    """`add` reads no weights, `unmerge` reads the merged weights, `merge` and perception.classify read --pretrained."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
@@ -712,7 +712,7 @@ LABELS_M = np.arange(1000) % 2
 
 
 def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) -> list[Run]:
-    """Returns a run for each accuracy in `shares` (%), on the same 1,000 test examples.
+    """Writes and returns a run for each accuracy in `shares` (%), on the same 1,000 test examples.
 
     Half of the errors depend on the seed. `valid` is the F1 on validation.
     """
