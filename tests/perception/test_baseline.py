@@ -95,7 +95,7 @@ def test_baseline_penalty_is_selected_on_validation() -> None:
 
 
 def test_baseline_selects_on_test_without_validation_split() -> None:
-    """As in the authors' recipe, the test split is also used for validation if no validation split exists."""
+    """If no validation split exists, the test split is also used for validation. The authors always do this."""
     train, test = texts(60, 0), texts(50, 2)
     turned = LabelledText(test.texts, 1 - test.labels_E)
     found = baseline.fit({"train": train, "test": turned}, CLASSES)

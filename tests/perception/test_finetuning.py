@@ -169,8 +169,8 @@ def std(values: dict, end: str) -> float:
 def test_initialization_matches_published_models(name):
     """BERT's weights have the standard deviation 0.02, and the row of the padding token is 0.
 
-    In OpenELM, the standard deviation of a matrix is M ** -0.5 for M inputs. Output projections have the standard
-    deviation (2 * layers * width) ** -0.5, whatever their number of inputs.
+    In OpenELM, the standard deviation is M ** -0.5 for a matrix with M inputs, width ** -0.5 for the embedding table,
+    and (2 * layers * width) ** -0.5 for output projections, whatever their number of inputs.
     """
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable
