@@ -405,7 +405,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
-    """`add` reads no weights, `unmerge` reads the merged weights, `merge` and perception.classify read --pretrained."""
+    """`add` reads no weights, `unmerge` reads the merged weights; `merge` and perception.classify read --pretrained."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
