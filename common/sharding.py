@@ -40,9 +40,9 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     """Returns the mesh data x fsdp x tensor.
 
     CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
-    neighbours if the torus of the slice allows it. The data axis is split over TPU slices, so only gradients cross the
-    data-centre network, once per step. If the fsdp axis were split over slices, the weights of every layer would cross
-    the network.
+    neighbours if the torus of the slice allows it. If the tensor axis would then span several processes, the TPUs of
+    each slice keep JAX's order instead. The data axis is split over TPU slices, so only gradients cross the data-centre
+    network, once per step. If the fsdp axis were split over slices, the weights of every layer would cross the network.
 
     Args:
       sizes: size of each mesh axis, 1 if missing. One size may be -1: this axis takes all remaining devices.

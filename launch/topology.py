@@ -63,7 +63,8 @@ class Topology:
 
     Attributes:
       name: name of the topology, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
-      devices: the JAX devices: TPU chips, or CPU devices that replace them (`stands_in`).
+      devices: the JAX devices: TPU chips, CPU devices that replace TPU chips (`stands_in`), or, for a topology such as
+        "cpu:8", CPU devices.
       chip: properties of a TPU chip, also if CPU devices replace the chips; None for a topology of CPU devices, whose
         speed is unknown.
     """

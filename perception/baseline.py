@@ -226,7 +226,8 @@ def fit(
     labels = {name: split.labels_E for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
-        f"all training examples ({len(labels['train']):,}) have the same label: check --config.data.label",
+        f"all training examples ({len(labels['train']):,}) have the same label: add examples with another"
+        " label, or set --config.data.label to another field",
     )
     several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}

@@ -76,7 +76,8 @@ def solve(
     (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
         len(np.unique(labels)) > 1,
-        f"all training examples ({len(labels):,}) have the same label: check --config.data.label",
+        f"all training examples ({len(labels):,}) have the same label: add examples with another label,"
+        " or set --config.data.label to another field",
     )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)

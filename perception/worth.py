@@ -143,7 +143,7 @@ def _parser() -> ArgumentParser:
 
 
 def _check(options: Namespace, fields: list[str]) -> None:
-    """Raises a UserError for options that contradict each other."""
+    """Raises a UserError for options that contradict each other, and for missing options."""
     from common.errors import check
 
     if options.kept:

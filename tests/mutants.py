@@ -6,11 +6,11 @@ test of its module fails, otherwise the mutant survives. Two things differ from 
 - The tests of a module NAME.py are the selected tests in files test_NAME.py. `tested_by` in mutants.toml names another
   module if there is no such file. Plain mutmut takes the tests that call a function. But JAX calls a compiled function
   only while tracing it, and pytest makes a shared fixture only in its first test.
-- Decorated functions are changed too, because the rule of a verdict is in properties.
+- Decorated functions are changed too, because properties decide a verdict.
 
 Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if the survivors differ from
-the list in mutants.toml, which has a reason for each. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` read
-the results of this program in mutants/.
+the list in mutants.toml, which has a reason for each. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` use
+what this program leaves in mutants/.
 """
 
 import gc

@@ -119,8 +119,8 @@ def load_labelled(
     for split, examples in found.items():
         if not examples:
             raise UserError(
-                f"{data.source} has no {'labelled ' * unlabelled}examples in its {split} split: add examples, or set"
-                f" --config.data.splits.{split} to another split"
+                f"--config.data.source={data.source} has no {'labelled ' * unlabelled}examples in its {split} split:"
+                f" add examples, or set --config.data.splits.{split} to another split"
             )
     if names and classes and len(names) != classes:
         raise UserError(

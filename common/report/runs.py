@@ -95,7 +95,7 @@ def check_distinct(group: Sequence[Run]) -> None:
         )
         check(
             one.seed is None or one.seed != other.seed,
-            f"{one.place} and {other.place} have the same seed {one.seed}: leave one out of the group",
+            f"{one.place} and {other.place} are in one group and have the same seed {one.seed}: leave out one of them",
         )
 
 

@@ -18,9 +18,10 @@ WANDB_TIMEOUT = 20
 class WandbRun:
     """A run in wandb.
 
-    wandb never prompts. An error in wandb prints one line on stderr and never stops the run. If mode "online" fails,
-    the run is logged offline; every other error disables wandb. wandb's files are in `workdir/wandb`; `wandb sync`
-    uploads an offline run. `Tracker` describes the arguments. A name "" stands for the default.
+    wandb never prompts. An error in wandb prints one line on stderr and never stops the run. If a run in mode
+    "online" cannot start, it is logged offline; every other error disables wandb. wandb's files are in
+    `workdir/wandb`; `wandb sync` uploads an offline run. `Tracker` describes the arguments. The value "" of a project,
+    name or group stands for the default.
     """
 
     def __init__(

@@ -161,7 +161,8 @@ def saved_config(path: Path) -> dict:
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(
         not missing,
-        f"{shown(path)} is damaged: it lacks {', '.join(missing)}; restore the file",
+        f"{shown(path)} is damaged or not the configuration of a run: it lacks {', '.join(missing)}; restore the"
+        " file, or give the folder of a run",
     )
     return upgrade(values)
 

@@ -132,7 +132,7 @@ def test_comparison_ends_with_the_shortest_curve():
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
     # The mean over the curve of gpt, which falls linearly from 4 to 2.
     assert rows[equal][6] == "3.000"
-    # With unequal parameter counts, the row "data" is not called "parameters and data".
+    # With unequal parameter counts, the row of equal data is called "data", not "parameters and data".
     cases["gmlp"][0].summary["params"]["total"] = 500
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 

@@ -181,7 +181,10 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 by
 def test_failed_cell_stays_empty_and_others_are_written(
     make, tmp_path, capsys, monkeypatch, fault, told
 ) -> None:
-    """The failure is printed at once, and again in a list at the end. The table is written after each row."""
+    """The failure is printed at once, and again in a list at the end.
+
+    The table is written after the cells of each backbone.
+    """
     suite = make(datasets=("sst2", "emotion"), sources=sources("sst2", "emotion"))
     suite = replace(suite, backbones=("arctic_xs", "arctic_s"), modes=("full",))
     made, seen = Known.made, []

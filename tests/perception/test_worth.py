@@ -714,7 +714,7 @@ LABELS_M = np.arange(1000) % 2
 def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) -> list[Run]:
     """Writes and returns a run for each accuracy in `shares` (%), on the same 1,000 test examples.
 
-    Half of the errors depend on the seed. `valid` is the F1 on validation.
+    The positions of half of the errors depend on the seed. `valid` is the F1 on validation.
     """
     made = []
     for seed, share in enumerate(shares, start=1):

@@ -143,7 +143,9 @@ def test_duplicate_seed_raises_user_error():
     """A duplicate occurs if two sweeps keep their runs in one folder."""
     one, other = runs(30.0, 30.1, 30.2), runs(31.0, 31.1, 31.2)
     for metric in ("best valid bleu", "flops"):
-        with pytest.raises(UserError, match="run1 and run1 have the same seed 1"):
+        with pytest.raises(
+            UserError, match="run1 and run1 are in one group and have the same seed 1"
+        ):
             find([claim(metric=metric)], {"a": [*one, *runs(30.3)], "b": other}, {})
 
 

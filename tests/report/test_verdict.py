@@ -535,7 +535,8 @@ def test_verdict_is_antisymmetric():
 def test_duplicate_seed_raises_user_error():
     runs = [made([10], seed=1), made([10], seed=2), made([10], "other", seed=1)]
     with pytest.raises(
-        UserError, match=r"^run1 and other have the same seed 1: leave one out of the group$"
+        UserError,
+        match=r"^run1 and other are in one group and have the same seed 1: leave out one of them$",
     ):
         check_runs(runs, [])
     with pytest.raises(UserError, match="have the same seed 1"):

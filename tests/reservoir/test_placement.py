@@ -47,7 +47,7 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
 def test_placements_of_appendix_c(strategy: str, expected: str):
-    """If the number of trained layers is odd, "middle" puts the smaller half below, as "alternate" does."""
+    """ "middle" rounds down: with 5 trained layers, 2 are below the reservoirs and 3 above."""
     assert drawn(7, placement(7, 2, strategy)) == expected
 
 

@@ -257,7 +257,7 @@ def test_adafactor_and_fsdp_are_not_scanned(
 
 @pytest.mark.medium
 def test_scanned_and_unrolled_runs_resume_each_other(tmp_path: Path) -> None:
-    """A resumed scanned run is bit-exact. Checkpoints do not depend on `train.scan_layers`."""
+    """A resumed scanned run is bit-exact. The layout of checkpoints does not depend on `train.scan_layers`."""
 
     def fit(name: str, *sessions: tuple[int, int]) -> list[float]:
         for steps, least in sessions:
