@@ -54,7 +54,11 @@ def _stretch(fields: Fields) -> Stretch | None:
     """Reads the rotary scaling from `rope_scaling`, or from top-level fields (`rope_parameters` of transformers 5)."""
     scaling = fields.get("rope_scaling", {})
     own = fields
-    if isinstance(scaling, dict) and scaling:
+    check(
+        isinstance(scaling, dict),
+        f"{fields.place}: rope_scaling must be a JSON object, got {as_json(scaling)}",
+    )
+    if scaling:
         own = Fields(fields.path, scaling, "rope_scaling.")
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
     if kind == "default":
@@ -83,6 +87,12 @@ def _stretch_json(stretch: Stretch | None) -> dict[str, Any]:
         "original_max_position_embeddings": stretch.trained,
     }
     return {"rope_scaling": scaling}
+
+
+def _kv_heads(fields: Fields, default: int) -> int:
+    """Returns the number of heads of keys and values: `default` if the field is missing, that of queries if null."""
+    null = "num_key_value_heads" in fields.values
+    return fields.count("num_key_value_heads", heads_of(fields) if null else default)
 
 
 def _decoder(
@@ -145,7 +155,7 @@ def read_qwen2(fields: Fields) -> Backbone:
     fields.only(layer_types=["full_attention"] * layers)
     made = qwen2(
         *sizes(fields),
-        fields.count("num_key_value_heads", 32),
+        _kv_heads(fields, 32),
         longest=fields.count("max_position_embeddings", 32_768),
         epsilon=fields.number("rms_norm_eps", 1e-6),
     )
@@ -156,7 +166,7 @@ def read_mistral(fields: Fields) -> Backbone:
     fields.only(layer_types=None, partial_rotary_factor=1.0)
     made = mistral(
         *sizes(fields),
-        fields.count("num_key_value_heads", 8),
+        _kv_heads(fields, 8),
         longest=fields.count("max_position_embeddings", 131_072),
         window=fields.optional("sliding_window", 4096),
         epsilon=fields.number("rms_norm_eps", 1e-6),
@@ -191,7 +201,7 @@ def read_gemma(fields: Fields) -> Backbone:
     fields = Fields(fields.path, {**fields.values, **exact})
     made = qwen2(
         *sizes(fields),
-        fields.count("num_key_value_heads", 16),
+        _kv_heads(fields, 16),
         longest=fields.count("max_position_embeddings", 8192),
         epsilon=fields.number("rms_norm_eps", 1e-6),
     )

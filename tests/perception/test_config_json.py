@@ -159,6 +159,12 @@ def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> N
         from_json(values, PATH)
 
 
+def test_null_number_of_key_value_heads_is_the_number_of_heads() -> None:
+    """As in transformers. A missing field has the default of the family."""
+    null = from_json(golden_json("qwen2/config") | {"num_key_value_heads": None}, PATH)
+    assert null.kv_heads == null.heads
+
+
 def test_early_gemma_files_have_the_activation_of_the_training() -> None:
     fields = published.PUBLISHED["gemma-2b"][0]
     assert from_json(fields, PATH).activation == "gelu_tanh"
@@ -247,6 +253,11 @@ FIELDS = {
         "llama",
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         'rope_scaling={"type": "linear", "factor": 2.0} is not supported',
+    ),
+    "scaling without a kind": (
+        "llama",
+        {"rope_scaling": 2.0},
+        r"rope_scaling must be a JSON object, got 2\.0",
     ),
     "scaling without its numbers": (
         "llama",
