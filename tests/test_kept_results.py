@@ -136,13 +136,25 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
 
 
 def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
-    """A difference may have the opposite sign if A and B are exchanged."""
+    """Spreads, differences with intervals, and the verdict behind an interval. A and B may be exchanged."""
 
-    def measured(text: str) -> set:
-        spreads = set(re.findall(r"[\d.]+ ± [\d.]+", text))
-        intervals = re.findall(r"([+-][\d.]+)[,| (]+([+-][\d.]+) to ([+-][\d.]+)", text)
-        return spreads | {frozenset(abs(float(x)) for x in numbers) for numbers in intervals}
+    def measured(text: str) -> tuple[set, set]:
+        number = r"([+-][\d.]+)"
+        found = re.findall(rf"{number}[,| (]+{number} to {number}\)?[:| ]*([a-z]*)", text)
+        intervals, verdicts = set(re.findall(r"[\d.]+ ± [\d.]+", text)), set()
+        for *numbers, word in found:
+            difference, low, high = map(float, numbers)
+            if difference < 0:
+                difference, low, high = -difference, -high, -low
+                word = {"better": "worse", "worse": "better"}.get(word, word)
+            intervals.add((difference, low, high))
+            if word in ("better", "worse", "undecided", "equivalent"):
+                verdicts.add((difference, low, high, word))
+        return intervals, verdicts
 
     first = measured((RESULTS / "README.md").read_text())
-    assert len(first) > 40
-    assert first <= set().union(*(measured(page.read_text()) for page in PAGES))
+    assert len(first[0]) > 40 and len(first[1]) > 30
+    for mine, all_of_them in zip(
+        first, zip(*(measured(p.read_text()) for p in PAGES), strict=True), strict=True
+    ):
+        assert mine <= set().union(*all_of_them)
