@@ -177,7 +177,7 @@ def draw(measured: Mapping[str, Sequence[Sequence[tuple[int, Agreement]]]], path
         panel.set(xlabel="step", title=title)
         panel.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
     for panel in axes[:2]:
-        panel.set_ylim(-0.25, 1.05)
+        panel.set_ylim(top=1.05)
     handles, names = axes[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(path)
