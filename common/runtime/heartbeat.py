@@ -144,8 +144,8 @@ def hold_abort() -> None:
     trace, and this process would exit with SIGABRT. The C++ threads that call abort() cannot run a Python signal
     handler. The handler of SIGABRT is therefore the C function sleep(). Its argument is the number of the signal, 6.
 
-    No setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay the abort, and
-    `jax.distributed.initialize` takes no callback.
+    No setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay the abort. Nor does the
+    `missed_heartbeat_callback` of jaxlib's client: the call of a Python function ends in std::bad_cast and abort().
     """
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
