@@ -8,9 +8,10 @@ seed (the head, TF-IDF) and includes all compilation. In each round the two prog
 order changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads. Other programs influence
 CPU seconds less.
 
-`common.report` computes the verdicts on test weighted F1, which need three rounds. The programs differ in two points.
+`common.report` compares the test weighted F1. A verdict needs at least three rounds. The programs differ in two points.
 Our classifiers read the mean over tokens and the state of the last token; the script's fine-tuned classifiers read
-BERT's pooler, and its head reads the mean. Our TF-IDF features are hashed; the script's TF-IDF features are counted.
+BERT's pooler, and its head reads the mean. Our TF-IDF features are hashed n-grams; the script has one feature for each
+n-gram of the training texts.
 """
 
 import ast

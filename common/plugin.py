@@ -46,15 +46,15 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     )
     check(
         isinstance(part.options, Mapping),
-        f"{option}={name}: the field options must be a dictionary, got {part.options!r}",
+        f"{option}={name}: the field 'options' of the {kind.__name__} must be a dictionary, got {part.options!r}",
     )
     check(
         isinstance(part.label, str),
-        f"{option}={name}: the field label must be a string, got {part.label!r}",
+        f"{option}={name}: the field 'label' of the {kind.__name__} must be a string, got {part.label!r}",
     )
     check(
         callable(part.check),
-        f"{option}={name}: the field check must be a function, got {part.check!r}",
+        f"{option}={name}: the field 'check' of the {kind.__name__} must be a function, got {part.check!r}",
     )
     for key, declared in part.options.items():
         check(
@@ -68,8 +68,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
         )
         check(
             declared.minimum is None or all(isinstance(x, int | float) for x in declared),
-            f"{option}={name}: if an option has a minimum, the default and the minimum of the option {key} must be"
-            f" numbers, got {declared}",
+            f"{option}={name}: the option {key} has a minimum, so its default and its minimum must be numbers, got"
+            f" {declared}",
         )
     return part
 

@@ -1,6 +1,7 @@
 """The program `python -m PAPER.reproduce`, which all papers share."""
 
 import importlib
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
@@ -78,10 +79,10 @@ def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict
     """
     paths = {}
     for name, value in named_values(option, texts, names).items():
-        path = open_path(value)
+        path = open_path(os.path.expanduser(value))
         check(
             path.exists(),
-            f"{option}={name}={value}: {value} does not exist; give the path of a file or folder",
+            f"{option}={name}={value}: {value} does not exist; correct the path",
         )
         paths[name] = path
     return paths

@@ -9,7 +9,7 @@ __all__ = ["HeadStart", "head_start"]
 
 
 def __getattr__(name: str) -> object:
-    # Import `explicit_opt.heads` on first use, because training does not need it.
+    # Import `explicit_opt.heads` on first use, because most programs do not need it.
     if name in __all__:
         from explicit_opt import heads
 

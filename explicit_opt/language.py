@@ -107,7 +107,10 @@ class Windows:
         return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
-        """Returns contexts (B, W), targets (B,) and weights (B,) at positions `ids_B`. Position -1 has weight 0."""
+        """Returns contexts (B, W), targets (B,) and weights (B,) at positions `ids_B`. Position -1 has weight 0.
+
+        The first column of the contexts has the token directly before the target.
+        """
         at_B = np.maximum(ids_B, 0)
         lags = range(1, self.context + 1)
         return {

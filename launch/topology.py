@@ -252,4 +252,6 @@ def _tpus(name: str, slices: int, kind: str, sizes: tuple[int, ...]) -> list[Any
         return list(topology.devices)
     except Exception as error:  # libtpu raises several types of exceptions for invalid shapes.
         reason = str(error).removeprefix("INVALID_ARGUMENT: ")
-        raise UserError(f"--topology={name!r} does not exist ({reason}); {_KNOWN}") from error
+        raise UserError(
+            f"--topology={name!r}: the TPU compiler (libtpu) rejects this topology ({reason}); {_KNOWN}"
+        ) from error

@@ -67,7 +67,8 @@ def _single(computation: Computation, instruction: Instruction) -> float:
         return 2 * read[1]
     if instruction.operation in ("send", "recv"):
         return array_bytes(instruction.type)
-    # The type of an asynchronous start contains its operands too, and for some operations further values.
+    # The type of an asynchronous start may also contain its operands and further values, so do not add the type to the
+    # operands. The type of an all-gather has operand and result; other results are as large as their operands.
     if instruction.operation == "all-gather-start":
         return array_bytes(instruction.type)
     if instruction.operation.endswith("-start"):

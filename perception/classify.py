@@ -144,7 +144,9 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
     check(
         not run.data.get("pair", False) or len(texts) == 2,
         f"{options.option}={shown(options.run)} classifies pairs of texts and needs two text columns, got {len(texts)}:"
-        " name them with --text=FIRST --text=SECOND",
+        " name them with --text=FIRST --text=SECOND"
+        + ", and leave out --config.data.fields"
+        * bool(settings.data.fields),
     )
     return texts, options.label or settings.data.label or label
 

@@ -6,6 +6,7 @@ the split `eval.select`: "valid", or "test" as in the authors' program.
 Shape letters of this module: E examples, M inputs of the head (twice the width), C classes.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -173,13 +174,14 @@ class SolvedHead(TextClassification):
     def features(self, values: ModelState, split: str) -> np.ndarray:
         """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk."""
         if split not in self._features:
-            path = Path(self.config.data.cache_dir) / f"features-{self._key(split)}.npy"
+            cache = Path(os.path.expanduser(self.config.data.cache_dir))
+            path = cache / f"features-{self._key(split)}.npy"
             # If the file is missing on any process, all processes compute the features together.
             if all_reduce_max(np.asarray([not path.exists()]))[0]:
                 count = len(self.splits[split])
                 found = self._encode(values, self.every(split), count)["features"]
                 if is_main():
-                    write_atomic(path, lambda file: np.save(file, found))
+                    write_atomic(path, lambda file: np.save(file, found), "--config.data.cache_dir")
                 self._features[split] = found
             else:
                 self._features[split] = np.load(path)

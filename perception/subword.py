@@ -1,5 +1,6 @@
 """Tokenizers of the `tokenizers` library: a pretrained model's tokenizer, or byte-level BPE trained on texts."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -130,9 +131,9 @@ class Subword:
         self._tokenizer.no_truncation()
         return self._tokenizer.to_str(pretty=True)
 
-    def save(self, path: Path) -> None:
-        """Writes a tokenizer.json."""
-        write_atomic(Path(path), lambda file: file.write(self.to_json().encode()))
+    def save(self, path: Path, option: str = "") -> None:
+        """Writes a tokenizer.json. `option` is the command-line option of the folder, for error messages."""
+        write_atomic(Path(path), lambda file: file.write(self.to_json().encode()), option)
 
     @classmethod
     def load(cls, path: Path) -> "Subword":
@@ -159,7 +160,7 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
     A short training text has few pairs to merge, and the tokenizer then has fewer ids.
 
     Raises:
-        UserError: the vocabulary is too small for the 256 bytes and the special tokens.
+        UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the cache cannot be written.
     """
     least = len(SPECIALS) + 256
     if vocab_size < least:
@@ -167,9 +168,9 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
             f"--config.data.vocab_size={vocab_size} must be at least {least}, for 256 bytes and the special tokens"
         )
     key = fingerprint([_RECIPE, str(vocab_size)], lines)[:16]
-    path = Path(cache_dir) / f"subword-{key}.json"
+    path = Path(os.path.expanduser(cache_dir)) / f"subword-{key}.json"
     if not path.exists():
-        _train(vocab_size, lines).save(path)
+        _train(vocab_size, lines).save(path, "--config.data.cache_dir")
     return Subword.load(path)
 
 

@@ -170,7 +170,9 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> "La
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of `config.model` that concern reservoirs. Adds missing options of kinds and placements.
+    """Checks the fields of `config.model` that concern reservoirs, `layerdrop` and `init`.
+
+    Adds missing options of kinds and placements.
 
     Raises:
       UserError: a field has an invalid value, the reservoirs do not fit into the layers, or a user's kind of reservoir

@@ -21,6 +21,9 @@ def row_normal(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Ar
     """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`.
 
     For float64, returns float32 numbers that are converted to float64.
+
+    Args:
+      shape: shape of the result. The first axis has this device's rows of the batch.
     """
     if dtype == jnp.float64:
         return row_normal(key, shape, jnp.float32).astype(dtype)

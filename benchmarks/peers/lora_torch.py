@@ -34,7 +34,7 @@ def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
 
 
 class Classifier(nn.Module):
-    """A linear layer on the mean hidden state of a text, concatenated with the last hidden state."""
+    """A backbone, and a linear layer on the mean of the hidden states and the hidden state of the last token."""
 
     def __init__(self, family: str, sizes: tuple[int, ...], finetune: str, classes: int):
         super().__init__()

@@ -34,7 +34,11 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Makes predictions from `logs_EC`, the log-probabilities of all classes, and the true classes `labels_E`."""
+        """Predicts the class with the highest of the log-probabilities `logs_EC`. `labels_E` has the true classes.
+
+        Args:
+          examples: fingerprint of the examples and their labels.
+        """
         at_E = np.arange(len(labels_E))
         return cls(
             examples,

@@ -94,7 +94,8 @@ class Fields:
             found = self.values.get(name)
             check(
                 found is not None,
-                f"{self.place} has no value for the required field {self.group}{name}, which must be {as_json(value)}",
+                f"{self.place} has no value for the required field {self.group}{name}, which must be {as_json(value)}:"
+                " use a model with this value",
             )
             check(
                 found == value,

@@ -40,7 +40,11 @@ OPENELM = Names(
 
 
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
-    """Returns one scale per layer from the field `name`: one number, two (first and last layer), or one per layer."""
+    """Returns one scale per layer from the field `name`.
+
+    The field has one number for all layers, one number per layer, or the numbers of the first and the last layer,
+    between which the scales are interpolated linearly.
+    """
     value = fields.get(name, default)
     if is_number(value):
         return [value] * layers

@@ -66,8 +66,9 @@ def validate(config: ConfigDict) -> None:
     enough = max(*widest.values(), search_of(config).longest(max(config.eval.buckets)), 0)
     check(
         not widest,
-        f"the model has --config.model.max_length={model.max_length} positions, too few for {reach}: lower the buckets,"
-        f" or set --config.model.max_length={enough}, which is enough for translations as well",
+        f"the model has --config.model.max_length={model.max_length} positions, too few for {reach}: use buckets of at"
+        f" most {model.max_length} tokens, or set --config.model.max_length={enough}, which is also enough for the"
+        " longest translation",
     )
     check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)

@@ -47,6 +47,12 @@ def test_byte_level_bpe_is_lossless(trained):
     assert max(ids) < trained.size == 400
 
 
+def test_tilde_in_the_cache_folder_is_the_home_folder(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    build_subword(400, LINES, "~/cache")
+    assert list((tmp_path / "cache").glob("subword-*.json"))
+
+
 def test_training_is_deterministic_and_cached(trained, tmp_path):
     again = build_subword(400, LINES, tmp_path)
     assert again.fingerprint == trained.fingerprint

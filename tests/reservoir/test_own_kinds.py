@@ -192,8 +192,16 @@ def test_options_of_a_users_kind(make_config, own_package):
         ),
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
         ("my_package.incomplete:no_build", {}, "build must be a function, got None"),
-        ("my_package.incomplete:no_label", {}, "label must be a string, got None"),
-        ("my_package.incomplete:listed", {}, r"options must be a dictionary, got \['gain'\]"),
+        (
+            "my_package.incomplete:no_label",
+            {},
+            "'label' of the [A-Z][a-z]+ must be a string, got None",
+        ),
+        (
+            "my_package.incomplete:listed",
+            {},
+            r"'options' of the [A-Z][a-z]+ must be a dictionary, got \['gain'\]",
+        ),
         (
             "my_package.incomplete:numbered",
             {},
@@ -207,12 +215,12 @@ def test_options_of_a_users_kind(make_config, own_package):
         (
             "my_package.incomplete:text_minimum",
             {},
-            "the minimum of the option gain must be numbers, got Option.default='one', minimum=0",
+            "the option gain has a minimum, so .* must be numbers, got Option.default='one', minimum=0",
         ),
         (
             "my_package.incomplete:minimum_text",
             {},
-            "gain must be numbers, got .*minimum='the gain'",
+            "gain has .* must be numbers, got .*minimum='the gain'",
         ),
         ("my_package.incomplete:bad_check", {}, "TypeError in <lambda> .*unsupported operand"),
         (

@@ -208,7 +208,7 @@ def test_a_users_method_may_add_parameters(own_package, reservoirs, mesh):
         ("others:no_number", "frozen must return a number of layers from 0 to 3, got '2'"),
         ("others:too_many", "frozen must return a number of layers from 0 to 3, got 4"),
         ("others:no_field", "KeyError in <lambda> .*'gain'"),
-        ("others:no_label", "label must be a string, got None"),
+        ("others:no_label", "'label' of the [A-Z][a-z]+ must be a string, got None"),
         ("others:no_option", "the option gain must be a reservoir.methods.Option, got 2"),
         ("others:bad_check", "TypeError in check_complete .* missing 1 required keyword"),
         ("others:too_shallow", "/ffn has too few layers"),

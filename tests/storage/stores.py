@@ -131,7 +131,8 @@ def proxy_of(port: int, **options: object) -> Iterator[tuple[Proxy, str]]:
     """Yields a proxy of the server at a port, and its URL."""
     proxy = Proxy(port, **options)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy))
-    # A client may send a request after the emulator has ended. Another test would capture a printed traceback.
+    # If a client sends a request after the emulator has ended, the handler raises an exception. Do not print its
+    # traceback, which pytest would capture as output of another test.
     server.handle_error = lambda *_: None
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
