@@ -105,18 +105,28 @@ def time_limit(seconds: float) -> Iterator[None]:
     Only the main thread can use the context, because it sets a signal handler.
     """
 
+    reached = False
+
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal reached
         # JAX compiles in another thread, and a program that exits during a compilation crashes. JAX also swallows an
         # exception that is raised while it writes its cache of compiled programs.
         if _is_compiling(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         else:
+            reached = True
             raise TimeLimitReached
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except Exception as error:
+        if (
+            reached
+        ):  # Compiled code of JAX replaces an exception of a Python function by a ValueError.
+            raise TimeLimitReached from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -368,7 +368,7 @@ TEXTS = [
     (_spoil_gzip, "train.de.gz is damaged or truncated"),
     (
         lambda folder: (folder / "train.de").write_text("\n" * PAIRS),
-        "has no de-en sentence pair in",
+        "has no de-en sentence pair with text on both sides in",
     ),
 ]
 

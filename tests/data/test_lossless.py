@@ -111,7 +111,7 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
     for kind, fault in (
         (
             f"{tmp_path}/absent.json",
-            "--config.data.tokenizer=.*absent.json: no such file; set bytes, sentencepiece",
+            "--config.data.tokenizer=.*absent.json: no such file; set it to bytes, sentencepiece",
         ),
         (f"{tmp_path}/damaged.model", "cannot read a tokenizer from .*damaged.model"),
         (f"{tmp_path}/damaged.json", "cannot read a tokenizer from .*damaged.json"),

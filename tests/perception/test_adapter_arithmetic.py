@@ -108,7 +108,7 @@ def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
         combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)], "--adapters")
     fewer = {n: x for n, x in base.items() if "up" not in n}
     with pytest.raises(
-        UserError, match=r"^--adapter=A changes .*up, which --pretrained=B does not"
+        UserError, match=r"^--adapter=A changes .*up, which is missing in --pretrained=B"
     ):
         merge(fewer, adapter(1), names=("--adapter=A", "--pretrained=B"))
     wider = {n: jnp.ones((99, 3)) for n in base}

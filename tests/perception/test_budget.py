@@ -78,6 +78,16 @@ def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
     assert namespace["done"] == [0.4]
 
 
+def test_time_limit_passes_through_code_that_replaces_exceptions() -> None:
+    with pytest.raises(budget.TimeLimitReached), budget.time_limit(0.05):
+        try:
+            time.sleep(5)
+        except budget.TimeLimitReached as error:
+            raise ValueError("exception raised while checking equality") from error
+    with pytest.raises(ValueError, match="another error"), budget.time_limit(5):
+        raise ValueError("another error")
+
+
 def test_time_limit_passes_through_code_that_reads_files(tmp_path) -> None:
     """TimeLimitReached must not be an OSError, because readers turn an OSError into an error about the file."""
     (tmp_path / "text").write_text("a line\n" * 200_000)
