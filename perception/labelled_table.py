@@ -99,7 +99,8 @@ def prepare(
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
     notes = [
         *header,
-        f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}.",
+        f"Texts are in the column{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
+        f" column{'s' * (len(label) > 1)} {' and '.join(label)}.",
     ]
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":

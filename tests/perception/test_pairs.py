@@ -219,7 +219,7 @@ def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
     cache = f"--config.data.cache_dir={tmp_path}"
     call(worth, *given, cache, f"--out={out}", "--budget=1s", "--config.train.steps=1")
     said = capsys.readouterr().out
-    assert "Texts are in the column premise and hypothesis, labels in the column gold." in said
+    assert "Texts are in the columns premise and hypothesis, labels in the column gold." in said
     assert "--output=labelled.csv --text=premise --text=hypothesis --label=gold\n" in said
     row = json.loads((out / "data" / "test.jsonl").read_text().splitlines()[0])
     assert {"text", "text_pair", "label", "row"} == row.keys()
