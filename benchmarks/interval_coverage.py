@@ -99,8 +99,8 @@ def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tu
 def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
     """Returns statistics of simulated experiments: coverage, verdicts and the mean width of the interval.
 
-    Coverage is the % of the experiments whose interval contains the true difference. "better" and "worse" are the % of
-    the experiments with this verdict.
+    "coverage" is the % of the experiments in which the interval of `compare` contains the true difference, "coverage,
+    plain bootstrap" the same for `plain_interval`. "better" and "worse" are the % of the experiments with this verdict.
     """
     generator = np.random.default_rng((seed, seeds, examples))
     inside, plain, words, widths = [], [], [], []

@@ -88,7 +88,9 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
     slices = len(set(slice_of.values()))
     check(
         shape[0] % slices == 0,
-        f"--config.mesh.data={shape[0]} must be a multiple of {slices}, the number of TPU slices",
+        f"--config.mesh.data={shape[0]} must be a multiple of {slices}, the number of TPU slices: set"
+        " --config.mesh.data, --config.mesh.fsdp and --config.mesh.tensor so that their product is still"
+        f" {len(devices)}",
     )
     if slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)

@@ -159,16 +159,16 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
     Raises:
       TooLarge: the step does not fit into the memory of the chips.
-      UserError: the configuration is invalid, its mesh does not match the devices, its task defines no `batch_spec`, or
-        the compiler fails.
+      UserError: the configuration is invalid, its mesh does not match the devices, its task returns None from
+        `batch_spec`, or the compiler fails.
     """
     config, task, mesh = prepare(config, topology)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
     spec = task.batch_spec(multiple)
     check(
         spec is not None,
-        f"the task of --config, {type(task).__module__}:{type(task).__qualname__}, has no method batch_spec, which"
-        " returns the shapes of a batch: define it, or choose another configuration",
+        f"the task of --config, {type(task).__module__}:{type(task).__qualname__}, returned None from batch_spec:"
+        " define batch_spec, so that it returns the shapes of a batch, or choose another configuration",
     )
     # The dtype "auto" depends on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):

@@ -145,7 +145,11 @@ def _list(value: Any) -> list | None:
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:
-    """Returns the label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
+    """Returns the label as text. An index is replaced by its entry in `names`, unless its digits are a name in `names`.
+
+    Raises:
+      ValueError: the label is not valid Unicode.
+    """
     text = str(value).strip()
     if has_surrogate(text):
         raise ValueError(

@@ -64,7 +64,7 @@ def test_example_paper_trains_from_the_command_line(examples):
 
 
 def test_plan_of_a_task_without_batch_spec_raises_user_error(examples):
-    with pytest.raises(UserError, match="Line, has no method batch_spec"):
+    with pytest.raises(UserError, match="Line, returned None from batch_spec"):
         estimate.estimate(load(f"{examples}/configs/my_paper.py"), find("cpu:8"))
 
 

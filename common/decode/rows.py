@@ -29,7 +29,7 @@ class Decoding(NamedTuple):
       rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
       inputs: shapes and dtypes of the inputs of all devices together.
       steps: maximum number of tokens that one call of the program generates for each row.
-      tokens: number of tokens of each row for which `launch.plan` counts one gather of the weights.
+      tokens: number of tokens per row over which `launch.decoding` spreads the cost of one gather of the weights.
     """
 
     program: Callable

@@ -207,7 +207,7 @@ def seed_table(
 
     The columns after the seed are the best value, the test value, the AUCC and its ratio to the largest AUCC. The last
     columns are the axis values at which the run first reaches the PERCENTS of its own best value, and of the best value
-    of all runs.
+    of all runs; None if the run does not reach the percentage.
     """
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))

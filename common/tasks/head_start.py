@@ -53,8 +53,8 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
     shapes = {name: np.shape(x) for name, x in values.items()}
     check(
         all(shapes[name] == trainable[name].shape for name in OUTPUT),
-        f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())} instead of the output"
-        f" layer's shapes {tuple(trainable[name].shape for name in OUTPUT)}",
+        f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())}: return the kernel and the"
+        f" bias of the output layer, with the shapes {tuple(trainable[name].shape for name in OUTPUT)}",
     )
     arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}
     return sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})

@@ -100,8 +100,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     check(
         ends is not None,
         f"config.json of the family openelm cannot describe a backbone with {list(shape.heads)} heads in its layers: no"
-        " qkv_multipliers of the first and the last layer from 0.25 to 2 in steps of 0.05 give these numbers; change"
-        " the numbers of heads",
+        " two qkv_multipliers (of the first and the last layer, multiples of 0.05 from 0.25 to 2) give these numbers;"
+        " choose a backbone with other numbers of heads",
     )
     return {
         "num_transformer_layers": shape.layers,

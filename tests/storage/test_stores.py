@@ -1,4 +1,4 @@
-"""Objects of both stores: conditional writes, and errors of the store."""
+"""Objects in Google Cloud Storage and S3: listing, reading, conditional writes, deletion, and errors of the store."""
 
 import threading
 import time
