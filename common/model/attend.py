@@ -31,8 +31,8 @@ def attend(
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
     Uses a fused kernel only without dropout and bias:
-    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size and the attention is causal or has
-      no window;
+    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, both lengths are even, and the
+      attention is causal or has no window;
     - on TPUs, `common.model.splash` for bfloat16, if `splash.supports` accepts the shapes.
 
     With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
@@ -47,9 +47,9 @@ def attend(
     heads, options = (query_BTHK, key_BSGK, value_BSGK), (causal, key_lengths_B, window)
     rate = 0.0 if key is None else dropout_rate
     if not rate and bias_BHTS is None:
-        platform, dtype, size = backend(), query_BTHK.dtype, query_BTHK.shape[-1]
+        platform, dtype = backend(), query_BTHK.dtype
         half = dtype in (jnp.bfloat16, jnp.float16)
-        if platform == "gpu" and half and (causal or window is None) and _cudnn_supports(size):
+        if platform == "gpu" and half and (causal or window is None) and _cudnn_supports(*heads):
             return _cudnn(*heads, *options)
         if platform == "tpu" and dtype == jnp.bfloat16:
             from common.model import splash
@@ -59,9 +59,14 @@ def attend(
     return _attend(*heads, *options, bias_BHTS, rate, key)
 
 
-def _cudnn_supports(size: int) -> bool:
-    """Returns whether JAX's cuDNN attention supports a head size. GPUs before Hopper support sizes up to 128."""
-    if size % 8 or size > 256:
+def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
+    """Returns whether JAX's cuDNN attention supports these shapes, also in training.
+
+    GPUs before Hopper support head sizes up to 128. JAX refuses odd lengths in training: it passes an empty bias to the
+    kernel, and cuDNN's gradient of a bias needs even lengths.
+    """
+    length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]
+    if length % 2 or other % 2 or size % 8 or size > 256:
         return False
     return size <= 128 or float(jax.local_devices(backend="gpu")[0].compute_capability) >= 9
 

@@ -1,6 +1,7 @@
 """Layer normalization, positions, embeddings and activations against loops, and attention against JAX's attention."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -187,17 +188,29 @@ def test_backward_pass_of_softmax_keeps_only_the_rounded_weights():
 
 
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "10.0"])
-@pytest.mark.parametrize("size", [12, 16, 128, 132, 136, 256, 264])
-def test_fused_kernel_is_used_for_the_head_sizes_that_jax_supports(monkeypatch, size, capability):
-    """`attend` uses the kernel exactly where JAX's own check allows it, on fake GPUs of three generations."""
-    asked, gpu = [], SimpleNamespace(compute_capability=capability)
-    x, layout = jnp.ones((1, 3, 1, size), jnp.bfloat16), stablehlo.AttentionLayout.BTNH.value
+@pytest.mark.parametrize(
+    ("size", "queries", "keys"),
+    [*((size, 4, 6) for size in (12, 16, 128, 132, 136, 256, 264)), (16, 3, 6), (16, 4, 5)],
+)
+def test_fused_kernel_is_used_for_the_shapes_that_jax_can_train(
+    monkeypatch, size, queries, keys, capability
+):
+    """`attend` uses the kernel exactly where JAX can trace its gradient, on fake GPUs of three generations."""
+    gpu = SimpleNamespace(compute_capability=capability)
+    cuda = SimpleNamespace(platform_version="cuda")
+    query, other = (jnp.ones((1, length, 1, size), jnp.bfloat16) for length in (queries, keys))
+    kernel, asked = partial(jax.nn.dot_product_attention, implementation="cudnn"), []
+
+    def trace(attention):
+        gradient = jax.grad(lambda *heads: attention(*heads).astype(jnp.float32).sum())
+        return jax.make_jaxpr(gradient)(query, other, other)
+
     with monkeypatch.context() as patch:
         patch.setattr(xla_bridge, "local_devices", lambda **_: [gpu])
-        cuda = SimpleNamespace(platform_version="cuda")
         patch.setattr(xla_bridge, "get_backend", lambda: cuda)
+        patch.setattr(stablehlo, "check_cudnn_version", lambda: 91100)
         try:
-            stablehlo.check_is_flash_attention(x, x, x, layout, 91100, False, True)
+            trace(kernel)
             supported = True
         except NotImplementedError:
             supported = False
@@ -206,7 +219,7 @@ def test_fused_kernel_is_used_for_the_head_sizes_that_jax_supports(monkeypatch, 
     monkeypatch.setattr(
         jax.nn, "dot_product_attention", lambda q, k, v, **_: asked.append(q.shape) or q
     )
-    assert attend_module.attend(x, x, x).shape == x.shape
+    trace(attend_module.attend)
     assert bool(asked) == supported
 
 
