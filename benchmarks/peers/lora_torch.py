@@ -17,21 +17,18 @@ TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
 
 def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
     """Returns a Hugging Face model with random weights. `benchmarks.lora.SIZES` explains `sizes`."""
+    layers, width, hidden, heads, *kv_heads, vocabulary = sizes
+    fields = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
     if family == "bert":
-        layers, width, hidden, heads, vocabulary = sizes
-        config = BertConfig(vocabulary, width, layers, heads, hidden)
-        return BertModel(config, add_pooling_layer=False)
-    layers, width, hidden, heads, kv_heads, vocabulary = sizes
-    config = Qwen2Config(
-        vocabulary,
-        width,
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        use_cache=False,
-    )
-    return Qwen2Model(config)
+        return BertModel(BertConfig(**fields), add_pooling_layer=False)
+    fields |= {"num_key_value_heads": kv_heads[0], "use_cache": False}
+    return Qwen2Model(Qwen2Config(**fields))
 
 
 class Classifier(nn.Module):
