@@ -28,7 +28,7 @@ import numpy as np
 from common.config import int_arg, parser_for
 from common.train.conditions import cores
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "peft")
 
 
 def make_parser(

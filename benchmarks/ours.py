@@ -197,11 +197,13 @@ def classifier_step(
     batch: int,
     length: int,
     classes: int,
+    optimizer: str = "adafactor",
 ) -> Callable[[], float]:
     """Returns a function that runs a training step of a text classifier and returns the loss.
 
     Args:
       sizes: an entry of `benchmarks.lora.SIZES`.
+      optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes
     shape = (bert if family == "bert" else qwen2)(*sizes, vocabulary=vocabulary)
@@ -215,6 +217,8 @@ def classifier_step(
 
     config = perception.get_config()
     config.optimizer.learning_rate = 1e-4
+    if optimizer == "adamw":
+        config.optimizer.update({"name": "adamw", "epsilon": 1e-8})
     generator = np.random.default_rng(0)
     rows = {
         "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),
@@ -227,11 +231,13 @@ def classifier_step(
     return _stepper(task, [rows])
 
 
-def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
-    """Returns a function that runs the training step on successive batches and returns the loss.
+def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[..., float]:
+    """Returns a function that runs `steps` (1) training steps on successive batches and returns the last loss.
 
-    The function has attributes `memory`, the bytes of temporary memory of the compiled step, and `products`, a function
-    that returns the matrix products of the compiled step.
+    Only the last step waits for the device, as in the training loop.
+
+    The function has attributes `memory`, the bytes of temporary memory of the compiled step; `flops`, the model FLOPs
+    of a step (`common.train.flops`); and `products`, a function that returns the matrix products of the compiled step.
     """
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
@@ -247,13 +253,14 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         step.compile(first, 1)
     state = [start.params, start.opt_state, 1]
 
-    def run() -> float:
-        data = jax.device_put(batches[state[2] % len(batches)], where)
-        state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
-        state[2] += 1
+    def run(steps: int = 1) -> float:
+        for _ in range(steps):
+            data = jax.device_put(batches[state[2] % len(batches)], where)
+            state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
+            state[2] += 1
         return float(metrics["loss"])
 
-    compiled, _ = step.compiled[step.cache_key(first, 1)]
+    compiled, run.flops = step.compiled[step.cache_key(first, 1)]
     run.memory = compiled.memory_analysis().temp_size_in_bytes
     run.products = lambda: read_products(compiled.as_text())
     return run

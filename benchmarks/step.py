@@ -39,6 +39,9 @@ RECIPES = {
 PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
 """{recipe: model in `benchmarks.peers.language_torch`}."""
 
+VARIANTS = {"translation": ("none", "plain"), "reservoirs": ("ffn", "ffn_reservoir")}
+"""{recipe: (kind of reservoir in `benchmarks.ours.iwslt`, variant in `benchmarks.peers.translation_torch`)}."""
+
 BATCH = 4  # rows of a batch of the byte language models
 WRITTEN = 256  # bytes that the recipe "writing" generates
 
@@ -52,48 +55,62 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
     The first runs our step or decoder. The second runs only its matrix products. The third returns the FLOPs of these
     matrix products.
     """
+    from benchmarks.ours import run_products
+
+    step = make_our_step(recipe, dtype)
+    products = step.products()
+    flops = sum(count * product.flops for product, count in products.items())
+    return step, run_products(products), lambda: flops
+
+
+def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
+    """Returns a function that runs our step or decoder.
+
+    Args:
+      options: arguments that replace those of the recipe, such as `batch`. Decoders have no options.
+    """
     from benchmarks import ours
 
     match recipe.split("_"):
         case ["translation" | "reservoirs"]:
-            variant = "none" if recipe == "translation" else "ffn"
-            step = ours.translation_step(ours.iwslt(variant, dtype=dtype, dropout=DROPOUT))
+            config = ours.iwslt(VARIANTS[recipe][0], dtype=dtype, dropout=DROPOUT)
+            return ours.translation_step(config, **options)
         case ["gmlp" | "gpt"]:
-            step = ours.language_step(recipe, dtype, BATCH)
+            return ours.language_step(recipe, dtype, **{"batch": BATCH} | options)
         case ["greedy" | "beam"]:
-            step = ours.make_generate(1 if recipe == "greedy" else 5)
+            return ours.make_generate(1 if recipe == "greedy" else 5)
         case ["writing"]:
-            step = ours.make_writer("gpt", 1, WRITTEN)
+            return ours.make_writer("gpt", 1, WRITTEN)
         case [family, finetune]:
-            step = ours.classifier_step(*_classifier(family, finetune, dtype))
-    products = step.products()
-    flops = sum(count * product.flops for product, count in products.items())
-    return step, ours.run_products(products), lambda: flops
+            return ours.classifier_step(**_classifier(family, finetune, dtype) | options)
 
 
-def make_peer(recipe: str, dtype: str) -> Callable[[], object]:
-    """Returns a function that runs PyTorch's step or decoder."""
+def make_peer(recipe: str, dtype: str, **options: object) -> Callable[[], object]:
+    """Returns a function that runs PyTorch's step or decoder. `options` is as in `make_our_step`."""
     from benchmarks.peers import load
 
     match recipe.split("_"):
         case ["translation" | "reservoirs"]:
-            variant = "plain" if recipe == "translation" else "ffn_reservoir"
-            return load("translation_torch").make_step(variant, dtype, DROPOUT)
+            variant = VARIANTS[recipe][1]
+            return load("translation_torch").make_step(variant, dtype, DROPOUT, **options)
         case ["gmlp" | "gpt"]:
-            return load("language_torch").make_step(PEERS[recipe], dtype, BATCH)
+            options = {"batch": BATCH} | options
+            return load("language_torch").make_step(PEERS[recipe], dtype, **options)
         case ["greedy" | "beam"]:
             generate = load("marian").make_generate(1 if recipe == "greedy" else 5)
             return lambda: generate() is None
         case ["writing"]:
             return load("language_torch").make_writer("hugging face gpt-2", 1, WRITTEN)
         case [family, finetune]:
-            return load("lora_torch").make_step(*_classifier(family, finetune, dtype))
+            options = _classifier(family, finetune, dtype) | options
+            return load("lora_torch").make_step(**options)
 
 
-def _classifier(family: str, finetune: str, dtype: str) -> tuple:
+def _classifier(family: str, finetune: str, dtype: str) -> dict[str, object]:
     from benchmarks.lora import BATCH, CLASSES, LENGTH, SIZES
 
-    return family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES
+    kind = {"family": family, "sizes": SIZES[family], "finetune": finetune, "dtype": dtype}
+    return kind | {"batch": BATCH, "length": LENGTH, "classes": CLASSES}
 
 
 def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.peers.training import make_runner
 from common.train.conditions import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
@@ -82,25 +83,25 @@ def make_model(name: str) -> nn.Module:
             )
 
 
-def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
-    """Returns a function that runs a training step (forward, loss, backward, Adam) and returns the loss."""
+def make_step(
+    name: str, dtype: str, batch: int, *, device: str = "cpu", **options
+) -> Callable[[], float]:
+    """Returns a function that runs a training step (forward, loss, backward, Adam) and returns the loss.
+
+    Args:
+      options: `compiled` and `steps` of `make_runner`.
+    """
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    model = make_model(name).train()
+    model = make_model(name).train().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
-    text = torch.randint(0, BYTES, (batch, LENGTH + 1))
-    low = dtype == "bfloat16"
+    text = torch.randint(0, BYTES, (batch, LENGTH + 1)).to(device)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            logits = model(text[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+    def loss(text: Tensor) -> Tensor:
+        logits = model(text[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
 
-    return step
+    return make_runner(loss, [text], optimizer, dtype, device=device, **options)
 
 
 def make_writer(name: str, start: int, count: int) -> Callable[[], None]:

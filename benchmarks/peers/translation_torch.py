@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.peers.training import make_runner
 from common.train.conditions import cores
 
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
@@ -20,8 +21,8 @@ VARIANTS = ("plain", "ffn_reservoir")
 
 
 def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
-    # At 32 tokens, the fused kernel is faster in float32, and two separate products are faster in bfloat16.
-    if q_BHLK.dtype == torch.float32:
+    # At 32 tokens on CPUs, the fused kernel is faster in float32, and two separate products are faster in bfloat16.
+    if q_BHLK.dtype == torch.float32 or q_BHLK.is_cuda:
         return F.scaled_dot_product_attention(q_BHLK, k_BHSK, v_BHSK, is_causal=causal)
     scores_BHLS = q_BHLK * q_BHLK.shape[-1] ** -0.5 @ k_BHSK.mT
     if causal:
@@ -156,28 +157,27 @@ def make_step(
     batch: int = 64,
     length: int = 32,
     encoder_layers: int = 8,
+    *,
+    device: str = "cpu",
+    **options,
 ) -> Callable[[], float]:
     """Returns a function that runs a training step on a random batch without padding and returns the loss.
 
     Args:
       variant: one of VARIANTS. Reservoirs are frozen (`requires_grad_(False)`) and not passed to the optimizer;
         "ffn_reservoir" has no attention in its frozen layers.
-      dtype: "float32", or "bfloat16" for CPU autocast with float32 parameters.
+      dtype: "float32", or "bfloat16" for autocast with float32 parameters.
       dropout: dropout rate after the embeddings, every attention and every feed-forward.
+      options: `compiled` and `steps` of `make_runner`.
     """
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    model = Translator(variant, encoder_layers, dropout, length).train()
+    model = Translator(variant, encoder_layers, dropout, length).train().to(device)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trainable, lr=5e-4, betas=(0.9, 0.98), fused=True)
-    source_BL, inputs_BL, labels_BL = torch.randint(VOCABULARY, (3, batch, length))
+    tokens_3BL = torch.randint(VOCABULARY, (3, batch, length)).to(device)
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = smoothed_loss(model(source_BL, inputs_BL), labels_BL)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+    def loss(source_BL: Tensor, inputs_BL: Tensor, labels_BL: Tensor) -> Tensor:
+        return smoothed_loss(model(source_BL, inputs_BL), labels_BL)
 
-    return step
+    return make_runner(loss, tokens_3BL.unbind(), optimizer, dtype, device=device, **options)

@@ -1,0 +1,284 @@
+"""Times our training steps on one GPU against PyTorch's, in bfloat16: python -m benchmarks.accelerator
+
+The recipes are those of `benchmarks.step` with batches that fill a GPU, a BERT of base size, and AdamW instead of
+Adafactor in the text classifiers, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs
+eagerly and with `torch.compile`, both with autocast, fused attention and fused Adam.
+
+A timed call runs several steps and waits only for the last. The calls take turns, one at a time. Every case has its own
+process; the processes of a group of rows compile at the same time, and only their memory is on the GPU. Model FLOPs
+utilisation (MFU) is the FLOPs of the matrix products of our step (`common.train.flops`), for both sides, over the time
+and over the rate of a large bfloat16 matrix product that JAX reaches in the same group.
+
+A case that fails prints its error, and all other cases continue. The program writes its results after every group.
+Without a GPU it runs on the CPU; `--batch_factor=0.01 --product=512` make that bearable.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness import Timing, compare, isolated, make_parser, ratio, report
+from benchmarks.step import make_our_step, make_peer
+from common.config import int_arg
+from common.runtime import program
+
+
+class Row(NamedTuple):
+    """A recipe of `benchmarks.step` in the size of a GPU; `options` are those of `make_our_step` and `make_peer`."""
+
+    model: str
+    batch: int
+    length: int
+    options: Mapping[str, object] = {}
+
+
+_ADAMW = {"optimizer": "adamw"}
+_BASE = {"sizes": (12, 768, 3072, 12, 30_522), **_ADAMW}
+
+ROWS = {
+    "translation": Row("8 and 2 layers of 512, dropout 0.3", 1024, 32),
+    "reservoirs": Row("the same, 2 FFN reservoirs", 1024, 32),
+    "gmlp": Row("4 layers of 512, dropout 0.1", 64, 768),
+    "gpt": Row("4 layers of 512, dropout 0.1", 64, 768),
+    "bert_full": Row("12 layers of 768, dropout 0.1", 128, 128, _BASE),
+    "bert_lora": Row("the same, adapters of rank 32 with dropout 0.05", 128, 128, _BASE),
+    "qwen2_full": Row("4 layers of 256, no dropout", 256, 128, _ADAMW),
+    "qwen2_lora": Row("the same, adapters of rank 32 with dropout 0.05", 256, 128, _ADAMW),
+}
+
+GROUPS = (
+    ("translation", "reservoirs"),
+    ("bert_full", "gpt", "qwen2_full"),
+    ("bert_lora", "gmlp", "qwen2_lora"),
+)
+"""Rows whose processes share the GPU. We estimate at most 60 GB for a group, if all processes peak at once."""
+
+CASES = ("ours", "PyTorch", "torch.compile")
+PRODUCT = "product"  # case of the large matrix product
+PRODUCTS = 20  # matrix products in a timed call
+WARMUP = 2  # calls before all other processes of the group are ready
+
+Case = tuple[Callable[[], object], Callable[[], dict]]
+"""A function to time, and a function that returns what the process knows: FLOPs, peak memory, or its error."""
+
+
+def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
+    """Makes a case of a row: a call runs `steps` training steps."""
+    options = {"batch": batch, **ROWS[recipe].options}
+    if case == "ours":
+        step = make_our_step(recipe, "bfloat16", **options)
+        return partial(step, steps), lambda: {"flops": steps * step.flops, **_jax_device()}
+    import torch
+
+    gpu = torch.cuda.is_available()
+    torch.set_float32_matmul_precision("high")
+    options |= {"device": "cuda" if gpu else "cpu", "compiled": case == "torch.compile"}
+    step = make_peer(recipe, "bfloat16", steps=steps, **options)
+
+    def notes() -> dict:
+        torch.cuda.empty_cache()  # The processes of the other cases need this memory.
+        return {"peak_bytes": torch.cuda.max_memory_allocated() if gpu else None}
+
+    return step, notes
+
+
+def make_product(size: int) -> Case:
+    """Makes the case of `PRODUCTS` bfloat16 products of matrices (size, size)."""
+    import jax
+    import jax.numpy as jnp
+
+    x, y = jax.random.normal(jax.random.key(0), (2, size, size), jnp.bfloat16)
+    multiply = jax.jit(jnp.matmul)
+
+    def run() -> None:
+        for _ in range(PRODUCTS):
+            last = multiply(x, y)
+        last.block_until_ready()
+
+    return run, lambda: {"flops": PRODUCTS * 2 * size**3, **_jax_device()}
+
+
+def _jax_device() -> dict[str, object]:
+    import jax
+
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    return {"device": device.device_kind, "peak_bytes": stats.get("peak_bytes_in_use")}
+
+
+def attempt(make: Callable[[], Case]) -> Case:
+    """Makes a case and warms it up. If this fails, the second function returns {"error": one line}."""
+    try:
+        run, notes = make()
+        for _ in range(WARMUP):
+            run()
+    except Exception as error:
+        line = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        return (lambda: None), lambda: {"error": line}
+    return run, notes
+
+
+def measure(
+    rows: Mapping[str, Mapping[str, Callable[[], Case]]], rounds: int
+) -> tuple[dict[str, Timing], dict[str, dict]]:
+    """Builds all cases of all rows at the same time, then times one row after the other.
+
+    Args:
+      rows: {row: {case: picklable function that makes the case}}. Case names differ between rows.
+
+    Returns:
+      {case: times of its calls}, without cases that failed; {case: notes or {"error": ...}}.
+    """
+    makes = {name: make for cases in rows.values() for name, make in cases.items()}
+    factories = {(name, f"{name}: notes"): partial(attempt, make) for name, make in makes.items()}
+    timings, notes = {}, {}
+
+    def read(name: str) -> dict:
+        try:
+            return calls[f"{name}: notes"]()
+        except (EOFError, OSError):
+            return {"error": "the process ended"}
+
+    with isolated(factories) as calls, ThreadPoolExecutor(len(makes)) as threads:
+        notes |= zip(makes, threads.map(read, makes), strict=True)
+        for row, names in rows.items():
+            alive = {name: calls[name] for name in names if "error" not in notes[name]}
+            try:
+                timings |= compare(alive, rounds=rounds, warmup=1) if alive else {}
+                notes |= {name: read(name) for name in alive}
+            except (EOFError, OSError):
+                notes |= {name: {"error": f"a process of {row} ended"} for name in alive}
+    for name, note in notes.items():
+        if "error" in note:
+            print(f"{name}: {note['error']}", file=sys.stderr, flush=True)
+    return timings, notes
+
+
+def markdown(record: Mapping) -> str:
+    """Returns the page of a record that this program has written as JSON."""
+    versions = record["machine"]["versions"]
+    products = [row["product"] for row in record["rows"].values() if row["product"]]
+    rates = sorted({f"{rate / 1e12:.0f}" for rate in products}) or ["-"]
+    lines = [
+        "# Our training step on a GPU against PyTorch's",
+        "",
+        f"Written by `python -m benchmarks.accelerator`. {record['title']}. *ours / PyTorch* are medians over"
+        " interleaved rounds, with the interval of the sign test (95 %). *PyTorch* is eager. *MFU* is the FLOPs of the"
+        " matrix products of our step over the time and over the rate of a large bfloat16 product"
+        f" ({rates[0]} to {rates[-1]} TFLOP/s here).",
+        "",
+        f"{record['device']}; {record['machine']['cores']} cores; JAX {versions['jax']}, PyTorch"
+        f" {versions.get('torch', '-')}, transformers {versions.get('transformers', '-')}; commit"
+        f" {record['machine']['commit']}.",
+        "",
+        "| recipe | tokens per step | ours (ms) | PyTorch (ms) | torch.compile (ms) | ours / PyTorch "
+        "| ours / torch.compile | MFU of ours | MFU of PyTorch's best | peak GPU memory of ours, PyTorch, torch.compile"
+        " (GiB) |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for recipe, row in record["rows"].items():
+        seconds = [record["cases"].get(f"{recipe}, {case}", {}).get("seconds") for case in CASES]
+        times = [Timing(tuple(x)) if x else None for x in seconds]
+        peers = [timing.median for timing in times[1:] if timing]
+        cells = [
+            f"{recipe}: {ROWS[recipe].model}",
+            f"{row['batch']} x {row['length']} = {row['batch'] * row['length']:,}",
+            *(f"{1e3 * time.median / row['steps']:.1f}" if time else "-" for time in times),
+            *(_ratio(times[0], peer) for peer in times[1:]),
+            _mfu(row, times[0] and times[0].median),
+            _mfu(row, min(peers, default=None)),
+            ", ".join(f"{x / 2**30:.1f}" if x else "-" for x in row["peak_bytes"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(ours: Timing | None, peer: Timing | None) -> str:
+    if not (ours and peer):
+        return "-"
+    item = ratio({"ours": ours, "peer": peer}, "ours", "peer")
+    low, high = item.interval
+    return f"{item.median:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _mfu(row: Mapping, seconds: float | None) -> str:
+    if not (seconds and row["flops"] and row["product"]):
+        return "-"
+    return f"{row['flops'] / seconds / row['product']:.0%}"
+
+
+def _summaries(
+    rows: Iterable[str], batches: Mapping[str, int], steps: int, timings: Mapping, notes: Mapping
+) -> dict[str, dict]:
+    """Returns {recipe: its entry in the JSON file}. `flops` are those of a call, `product` is in FLOP/s."""
+    rate = notes[PRODUCT]["flops"] / timings[PRODUCT].median if PRODUCT in timings else None
+    return {
+        recipe: {
+            "batch": batches[recipe],
+            "length": ROWS[recipe].length,
+            "steps": steps,
+            "flops": notes[f"{recipe}, ours"].get("flops"),
+            "product": rate,
+            "peak_bytes": [notes.get(f"{recipe}, {case}", {}).get("peak_bytes") for case in CASES],
+        }
+        for recipe in rows
+    }
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "accelerator", rounds=7, peers=True)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument(
+        "--steps", type=int_arg("--steps"), default=10, help="training steps in a timed call"
+    )
+    parser.add_argument("--batch_factor", type=float, default=1.0, help="factor of all batch sizes")
+    parser.add_argument(
+        "--product",
+        type=int_arg("--product"),
+        default=8192,
+        help="rows and columns of the large matrices",
+    )
+    options = parser.parse_args()
+    # The child processes read these variables.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    batches = {r: max(round(options.batch_factor * row.batch), 1) for r, row in ROWS.items()}
+    all_timings, all_rows, ratios, errors, device = {}, {}, [], {}, ""
+    for group in GROUPS:
+        recipes = [recipe for recipe in group if recipe in options.rows]
+        if not recipes:
+            continue
+        rows = {PRODUCT: {PRODUCT: partial(make_product, options.product)}}
+        for recipe in recipes:
+            cases = CASES[:1] if options.without_torch else CASES
+            rows[recipe] = {
+                f"{recipe}, {case}": partial(
+                    make_case, recipe, case, batches[recipe], options.steps
+                )
+                for case in cases
+            }
+        timings, notes = measure(rows, options.rounds)
+        all_rows |= _summaries(recipes, batches, options.steps, timings, notes)
+        errors |= {name: note["error"] for name, note in notes.items() if "error" in note}
+        device = device or notes[PRODUCT].get("device", "")
+        for recipe in recipes:
+            ours, *peers = (f"{recipe}, {case}" for case in CASES)
+            ratios += [ratio(timings, ours, x) for x in peers if {ours, x} <= timings.keys()]
+        timings[f"{PRODUCT}, {recipes[0]}"] = timings.pop(PRODUCT, None)
+        all_timings |= {name: timing for name, timing in timings.items() if timing}
+        title = f"{options.steps} training steps in a call, bfloat16, with dropout"
+        in_order = {recipe: all_rows[recipe] for recipe in ROWS if recipe in all_rows}
+        further = {"device": device, "rows": in_order, "errors": errors}
+        report(title, all_timings, ratios, {}, options.out, further)
+        record = json.loads(Path(options.out).read_text())
+        Path(options.out).with_suffix(".md").write_text(markdown(record))
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,94 @@
+"""benchmarks.accelerator: FLOPs of a step, the page, and cases that fail."""
+
+import os
+import sys
+from functools import partial
+
+import jax
+import pytest
+
+from benchmarks import accelerator, ours
+from benchmarks.accelerator import Case, markdown, measure
+
+
+def make(end: str = "") -> Case:
+    """Makes a case that works, or that fails in its factory ("raise") or ends its process ("exit")."""
+    if end == "raise":
+        raise ValueError("first line\nsecond line")
+    calls = []
+
+    def run() -> None:
+        calls.append(1)
+        if end == "exit" and len(calls) > accelerator.WARMUP:
+            os._exit(1)
+
+    return run, lambda: {"flops": 7}
+
+
+def test_a_case_that_fails_leaves_the_other_cases(capsys):
+    rows = {
+        "a": {"a, ours": make, "a, PyTorch": partial(make, "raise")},
+        "b": {"b, ours": make, "b, PyTorch": partial(make, "exit")},
+        "c": {"c, ours": make},
+    }
+    timings, notes = measure(rows, rounds=2)
+    assert timings.keys() == {"a, ours", "c, ours"} and len(timings["c, ours"].seconds) == 2
+    assert notes["a, ours"] == notes["c, ours"] == {"flops": 7}
+    lines = capsys.readouterr().err.splitlines()
+    assert "a, PyTorch: ValueError: first line" in lines
+    assert "b, ours: a process of b ended" in lines
+
+
+def record(**cases: float) -> dict:
+    """Returns a record of the row gpt, {case: seconds of a call of 10 steps}."""
+    row = {"batch": 64, "length": 768, "steps": 10, "flops": 2e12, "product": 1e13}
+    return {
+        "title": "10 training steps in a call",
+        "machine": {"cores": 16, "commit": "c", "versions": {"jax": "1", "torch": "2"}},
+        "device": "GPU",
+        "cases": {f"gpt, {case}": {"seconds": [x, x, x]} for case, x in cases.items()},
+        "rows": {"gpt": row | {"peak_bytes": [2**30, None, None]}},
+    }
+
+
+def test_page_has_ratios_and_mfu_of_the_best_case():
+    page = markdown(record(ours=0.4, PyTorch=1.0, **{"torch.compile": 0.8}))
+    assert page.splitlines()[-1].endswith(
+        "| 64 x 768 = 49,152 | 40.0 | 100.0 | 80.0 | 0.40 (0.40 to 0.40) | 0.50 (0.50 to 0.50) | 50% | 25% "
+        "| 1.0, -, - |"
+    )
+    assert "10 to 10 TFLOP/s" in page
+
+
+@pytest.mark.parametrize(
+    ("cases", "cells"),
+    [
+        ({"ours": 0.4}, "| 40.0 | - | - | - | - | 50% | - |"),
+        ({"PyTorch": 0.8}, "| - | 80.0 | - | - | - | - | 25% |"),
+        ({}, "| - | - | - | - | - | - | - |"),
+    ],
+)
+def test_page_shows_dashes_for_cases_that_failed(cases, cells):
+    assert cells in markdown(record(**cases))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("bert", (2, 64, 128, 4, 50)), ("qwen2", (2, 64, 128, 4, 2, 50))]
+)
+@pytest.mark.parametrize("finetune", ["full", "lora"])
+def test_counted_flops_are_those_of_the_compiled_products(family, sizes, finetune):
+    step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
+    products = sum(count * product.flops for product, count in step.products().items())
+    # The compiled program is that of one device.
+    assert step.flops == pytest.approx(products * jax.device_count(), rel=0.02)
+
+
+@pytest.mark.slow
+def test_program_times_our_steps_without_torch(tmp_path, monkeypatch):
+    out = tmp_path / "accelerator.json"
+    small = ["--rows", "gpt", "--batch_factor=0.01", "--product=64", "--steps=2", "--rounds=1"]
+    monkeypatch.setattr(sys, "argv", ["accelerator", *small, "--without_torch", f"--out={out}"])
+    accelerator.main()
+    (row,) = (line for line in out.with_suffix(".md").read_text().splitlines() if "gpt:" in line)
+    assert "1 x 768 = 768" in row and "%" in row
