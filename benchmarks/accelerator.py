@@ -42,20 +42,19 @@ _ADAMW = {"optimizer": "adamw"}
 _BASE = {"sizes": (12, 768, 3072, 12, 30_522), **_ADAMW}
 
 ROWS = {
-    "translation": Row("8 and 2 layers of 512, dropout 0.3", 1024, 32),
-    "reservoirs": Row("the same, 2 FFN reservoirs", 1024, 32),
-    "gmlp": Row("4 layers of 512, dropout 0.1", 64, 768),
-    "gpt": Row("4 layers of 512, dropout 0.1", 64, 768),
+    "translation": Row("8 and 2 layers of 512, dropout 0.3", 512, 32),
+    "reservoirs": Row("the same, 2 FFN reservoirs", 512, 32),
+    "gmlp": Row("4 layers of 512, dropout 0.1", 32, 768),
+    "gpt": Row("4 layers of 512, dropout 0.1", 32, 768),
     "bert_full": Row("12 layers of 768, dropout 0.1", 128, 128, _BASE),
     "bert_lora": Row("the same, adapters of rank 32 with dropout 0.05", 128, 128, _BASE),
-    "qwen2_full": Row("4 layers of 256, no dropout", 256, 128, _ADAMW),
-    "qwen2_lora": Row("the same, adapters of rank 32 with dropout 0.05", 256, 128, _ADAMW),
+    "qwen2_full": Row("4 layers of 256, no dropout", 128, 128, _ADAMW),
+    "qwen2_lora": Row("the same, adapters of rank 32 with dropout 0.05", 128, 128, _ADAMW),
 }
 
 GROUPS = (
-    ("translation", "reservoirs"),
-    ("bert_full", "gpt", "qwen2_full"),
-    ("bert_lora", "gmlp", "qwen2_lora"),
+    ("translation", "reservoirs", "gpt", "bert_full"),
+    ("gmlp", "bert_lora", "qwen2_full", "qwen2_lora"),
 )
 """Rows whose processes share the GPU. We estimate at most 60 GB for a group, if all processes peak at once."""
 
