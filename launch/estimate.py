@@ -43,7 +43,7 @@ class Bound:
     Attributes:
       compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations (`Topology.peak`).
       memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
-        value may exceed the actual time. None if the CPU compiler compiled the step.
+        value may exceed the actual time. None for GPUs, and if the CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI).
       network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
         the host's bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
@@ -104,9 +104,9 @@ class Estimate:
       held: {use of memory, such as "optimizer": bytes on each device}.
       flops: FLOPs of all matrix products on all devices (`common.train.flops`).
       compiled_flops: FLOPs of one device by the compiler's count, which includes all operations and counts each loop
-        body once.
+        body once; None for GPUs, whose compiler does not count.
       traffic: bytes that one device reads and writes: the compiler's count plus `kernels`, multiplied by a factor for
-        loop iterations (`loop_factor`).
+        loop iterations (`loop_factor`); None for GPUs.
       kernels: bytes of the operands and results of Pallas kernels on one device. Each loop body counts once.
       dtype: dtype of activations.
       bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
@@ -119,8 +119,8 @@ class Estimate:
     abstract_model: AbstractModel
     held: Mapping[str, int]
     flops: float
-    compiled_flops: float
-    traffic: float
+    compiled_flops: float | None
+    traffic: float | None
     kernels: float
     collectives: Collectives
     dtype: str
@@ -150,7 +150,7 @@ def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, M
     mesh = topology.mesh(config.mesh)
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
-        config.model.dtype = "bfloat16"  # On TPUs, "auto" stands for bfloat16.
+        config.model.dtype = "bfloat16"  # On TPUs and GPUs, "auto" stands for bfloat16.
     return *program.prepare(config, mesh, read_data=False), mesh
 
 
@@ -198,18 +198,20 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
     held["padding and the program"] = max(0, total - sum(held.values()))
-    if topology.stands_in and total > topology.chip.memory:
+    # The TPU compiler has already compared the step with the memory of a chip.
+    checked = topology.chip is None or topology.devices[0].platform == "tpu"
+    if not checked and total > topology.chip.memory:
         raise _too_large(total - topology.chip.memory, topology)
-    costs = compiled.cost_analysis()
+    costs = compiled.cost_analysis() or {}
     devices = len(topology.devices)
     program = compiled.as_text()
     sent = read_collectives(program, devices // topology.slices)
     kernels = kernel_bytes(program)
-    moved = (costs["bytes accessed"] + kernels) * loop_factor(program)
+    moved = (costs["bytes accessed"] + kernels) * loop_factor(program) if costs else None
     bound = None
     if topology.chip:
         # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.
-        share = max(flops / devices, costs["flops"])
+        share = max(flops / devices, costs.get("flops", 0.0))
         known = None if topology.stands_in else moved
         between = sent.received_between if topology.slices > 1 else None
         bound = time_bound(
@@ -223,7 +225,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         step.abstract_model,
         held,
         flops,
-        costs["flops"],
+        costs.get("flops"),
         moved,
         kernels,
         sent,

@@ -24,8 +24,8 @@ def arguments() -> ArgumentParser:
         "--topology",
         required=True,
         metavar="KIND:SHAPE",
-        help="a TPU slice such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, or CPU devices such as"
-        " cpu:8",
+        help="a TPU slice such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, the GPUs of a host such as"
+        " h100:8, or CPU devices such as cpu:8",
     )
     parser.add_argument(
         "--price", type=config.float_arg("--price"), help="price of a chip-hour, in any currency"
@@ -137,18 +137,22 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
     if topology.stands_in:
         lines.insert(
-            1, ("compiler", "", "the CPU compiler, whose program differs from the TPU compiler's")
+            1,
+            ("compiler", "", "the CPU compiler, whose program differs from one for these devices"),
         )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
         ("FLOPs of a step", f"{estimate.flops:.4g}", "matrix products, counted in the program"),
         ("FLOPs of a token", f"{estimate.flops / batch.tokens:.4g}", ""),
-        (
-            "FLOPs of a step, compiled",
-            f"{estimate.compiled_flops * chips:.4g}",
-            "all operations on all devices; one iteration of each loop",
-        ),
     ]
+    if estimate.compiled_flops is not None:
+        lines.append(
+            (
+                "FLOPs of a step, compiled",
+                f"{estimate.compiled_flops * chips:.4g}",
+                "all operations on all devices; one iteration of each loop",
+            )
+        )
     lines += [
         (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
         for kind, count, received in estimate.collectives.rows
@@ -166,7 +170,13 @@ def _shapes(estimate: "Estimate") -> str:
 
 def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
     if not estimate.bound:
-        return [("time", "", f"the speed of {estimate.topology.name} is unknown: use a TPU slice")]
+        return [
+            (
+                "time",
+                "",
+                f"the speed of {estimate.topology.name} is unknown: use a TPU slice or GPUs",
+            )
+        ]
     lines = [
         (
             f"ms of a step, {part}",
@@ -176,7 +186,7 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
         for part, seconds in estimate.bound.parts.items()
     ]
     if estimate.bound.memory is None:
-        lines.append(("ms of a step, memory", "", "unknown without the TPU compiler"))
+        lines.append(("ms of a step, memory", "", "unknown without the TPU compiler, and for GPUs"))
     if estimate.topology.slices > 1 and estimate.bound.network is None:
         lines.append(("ms of a step, network", "", "the speed between these slices is unknown"))
     steps = estimate.config.train.steps

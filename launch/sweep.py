@@ -45,7 +45,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     check(
         topology.chip is not None,
         f"--sweep cannot use --topology={topology.name}, because the speed of its devices is unknown: choose a TPU"
-        " slice, such as v5e:4x4",
+        " slice, such as v5e:4x4, or GPUs, such as h100:8",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
     check(

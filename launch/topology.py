@@ -1,4 +1,4 @@
-"""Devices to compile for, which this machine may lack: one or several TPU slices, or a number of CPU devices."""
+"""Devices to compile for, which this machine may lack: one or several TPU slices, GPUs of a host, or CPU devices."""
 
 import importlib.util
 import math
@@ -17,21 +17,51 @@ from common.sharding import make_mesh
 from common.track.progress import peak_flops
 
 LIBTPU = "libtpu==0.0.42.1"
+CUDA = "jax[cuda12]==0.10.2"
 GIB = 2**30
+
+H100 = """
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  device_memory_size: 84978434048
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+}
+"""
+"""Description of an H100 SXM for XLA's compiler, a `GpuTargetConfigProto` as text (NVIDIA, H100 data sheet and CUDA
+programming guide, compute capability 9.0)."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Properties of a TPU chip. Its peak FLOP/s is in `common.track.progress`.
+    """Properties of a TPU chip or a GPU. Its peak FLOP/s is in `common.track.progress`.
 
     Attributes:
       memory: HBM bytes that a program may use.
       bandwidth: HBM bytes per second.
-      links: bytes per second received over all interconnect links (ICI).
+      links: bytes per second received over all interconnect links (ICI or NVLink).
       network: bytes per second that the largest host receives over the data-centre network (DCN); None if unknown.
-      most: number of chips in the largest slice.
+      most: number of chips in the largest slice, or of GPUs in a host.
       host: number of chips in the largest host.
       options: options that libtpu needs for this kind of chip, as (name, value).
+      gpu: description of a GPU for XLA's compiler; "" for a TPU chip.
     """
 
     memory: int
@@ -41,6 +71,7 @@ class Chip:
     most: int
     host: int
     options: tuple[tuple[str, Any], ...] = ()
+    gpu: str = ""
 
 
 # Sources. Bandwidth and links: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. These pages add up both directions of a
@@ -49,11 +80,13 @@ class Chip:
 # Memory: the capacity that libtpu reports if a program does not fit, close to the nominal 32, 16, 95 and 32 GB.
 # Network: the same pages, which give 200 Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e
 # host, 50 Gbit/s for each of the 4 chips of a v5p host, and no value for v4.
+# H100: data sheet of the SXM part. NVLink's 900 GB/s add up both directions.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),
     "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 25e9, 6144, 4),
     "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 100e9, 256, 8),
+    "h100": Chip(84_978_434_048, 3352e9, 450e9, None, 8, 8, gpu=H100),
 }
 
 
@@ -62,10 +95,10 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      name: name of the topology, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
-      devices: the JAX devices: TPU chips, CPU devices that replace TPU chips (`stands_in`), or, for a topology such as
-        "cpu:8", CPU devices.
-      chip: properties of a TPU chip, also if CPU devices replace the chips; None for a topology of CPU devices, whose
+      name: name of the topology, such as "v5e:4x4", "2xv5e:16x16", "h100:8" or "cpu:8".
+      devices: the JAX devices: TPU chips, GPUs, CPU devices that replace one of the two (`stands_in`), or, for a
+        topology such as "cpu:8", CPU devices.
+      chip: properties of a TPU chip or GPU, also if CPU devices replace it; None for a topology of CPU devices, whose
         speed is unknown.
     """
 
@@ -75,7 +108,7 @@ class Topology:
 
     @property
     def stands_in(self) -> bool:
-        """Whether CPU devices replace the TPU chips, because the TPU compiler is not installed."""
+        """Whether CPU devices replace the TPU chips or GPUs, because their compiler is not installed."""
         return self.chip is not None and self.devices[0].platform == "cpu"
 
     @property
@@ -111,14 +144,15 @@ class Topology:
 
         Returns None for a topology of CPU devices.
         """
-        kind = f"TPU {_read(self.name)[1]}"
+        kind = _read(self.name)[1]
+        kind = f"NVIDIA {kind.upper()}" if self.chip and self.chip.gpu else f"TPU {kind}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 
 
 def find(name: str) -> Topology:
-    """Returns the topology `name`, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
+    """Returns the topology `name`, such as "v5e:4x4", "2xv5e:16x16", "h100:8" or "cpu:8".
 
-    CPU devices replace the chips of one slice if the TPU compiler is not installed.
+    CPU devices replace the chips of one slice, or the GPUs, if their compiler is not installed.
 
     Raises:
       UserError: the topology does not exist, has several slices but the TPU compiler is missing, or needs more CPU
@@ -128,15 +162,16 @@ def find(name: str) -> Topology:
     count = math.prod(sizes)
     if kind == "cpu":
         return Topology(name, _cpus(name, count), None)
-    if has_compiler():
-        return Topology(name, _tpus(name, slices, kind, sizes), CHIPS[kind])
+    if has_compiler(kind):
+        devices = _gpus(kind, count) if CHIPS[kind].gpu else _tpus(name, slices, kind, sizes)
+        return Topology(name, devices, CHIPS[kind])
     _check_one_slice(name, slices)
     return Topology(name, _cpus(name, count), CHIPS[kind])
 
 
 _KNOWN = (
-    f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, or CPU"
-    " devices, cpu:1 to cpu:4096"
+    f"use a TPU slice ({', '.join(n for n, chip in CHIPS.items() if not chip.gpu)}) such as v5e:4x4 or v5p:2x2x2,"
+    " several slices such as 2xv5e:16x16, the GPUs of a host, h100:1 to h100:8, or CPU devices, cpu:1 to cpu:4096"
 )
 
 
@@ -150,6 +185,10 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
         check(one and sizes[0] <= 4096, f"--topology={name!r} is unknown: {_KNOWN}")
         return slices, kind, sizes
     check(kind in CHIPS, f"--topology={name!r} is unknown: {_KNOWN}")
+    if CHIPS[kind].gpu:
+        one = match[1] is None and len(sizes) == 1
+        check(one and sizes[0] <= CHIPS[kind].most, f"--topology={name!r} is unknown: {_KNOWN}")
+        return slices, kind, sizes
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     check(
         math.prod(sizes) <= most,
@@ -166,11 +205,13 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
 
 
 def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns the number of chips of a host along each dimension of a slice.
+    """Returns the number of chips of a host along each dimension of a slice. All GPUs are on one host.
 
     A slice of one chip is one host, and so is a slice of eight v5e or v6e chips (v5litepod-8, v6e-8). All other hosts
     have 2 x 2 chips. Source: docs.cloud.google.com/tpu/docs/{v5e,v6e}.
     """
+    if chip.gpu:
+        return *sizes, 1, 1
     if math.prod(sizes) == 1:
         return 1, 1, 1
     if chip.host == 8 and sizes in ((2, 4), (4, 2)):
@@ -178,9 +219,14 @@ def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
     return 2, 2, 1
 
 
-def has_compiler() -> bool:
-    """Returns whether the TPU compiler (libtpu) is installed."""
-    return importlib.util.find_spec("libtpu") is not None
+def has_compiler(kind: str = "v5e") -> bool:
+    """Returns whether the compiler for a kind of chip in `CHIPS` is installed: libtpu, or JAX's plugin for CUDA."""
+    if not CHIPS[kind].gpu:
+        return importlib.util.find_spec("libtpu") is not None
+    plugins = importlib.util.find_spec("jax_plugins") is not None
+    return plugins and any(
+        importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)
+    )
 
 
 def _check_one_slice(name: str, slices: int) -> None:
@@ -207,7 +253,7 @@ def _cpus(name: str, count: int) -> list[Any]:
 def prepare(name: str) -> None:
     """Configures JAX to run on the CPU, with as many CPU devices as `find` needs for the topology.
 
-    Must be called before JAX initialises its devices. Prints a line to stderr if CPU devices replace TPU chips.
+    Must be called before JAX initialises its devices. Prints a line to stderr if CPU devices replace TPU chips or GPUs.
 
     Raises:
       UserError: the topology does not exist, or has several slices but the TPU compiler is missing.
@@ -215,18 +261,35 @@ def prepare(name: str) -> None:
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
-    if kind != "cpu" and has_compiler():
-        # Only a machine with TPUs can load TPU programs from the compilation cache.
+    if kind != "cpu" and has_compiler(kind):
+        # Only a machine with such devices can load their programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
+        if CHIPS[kind].gpu:
+            # XLA tries tiles for Triton's matrix products on the GPU. Without a GPU it takes fixed tiles, which do not
+            # fit all shapes, so use cuBLAS instead.
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}"
         return
     _check_one_slice(name, slices)
     jax.config.update("jax_num_cpu_devices", count)
     if kind != "cpu":
+        device, package = ("GPU", f'"{CUDA}"') if CHIPS[kind].gpu else ("TPU", LIBTPU)
         print(
-            f"the TPU compiler is not installed: compiling for {count:,} CPU devices in place of the chips of {name};"
-            f" to install it (Linux, needs no TPU): pip install {LIBTPU}",
+            f"the {device} compiler is not installed: compiling for {count:,} CPU devices in place of the chips of"
+            f" {name}; to install it (Linux, needs no {device}): pip install {package}",
             file=sys.stderr,
         )
+
+
+def _gpus(kind: str, count: int) -> list[Any]:
+    from jax.experimental import topologies
+
+    # Partitions x hosts x GPUs of a host.
+    shape = f"1x1x{count}"
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology=shape, target_config=CHIPS[kind].gpu
+    )
+    return list(topology.devices)
 
 
 def _tpus(name: str, slices: int, kind: str, sizes: tuple[int, ...]) -> list[Any]:

@@ -18,6 +18,9 @@ from configs import translation
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 keep_compiled(Path(__file__).parents[1] / ".cache")
 
+# The tests and their programs run on the CPU, also on a machine with GPUs.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # A test runs a compiled program only a few times, so XLA skips most optimizations, also in subprocesses of tests.
 # Set JAX_DISABLE_MOST_OPTIMIZATIONS=0 to run all optimizations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

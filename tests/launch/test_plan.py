@@ -23,10 +23,13 @@ from launch import decoding, estimate, plan, scaling, sweep, topology
 from launch.collectives import BETWEEN, Collectives, Row
 from launch.estimate import Bound
 from launch.topology import CHIPS, Topology, find
+from tests.programs import finish, start
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
 )
+
+needs_cuda = pytest.mark.skipif(not topology.has_compiler("h100"), reason="needs the GPU compiler")
 
 # Reading a TPU program from the compilation cache fails with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
@@ -47,7 +50,7 @@ def found() -> estimate.Estimate:
 
 @pytest.fixture
 def without_compiler(monkeypatch) -> None:
-    monkeypatch.setattr(topology, "has_compiler", lambda: False)
+    monkeypatch.setattr(topology, "has_compiler", lambda *_: False)
 
 
 def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
@@ -160,6 +163,7 @@ def test_unknown_network_speed_is_reported(found: estimate.Estimate) -> None:
     [
         *("v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"),
         *("0xv5e:2x4", "2xcpu:4", "1xcpu:4", "2x:4x4", "2v5e:4x4", "1000xv5e:2x4", "x2v5e:4x4"),
+        *("h100", "h100:0", "h100:9", "h100:2x4", "2xh100:4", "1xh100:8"),
     ],
 )
 def test_unknown_topology_raises_error(name: str, read: Callable) -> None:
@@ -195,6 +199,52 @@ def test_cpu_devices_replace_chips_without_tpu_compiler(
     assert not said.out and len(said.err.splitlines()) == 1
     assert "8 CPU devices in place of the chips of v5p:2x2x2" in said.err
     assert f"pip install {topology.LIBTPU}" in said.err
+
+
+def test_cpu_devices_replace_gpus_without_their_compiler(
+    without_compiler: None, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    topology.prepare("h100:8")
+    said = capsys.readouterr().err
+    assert "8 CPU devices in place of the chips of h100:8" in said
+    assert f'needs no GPU): pip install "{topology.CUDA}"' in said
+    found = estimate.estimate(small(fsdp=2), find("h100:8"))
+    assert found.topology.host == 8
+    assert found.bound.compute == pytest.approx(found.compiled_flops / 989e12)
+    assert found.bound.links == pytest.approx(found.collectives.received / 450e9)
+
+
+def test_gpu_compiler_has_the_version_of_jax() -> None:
+    assert (
+        f"jax=={topology.CUDA.partition('==')[2]}" in Path("requirements.txt").read_text().split()
+    )
+
+
+@needs_cuda
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 4}])
+def test_plan_compiles_for_gpus(mesh: dict[str, int]) -> None:
+    """The gradient is exchanged once, and the plan leaves out what the GPU compiler does not count."""
+    found = estimate.estimate(small(**mesh), find("h100:8"))
+    assert found.topology.devices[0].platform == "gpu" and not found.topology.stands_in
+    assert found.compiled_flops is None and found.bound.memory is None
+    assert found.bound.compute == pytest.approx(found.flops / 8 / 989e12)
+    if not mesh:
+        assert [(row.kind, row.count) for row in found.collectives.rows] == [("all-reduce", 1)]
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    assert lines["MiB on each device: in all"][1] == "of 81,042: 0%"
+    assert "FLOPs of a step, compiled" not in lines
+    assert lines["ms of a step, memory"][0] == ""
+
+
+@needs_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("buckets", ["(16,32)", "(15,33)"])
+def test_translator_compiles_for_gpus(buckets: str) -> None:
+    """JAX refuses to train cuDNN's fused attention with odd lengths."""
+    command = [sys.executable, "-m", "launch.plan", "--config=configs/iwslt_transformer.py:tiny"]
+    fields = [f"--config.data.buckets={buckets}", "--config.model.dtype=bfloat16"]
+    assert "MiB on each device: in all" in finish(start([*command, "--topology=h100:1", *fields]))
 
 
 def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
@@ -315,7 +365,7 @@ def test_hosts_of_a_slice(name: str, hosts: int) -> None:
 
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_libtpu), False])
 def test_tensor_axis_must_lie_within_a_host(monkeypatch, compiler: bool) -> None:
-    monkeypatch.setattr(topology, "has_compiler", lambda: compiler)
+    monkeypatch.setattr(topology, "has_compiler", lambda *_: compiler)
     config = small(data=1, tensor=8)
     assert estimate.estimate(config, find("v5e:2x4")).mesh.shape["tensor"] == 8
     with pytest.raises(UserError, match=r"mesh.tensor=8 spans several processes"):
