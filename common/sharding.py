@@ -1,7 +1,7 @@
 """The device mesh, and the rules that map logical axes to mesh axes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -138,8 +138,7 @@ def spec(
                 f"{name}: the logical axis {axis!r} is unknown: use None or one of {', '.join(RULES)}"
             )
         rule = RULES[axis] if axis is not None else None
-        names = () if rule is None else (rule,) if isinstance(rule, str) else rule
-        names = tuple(name for name in names if name not in mesh.manual_axes)
+        names = _mesh_axes(axis, mesh)
         used += names
         shards = math.prod(mesh.shape[n] for n in names)
         split = names and size % shards == 0
@@ -150,6 +149,13 @@ def spec(
             f" that use {' or '.join(twice)}, replace all but one by None"
         )
     return PartitionSpec(*parts)
+
+
+def _mesh_axes(axis: str | None, mesh: Any) -> tuple[str, ...]:
+    """Returns the mesh axes that split a logical axis, without the manual axes of `jax.shard_map`."""
+    rule = RULES[axis] if axis is not None else None
+    names = () if rule is None else (rule,) if isinstance(rule, str) else rule
+    return tuple(name for name in names if name not in mesh.manual_axes)
 
 
 def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
@@ -221,6 +227,33 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
+
+
+def num_shards(axis: str) -> int:
+    """Returns the number of shards that the current mesh splits a logical axis into; see `spec`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape.get(name, 1) for name in _mesh_axes(axis, mesh))
+
+
+def on_each_device(
+    kernel: Callable[..., jax.Array], axes: tuple[str | None, ...], *arrays: jax.Array
+) -> jax.Array:
+    """Calls a kernel that the compiler cannot partition. Each device calls it for its own part of the arrays.
+
+    Args:
+      axes: logical axes of the first array and of the result. An array with fewer dimensions has the first of them.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
+        return kernel(*arrays)
+    specs = tuple(spec(axes[: x.ndim], x.shape, mesh) for x in arrays)
+    return jax.shard_map(
+        kernel,
+        in_specs=specs,
+        out_specs=specs[0],
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=False,  # a kernel does not declare over which mesh axes its results vary
+    )(*arrays)
 
 
 def place(

@@ -121,7 +121,8 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
     n is the number of slices.
     """
     arrays = ARRAY.findall(instruction.type)
-    paired = instruction.operation in ("all-gather-start", "collective-permute-start")
+    starts = ("all-gather-start", "reduce-scatter-start", "collective-permute-start")
+    paired = instruction.operation in starts
     if paired:
         # The type of an asynchronous start lists operands, then results and scalars. Keep the results.
         arrays = [array for array in arrays if array[1]]

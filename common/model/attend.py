@@ -1,5 +1,6 @@
 """Softmax attention over whole sequences, and over a decoding cache."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.model.dropout import Key, dropout, fold
-from common.sharding import backend
+from common.sharding import backend, num_shards, on_each_device
+
+AXES = ("batch", None, "heads", None)
+"""Logical axes of queries, keys and values."""
 
 BLOCK = 256
 """Number of queries in a block of causal attention. A block skips the keys after its last query."""
@@ -33,7 +37,8 @@ def attend(
     Uses a fused kernel only without dropout and bias:
     - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, both lengths are even, and the
       attention is causal or has no window;
-    - on TPUs, `common.model.splash` for bfloat16, if `splash.supports` accepts the shapes.
+    - on TPUs, `common.model.splash` for bfloat16, if both lengths are at least `splash.LANES`;
+    - on both, if the mesh axis tensor divides the number of key-value heads.
 
     With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
     compilation, so dropout masks would not depend on step and row.
@@ -44,19 +49,41 @@ def attend(
       bias_BHTS: bias that is added to the logits; None for no bias.
       dropout_rate, key: rate and random key of the dropout of attention weights. key=None turns dropout off.
     """
-    heads, options = (query_BTHK, key_BSGK, value_BSGK), (causal, key_lengths_B, window)
+    heads = query_BTHK, key_BSGK, value_BSGK
     rate = 0.0 if key is None else dropout_rate
+    kernel = None
     if not rate and bias_BHTS is None:
-        platform, dtype = backend(), query_BTHK.dtype
-        half = dtype in (jnp.bfloat16, jnp.float16)
-        if platform == "gpu" and half and (causal or window is None) and _cudnn_supports(*heads):
-            return _cudnn(*heads, *options)
-        if platform == "tpu" and dtype == jnp.bfloat16:
+        kernel = _fused_kernel(*heads, causal=causal, window=window)
+    if kernel is None:
+        return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
+    lengths = () if key_lengths_B is None else (key_lengths_B,)
+    kernel = partial(kernel, causal=causal, window=window)
+    return on_each_device(kernel, AXES, *heads, *lengths)
+
+
+def _fused_kernel(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Callable[..., jax.Array] | None:
+    """Returns the fused kernel for attention without dropout and bias; None if there is none for the arguments.
+
+    The compiler cannot partition a kernel, so the mesh must divide the key-value heads.
+    """
+    heads, dtype = (query_BTHK, key_BSGK, value_BSGK), query_BTHK.dtype
+    if key_BSGK.shape[2] % num_shards("heads"):
+        return None
+    match backend():
+        case "gpu" if dtype in (jnp.bfloat16, jnp.float16) and (causal or window is None):
+            return _cudnn if _cudnn_supports(*heads) else None
+        case "tpu" if dtype == jnp.bfloat16:
             from common.model import splash
 
-            if splash.supports(*heads):
-                return splash.attend(*heads, *options)
-    return _attend(*heads, *options, bias_BHTS, rate, key)
+            return splash.attend if splash.supports(*heads) else None
+    return None
 
 
 def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
@@ -71,7 +98,7 @@ def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
     return size <= 128 or float(jax.local_devices(backend="gpu")[0].compute_capability) >= 9
 
 
-def _cudnn(query_BTHK, key_BSGK, value_BSGK, causal, key_lengths_B, window) -> jax.Array:
+def _cudnn(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, window) -> jax.Array:
     query_lengths_B = None
     if key_lengths_B is not None:
         query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)

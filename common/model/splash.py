@@ -3,8 +3,6 @@
 The kernel keeps the logits and the weights of a block of queries on the chip. The backward pass computes both again.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -17,59 +15,28 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 
-from common import sharding
-
 LANES = 128
 """The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads both to a multiple."""
 
 BLOCKS = (512, 256, 128)
 """Possible numbers of queries or keys in a block. `attend` uses the largest number that divides the padded length."""
 
-AXES = ("batch", None, "heads", None)
-
 
 def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
-    """Returns whether `attend` can split these shapes over the current mesh and is efficient for them.
-
-    The kernel is not efficient for sequences shorter than `LANES`, which `attend` would pad. The size of the mesh axis
-    tensor must divide the number of key-value heads.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    tensor = 1 if mesh.empty or "tensor" in mesh.manual_axes else mesh.shape["tensor"]
-    lengths = query_BTHK.shape[1], key_BSGK.shape[1]
-    return min(lengths) >= LANES and key_BSGK.shape[2] % tensor == 0
+    """Returns whether `attend` is efficient for these shapes. It pads sequences that are shorter than `LANES`."""
+    return min(query_BTHK.shape[1], key_BSGK.shape[1]) >= LANES
 
 
 def attend(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
+    key_lengths_B: jax.Array | None = None,
+    *,
     causal: bool,
-    key_lengths_B: jax.Array | None,
     window: int | None,
 ) -> jax.Array:
-    """Returns the output of softmax attention; see `common.model.attend.attend`.
-
-    The compiler cannot partition the kernel, so each device calls the kernel for its own rows and heads.
-    """
-    arrays = [query_BTHK, key_BSGK, value_BSGK]
-    arrays += [] if key_lengths_B is None else [key_lengths_B]
-    of_shard = partial(_attend, causal=causal, window=window)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
-        return of_shard(*arrays)
-    specs = tuple(sharding.spec(AXES[: x.ndim], x.shape, mesh) for x in arrays)
-    return jax.shard_map(
-        of_shard,
-        in_specs=specs,
-        out_specs=specs[0],
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # the kernel does not declare over which mesh axes its results vary
-    )(*arrays)
-
-
-def _attend(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, window) -> jax.Array:
-    """Returns the attention of the rows and heads of one device."""
+    """Returns the output of softmax attention for the rows and heads of one device; see `common.model.attend`."""
     queries, keys = query_BTHK.shape[1], key_BSGK.shape[1]
     query_BHTK, key_BGSK, value_BGSK = (
         _padded(x.transpose(0, 2, 1, 3))

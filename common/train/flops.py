@@ -96,7 +96,8 @@ def _equation(equation: Any, causal: bool) -> float:
         times, inner = float(scopes[-1]) if scopes else 1, map(_live, inner)
     if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
-        times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
+        # JAX's fused attention on GPUs keeps empty arrays for the backward pass.
+        times = max(whole.aval.size // max(shard.aval.size, 1) for whole, shard in pairs)
     return times * sum(_count(jaxpr, causal) for jaxpr in inner)
 
 

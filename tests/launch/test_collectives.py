@@ -56,6 +56,10 @@ def program(*lines: str, more: str = "") -> str:
             Row("all-gather", 1, 768),
         ),
         (
+            "%a = ((f32[256]{0}), f32[64]{0}) reduce-scatter-start(%x), replica_groups=[2,4]<=[8], dimensions={0}",
+            Row("reduce-scatter", 1, 768),
+        ),
+        (
             "%a = (f32[256]{0}, f32[256]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1}}",
             Row("collective-permute", 1, 1024),
         ),

@@ -1,6 +1,5 @@
 """Fused attention on TPUs against attention without a fused kernel. On CPUs, Pallas interprets the kernel."""
 
-import importlib.util
 import subprocess
 import sys
 from functools import partial
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from common import sharding
 from common.model import attend as attend_module
 from common.model import splash
+from launch import topology
 
 ROOT = Path(__file__).parents[2]
 KEY = jax.random.key(0)
@@ -76,8 +76,9 @@ def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None)
     lengths_B = jnp.asarray([128, 100, 5, 128])
     *values, _ = arrays(4, 128, 4, 2, 16)
 
-    def fused(query, key, value, lengths_B):
-        return splash.attend(query, key, value, False, lengths_B, None)
+    def fused(*arrays):
+        kernel = partial(splash.attend, causal=False, window=None)
+        return sharding.on_each_device(kernel, attend_module.AXES, *arrays)
 
     if manual:
         rows = (P("data"),) * 4
@@ -106,7 +107,7 @@ def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None)
 def test_tpus_use_the_kernel_where_possible(monkeypatch, shape: tuple, options: dict, fused: bool):
     asked = []
     monkeypatch.setattr(attend_module, "backend", lambda: "tpu")
-    monkeypatch.setattr(splash, "attend", lambda query, *_: asked.append(query.shape) or query)
+    monkeypatch.setattr(splash, "attend", lambda query, *_, **__: asked.append(1) or query)
     length, heads, size = shape
     x = jax.ShapeDtypeStruct((1, length, heads, size), options.pop("dtype", jnp.bfloat16))
     mesh = sharding.make_mesh({"tensor": 2}, jax.devices()[:2])
@@ -116,13 +117,15 @@ def test_tpus_use_the_kernel_where_possible(monkeypatch, shape: tuple, options: 
 
 
 COMPILED = """
+import sys
 import jax, jax.numpy as jnp
 from common import sharding
 from common.model.attend import attend
 from launch import topology
 
-topology.prepare("v5e:2x4")
-devices = topology.find("v5e:2x4").devices
+name, kernel = sys.argv[1:]
+topology.prepare(name)
+devices = topology.find(name).devices
 cases = (({"data": 8}, 32), ({"fsdp": 8}, 64), ({"data": 2, "fsdp": 2, "tensor": 2}, 128))
 for sizes, size in cases:
     mesh = sharding.make_mesh(sizes, devices)
@@ -139,16 +142,22 @@ for sizes, size in cases:
         gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
         compiled = gradient.lower(query, other, other, lengths).compile()
     program = compiled.as_text()
-    assert program.count('custom_call_target="tpu_custom_call"') == 3, sizes
+    assert kernel in program, sizes
     assert "300,300" not in program and "384,384" not in program, sizes
 print("compiled")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
-def test_tpu_compiler_accepts_the_kernel_on_every_mesh() -> None:
-    """The programs for v5e have no array of logits. The test compiles in a new process, because the TPU compiler needs
-    settings that differ from the settings of the tests.
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("v5e:2x4", "tpu_custom_call"), ("h100:8", "__cudnn$fmhaSoftmaxBackward")]
+)
+def test_compiler_accepts_the_kernel_on_every_mesh(name: str, kernel: str) -> None:
+    """No program has an array of logits.
+
+    The test compiles in a new process, because the compilers need settings that differ from the settings of the tests.
     """
-    run = subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, capture_output=True, text=True)
+    if not topology.has_compiler(name.partition(":")[0]):
+        pytest.skip(f"needs the compiler for {name}")
+    command = [sys.executable, "-c", COMPILED, name, kernel]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "compiled\n", run.stderr

@@ -16,12 +16,14 @@ from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 
 from common import freezing, variables
+from common.model import attend as attend_module
 from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
 from common.model.low_rank import Lora, LoraLinear, adapt
 from common.model.norm import LayerNorm
 from common.model.stack import Stack
+from common.sharding import make_mesh
 from common.train import flops
 from configs import language, translation
 from gmlp_lm import model as gmlp_lm
@@ -150,6 +152,27 @@ def test_fused_attention_counts_as_the_products_it_replaces(
     assert flops.count(jax.make_jaxpr(program())(query, other, other)) == plain
     if not options:
         assert plain == (6 if gradient else 2) * 2 * 2 * 300 * 200 * 3 * 16
+
+
+def test_fused_attention_of_several_gpus_counts_all_rows_and_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each device calls the kernel for its rows and heads (`sharding.on_each_device`)."""
+    query, other = (jax.ShapeDtypeStruct((4, 30, n, 16), jnp.bfloat16) for n in (4, 2))
+
+    def program() -> Callable:
+        def function(query, key, value):
+            return attend(query, key, value).astype(jnp.float32).sum()
+
+        return jax.value_and_grad(function, (0, 1, 2))
+
+    plain = flops.count(jax.make_jaxpr(program())(query, other, other))
+    monkeypatch.setattr(attend_module, "backend", lambda: "gpu")
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    with jax.set_mesh(make_mesh({"data": 2, "tensor": 2}, jax.devices()[:4])):
+        split = jax.make_jaxpr(program())(query, other, other)
+    assert "shard_map" in str(split) and "dot_general" not in str(split)
+    assert flops.count(split) == plain
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 9}])
