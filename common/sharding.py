@@ -1,7 +1,7 @@
 """The device mesh, and the rules that map logical axes to mesh axes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -233,27 +233,6 @@ def num_shards(axis: str) -> int:
     """Returns the number of shards that the current mesh splits a logical axis into; see `spec`."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape.get(name, 1) for name in _mesh_axes(axis, mesh))
-
-
-def on_each_device(
-    kernel: Callable[..., jax.Array], axes: tuple[str | None, ...], *arrays: jax.Array
-) -> jax.Array:
-    """Calls a kernel that the compiler cannot partition. Each device calls it for its own part of the arrays.
-
-    Args:
-      axes: logical axes of the first array and of the result. An array with fewer dimensions has the first of them.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
-        return kernel(*arrays)
-    specs = tuple(spec(axes[: x.ndim], x.shape, mesh) for x in arrays)
-    return jax.shard_map(
-        kernel,
-        in_specs=specs,
-        out_specs=specs[0],
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # a kernel does not declare over which mesh axes its results vary
-    )(*arrays)
 
 
 def place(

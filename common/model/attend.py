@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.model.dropout import Key, dropout, fold
-from common.sharding import backend, num_shards, on_each_device
+from common.sharding import backend, num_shards, spec
 
 AXES = ("batch", None, "heads", None)
-"""Logical axes of queries, keys and values."""
+"""Logical axes of queries, keys, values and outputs; lengths have only the first."""
 
 BLOCK = 256
 """Number of queries in a block of causal attention. A block skips the keys after its last query."""
@@ -58,7 +58,7 @@ def attend(
         return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
     lengths = () if key_lengths_B is None else (key_lengths_B,)
     kernel = partial(kernel, causal=causal, window=window)
-    return on_each_device(kernel, AXES, *heads, *lengths)
+    return on_each_device(kernel, *heads, *lengths)
 
 
 def _fused_kernel(
@@ -84,6 +84,21 @@ def _fused_kernel(
 
             return splash.attend if splash.supports(*heads) else None
     return None
+
+
+def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Calls a kernel that the compiler cannot partition: each device calls it for its own rows and heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
+        return kernel(*arrays)
+    specs = tuple(spec(AXES[: x.ndim], x.shape, mesh) for x in arrays)
+    return jax.shard_map(
+        kernel,
+        in_specs=specs,
+        out_specs=specs[0],
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=False,  # a kernel does not declare over which mesh axes its results vary
+    )(*arrays)
 
 
 def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:

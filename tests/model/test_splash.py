@@ -78,7 +78,7 @@ def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None)
 
     def fused(*arrays):
         kernel = partial(splash.attend, causal=False, window=None)
-        return sharding.on_each_device(kernel, attend_module.AXES, *arrays)
+        return attend_module.on_each_device(kernel, *arrays)
 
     if manual:
         rows = (P("data"),) * 4

@@ -157,7 +157,7 @@ def test_fused_attention_counts_as_the_products_it_replaces(
 def test_fused_attention_of_several_gpus_counts_all_rows_and_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each device calls the kernel for its rows and heads (`sharding.on_each_device`)."""
+    """Each device calls the kernel for its rows and heads (`on_each_device`)."""
     query, other = (jax.ShapeDtypeStruct((4, 30, n, 16), jnp.bfloat16) for n in (4, 2))
 
     def program() -> Callable:
