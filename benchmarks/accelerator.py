@@ -9,8 +9,10 @@ process; the processes of a group of rows compile at the same time, and only the
 utilisation (MFU) is the FLOPs of the matrix products of our step (`common.train.flops`), for both sides, over the time
 and over the rate of a large bfloat16 matrix product that JAX reaches in the same group.
 
-A case that fails prints its error, and all other cases continue. The program writes its results after every group.
-Without a GPU it runs on the CPU; `--batch_factor=0.01 --product=512` make that bearable.
+A case that fails before timing prints its error, and all other cases continue. If a process ends while its row is
+timed, all cases of the row lose their times. The program writes its results after every group.
+
+Without a GPU, the program runs on the CPU: use --batch_factor=0.01 --product=512.
 """
 
 import json
@@ -25,7 +27,8 @@ from typing import NamedTuple
 
 from benchmarks.harness import Timing, compare, isolated, make_parser, ratio, report
 from benchmarks.step import make_our_step, make_peer
-from common.config import int_arg
+from common.config import float_arg, int_arg
+from common.errors import check
 from common.runtime import program
 
 
@@ -61,10 +64,10 @@ GROUPS = (
 CASES = ("ours", "PyTorch", "torch.compile")
 PRODUCT = "product"  # case of the large matrix product
 PRODUCTS = 20  # matrix products in a timed call
-WARMUP = 2  # calls before all other processes of the group are ready
+WARMUP = 2  # untimed calls of each case after it is built
 
 Case = tuple[Callable[[], object], Callable[[], dict]]
-"""A function to time, and a function that returns what the process knows: FLOPs, peak memory, or its error."""
+"""A function to time, and a function that returns the case's FLOPs, peak memory or error."""
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
@@ -163,7 +166,7 @@ def markdown(record: Mapping) -> str:
     """Returns the page of a record that this program has written as JSON."""
     versions = record["machine"]["versions"]
     products = [row["product"] for row in record["rows"].values() if row["product"]]
-    rates = sorted({f"{rate / 1e12:.0f}" for rate in products}) or ["-"]
+    rates = [f"{rate / 1e12:.0f}" for rate in sorted(products)] or ["-"]
     lines = [
         "# Our training step on a GPU against PyTorch's",
         "",
@@ -216,7 +219,8 @@ def _summaries(
     rows: Iterable[str], batches: Mapping[str, int], steps: int, timings: Mapping, notes: Mapping
 ) -> dict[str, dict]:
     """Returns {recipe: its entry in the JSON file}. `flops` are those of a call, `product` is in FLOP/s."""
-    rate = notes[PRODUCT]["flops"] / timings[PRODUCT].median if PRODUCT in timings else None
+    flops = notes[PRODUCT].get("flops")
+    rate = flops / timings[PRODUCT].median if flops and PRODUCT in timings else None
     return {
         recipe: {
             "batch": batches[recipe],
@@ -236,7 +240,12 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int_arg("--steps"), default=10, help="training steps in a timed call"
     )
-    parser.add_argument("--batch_factor", type=float, default=1.0, help="factor of all batch sizes")
+    parser.add_argument(
+        "--batch_factor",
+        type=float_arg("--batch_factor"),
+        default=1.0,
+        help="factor of all batch sizes, above 0",
+    )
     parser.add_argument(
         "--product",
         type=int_arg("--product"),
@@ -244,6 +253,7 @@ def main() -> None:
         help="rows and columns of the large matrices",
     )
     options = parser.parse_args()
+    check(options.batch_factor > 0, f"--batch_factor must be above 0, got {options.batch_factor}")
     # The child processes read these variables.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
@@ -271,7 +281,7 @@ def main() -> None:
             ratios += [ratio(timings, ours, x) for x in peers if {ours, x} <= timings.keys()]
         timings[f"{PRODUCT}, {recipes[0]}"] = timings.pop(PRODUCT, None)
         all_timings |= {name: timing for name, timing in timings.items() if timing}
-        title = f"{options.steps} training steps in a call, bfloat16, with dropout"
+        title = f"{options.steps} training steps in a call, bfloat16, with the recipe's dropout"
         in_order = {recipe: all_rows[recipe] for recipe in ROWS if recipe in all_rows}
         further = {"device": device, "rows": in_order, "errors": errors}
         report(title, all_timings, ratios, {}, options.out, further)

@@ -232,7 +232,7 @@ def classifier_step(
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[..., float]:
-    """Returns a function that runs `steps` (1) training steps on successive batches and returns the last loss.
+    """Returns a function that runs `steps` training steps (default: 1) on successive batches and returns the last loss.
 
     Only the last step waits for the device, as in the training loop.
 

@@ -64,7 +64,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
-    """Returns a function that runs our step or decoder.
+    """Returns a function that runs our decoder, or a number of our training steps (its argument, 1 by default).
 
     Args:
       options: arguments that replace those of the recipe, such as `batch`. Decoders have no options.
@@ -86,7 +86,12 @@ def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., o
 
 
 def make_peer(recipe: str, dtype: str, **options: object) -> Callable[[], object]:
-    """Returns a function that runs PyTorch's step or decoder. `options` is as in `make_our_step`."""
+    """Returns a function that runs PyTorch's step or decoder.
+
+    Args:
+      options: arguments that replace those of the recipe, such as `batch`; `device`; and `compiled` and `steps` of
+        `benchmarks.peers.training.make_runner`. Decoders have no options.
+    """
     from benchmarks.peers import load
 
     match recipe.split("_"):

@@ -152,10 +152,10 @@ def spec(
 
 
 def _mesh_axes(axis: str | None, mesh: Any) -> tuple[str, ...]:
-    """Returns the mesh axes that split a logical axis, without the manual axes of `jax.shard_map`."""
+    """Returns the axes of the mesh that split a logical axis, without the manual axes of `jax.shard_map`."""
     rule = RULES[axis] if axis is not None else None
     names = () if rule is None else (rule,) if isinstance(rule, str) else rule
-    return tuple(name for name in names if name not in mesh.manual_axes)
+    return tuple(n for n in names if n in mesh.shape and n not in mesh.manual_axes)
 
 
 def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
@@ -232,7 +232,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def num_shards(axis: str) -> int:
     """Returns the number of shards that the current mesh splits a logical axis into; see `spec`."""
     mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape.get(name, 1) for name in _mesh_axes(axis, mesh))
+    return math.prod(mesh.shape[name] for name in _mesh_axes(axis, mesh))
 
 
 def place(

@@ -121,9 +121,8 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
     n is the number of slices.
     """
     arrays = ARRAY.findall(instruction.type)
-    starts = ("all-gather-start", "reduce-scatter-start", "collective-permute-start")
-    paired = instruction.operation in starts
-    if paired:
+    starts = ("all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+    if instruction.operation in [f"{start}-start" for start in starts]:
         # The type of an asynchronous start lists operands, then results and scalars. Keep the results.
         arrays = [array for array in arrays if array[1]]
         arrays = arrays[len(arrays) // 2 :]

@@ -138,7 +138,11 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
     if topology.stands_in:
         lines.insert(
             1,
-            ("compiler", "", "the CPU compiler, whose program differs from one for these devices"),
+            (
+                "compiler",
+                "",
+                "the CPU compiler, whose program differs from the program for these devices",
+            ),
         )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
@@ -186,7 +190,9 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
         for part, seconds in estimate.bound.parts.items()
     ]
     if estimate.bound.memory is None:
-        lines.append(("ms of a step, memory", "", "unknown without the TPU compiler, and for GPUs"))
+        gpu = bool(estimate.topology.chip.gpu)
+        reason = "not counted by the GPU compiler" if gpu else "unknown without the TPU compiler"
+        lines.append(("ms of a step, memory", "", reason))
     if estimate.topology.slices > 1 and estimate.bound.network is None:
         lines.append(("ms of a step, network", "", "the speed between these slices is unknown"))
     steps = estimate.config.train.steps

@@ -80,13 +80,14 @@ class Chip:
 # Memory: the capacity that libtpu reports if a program does not fit, close to the nominal 32, 16, 95 and 32 GB.
 # Network: the same pages, which give 200 Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e
 # host, 50 Gbit/s for each of the 4 chips of a v5p host, and no value for v4.
-# H100: data sheet of the SXM part. NVLink's 900 GB/s add up both directions.
+# H100: data sheet of the SXM part. NVLink's 900 GB/s add up both directions. Memory: JAX allocates 75 % of a GPU's
+# memory (`device_memory_size` in `H100`) by default.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),
     "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 25e9, 6144, 4),
     "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 100e9, 256, 8),
-    "h100": Chip(84_978_434_048, 3352e9, 450e9, None, 8, 8, gpu=H100),
+    "h100": Chip(int(0.75 * 84_978_434_048), 3352e9, 450e9, None, 8, 8, gpu=H100),
 }
 
 
@@ -163,7 +164,7 @@ def find(name: str) -> Topology:
     if kind == "cpu":
         return Topology(name, _cpus(name, count), None)
     if has_compiler(kind):
-        devices = _gpus(kind, count) if CHIPS[kind].gpu else _tpus(name, slices, kind, sizes)
+        devices = _gpus(name, kind, count) if CHIPS[kind].gpu else _tpus(name, slices, kind, sizes)
         return Topology(name, devices, CHIPS[kind])
     _check_one_slice(name, slices)
     return Topology(name, _cpus(name, count), CHIPS[kind])
@@ -220,7 +221,10 @@ def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def has_compiler(kind: str = "v5e") -> bool:
-    """Returns whether the compiler for a kind of chip in `CHIPS` is installed: libtpu, or JAX's plugin for CUDA."""
+    """Returns whether the compiler for a kind of chip in `CHIPS` is installed: libtpu, or JAX's plugin for CUDA.
+
+    By default, asks for the TPU compiler.
+    """
     if not CHIPS[kind].gpu:
         return importlib.util.find_spec("libtpu") is not None
     plugins = importlib.util.find_spec("jax_plugins") is not None
@@ -265,8 +269,7 @@ def prepare(name: str) -> None:
         # Only a machine with such devices can load their programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
         if CHIPS[kind].gpu:
-            # XLA tries tiles for Triton's matrix products on the GPU. Without a GPU it takes fixed tiles, which do not
-            # fit all shapes, so use cuBLAS instead.
+            # Without a GPU, XLA uses fixed tiles for Triton's matrix products. They do not fit all shapes: use cuBLAS.
             flags = os.environ.get("XLA_FLAGS", "")
             os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}"
         return
@@ -281,15 +284,18 @@ def prepare(name: str) -> None:
         )
 
 
-def _gpus(kind: str, count: int) -> list[Any]:
+def _gpus(name: str, kind: str, count: int) -> list[Any]:
     from jax.experimental import topologies
 
     # Partitions x hosts x GPUs of a host.
-    shape = f"1x1x{count}"
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology=shape, target_config=CHIPS[kind].gpu
-    )
-    return list(topology.devices)
+    options = {"topology": f"1x1x{count}", "target_config": CHIPS[kind].gpu}
+    try:
+        return list(topologies.get_topology_desc(platform="cuda", **options).devices)
+    except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        raise UserError(
+            f"--topology={name}: JAX's plugin for CUDA cannot compile ({error}): install the plugin for this version of"
+            f' JAX, pip install "{CUDA}"'
+        ) from error
 
 
 def _tpus(name: str, slices: int, kind: str, sizes: tuple[int, ...]) -> list[Any]:

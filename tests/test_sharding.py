@@ -116,6 +116,12 @@ def test_spec_follows_the_rules() -> None:
     assert batch == PartitionSpec(("data", "fsdp"), None, None)
 
 
+def test_mesh_may_lack_axes_of_the_rules() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    expected = PartitionSpec(("data",), None, None)
+    assert sharding.spec(("batch", None, "heads"), (4, 3, 2), mesh) == expected
+
+
 def test_indivisible_dimension_is_replicated() -> None:
     assert sharding.spec(("vocab", "embed"), (7, 8), mesh_of("2,2,2")) == PartitionSpec(
         None, "fsdp"

@@ -69,9 +69,9 @@ def _fused_kernel(
     causal: bool,
     window: int | None,
 ) -> Callable[..., jax.Array] | None:
-    """Returns the fused kernel for attention without dropout and bias; None if there is none for the arguments.
+    """Returns the fused kernel for these arguments, or None if attention must be computed without a kernel.
 
-    The compiler cannot partition a kernel, so the mesh must divide the key-value heads.
+    The tensor axis must divide the key-value heads, because the compiler cannot partition a kernel.
     """
     heads, dtype = (query_BTHK, key_BSGK, value_BSGK), query_BTHK.dtype
     if key_BSGK.shape[2] % num_shards("heads"):
@@ -87,7 +87,10 @@ def _fused_kernel(
 
 
 def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Calls a kernel that the compiler cannot partition: each device calls it for its own rows and heads."""
+    """Calls a kernel that the compiler cannot partition: each device calls it for its own rows and heads.
+
+    If the mesh does not divide the rows, every device computes all rows.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
         return kernel(*arrays)
@@ -110,7 +113,11 @@ def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
     length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]
     if length % 2 or other % 2 or size % 8 or size > 256:
         return False
-    return size <= 128 or float(jax.local_devices(backend="gpu")[0].compute_capability) >= 9
+    if size <= 128:
+        return True
+    # A plan for GPUs may run without one (`launch.plan`). JAX then supports sizes up to 128.
+    devices = jax.local_devices(backend="gpu") if jax.default_backend() == "gpu" else ()
+    return any(float(device.compute_capability) >= 9 for device in devices)
 
 
 def _cudnn(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, window) -> jax.Array:

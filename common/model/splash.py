@@ -23,7 +23,7 @@ BLOCKS = (512, 256, 128)
 
 
 def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
-    """Returns whether `attend` is efficient for these shapes. It pads sequences that are shorter than `LANES`."""
+    """Returns whether `attend` is efficient for these shapes. Padding shorter sequences to `LANES` wastes work."""
     return min(query_BTHK.shape[1], key_BSGK.shape[1]) >= LANES
 
 

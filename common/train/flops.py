@@ -96,7 +96,7 @@ def _equation(equation: Any, causal: bool) -> float:
         times, inner = float(scopes[-1]) if scopes else 1, map(_live, inner)
     if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
-        # JAX's fused attention on GPUs keeps empty arrays for the backward pass.
+        # A shard may be empty: JAX's fused attention on GPUs passes empty arrays to the backward pass.
         times = max(whole.aval.size // max(shard.aval.size, 1) for whole, shard in pairs)
     return times * sum(_count(jaxpr, causal) for jaxpr in inner)
 

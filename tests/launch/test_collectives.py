@@ -60,6 +60,10 @@ def program(*lines: str, more: str = "") -> str:
             Row("reduce-scatter", 1, 768),
         ),
         (
+            "%a = ((f32[512]{0}), f32[512]{0}) all-to-all-start(%x), replica_groups=[1,8]<=[8], dimensions={0}",
+            Row("all-to-all", 1, 1792),
+        ),
+        (
             "%a = (f32[256]{0}, f32[256]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1}}",
             Row("collective-permute", 1, 1024),
         ),

@@ -215,12 +215,20 @@ def test_fused_kernel_is_used_for_the_shapes_that_jax_can_train(
         except NotImplementedError:
             supported = False
     monkeypatch.setattr(attend_module, "backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda **_: [gpu])
     monkeypatch.setattr(
         jax.nn, "dot_product_attention", lambda q, k, v, **_: asked.append(q.shape) or q
     )
     trace(attend_module.attend)
     assert bool(asked) == supported
+
+
+def test_large_heads_need_a_gpu_for_the_fused_kernel(monkeypatch):
+    """A plan for GPUs may run without one, and JAX then does not know that the GPU supports large heads."""
+    monkeypatch.setattr(attend_module, "backend", lambda: "gpu")
+    x = jax.ShapeDtypeStruct((1, 4, 1, 136), jnp.bfloat16)
+    assert "dot_general" in str(jax.make_jaxpr(attend_module.attend)(x, x, x))
 
 
 @pytest.mark.parametrize("causal", [False, True])
