@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from common.errors import UserError, check
+from common.errors import UserError, check, reason_of
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main, warn
 from common.sharding import abstract
 from common.storage.addresses import address, shown
@@ -43,11 +43,6 @@ def checksum(tree: Any) -> jax.Array:
 
 SNAPSHOTS = "snapshots"
 """Folder, and kind, of the checkpoints that are never deleted."""
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else type(error).__name__
 
 
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
@@ -240,7 +235,7 @@ class Checkpoints:
                 result = self._read("latest", step, target)
             # Orbax and its storage library may raise any type of exception for a damaged file.
             except Exception as error:
-                damaged[step] = _reason(error)
+                damaged[step] = reason_of(error)
                 continue
             # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
             for newer, reason in damaged.items():
@@ -291,7 +286,7 @@ class Checkpoints:
                     " restore the run's config.json, or train again in another folder"
                 ) from error
             raise UserError(
-                f"the {what} checkpoint, {shown(path)}, is damaged ({_reason(error)}): restore its files, or train"
+                f"the {what} checkpoint, {shown(path)}, is damaged ({reason_of(error)}): restore its files, or train"
                 " again in another folder"
             ) from error
 
