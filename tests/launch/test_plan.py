@@ -232,7 +232,7 @@ def test_plan_compiles_for_gpus(mesh: dict[str, int]) -> None:
     if not mesh:
         assert [(row.kind, row.count) for row in found.collectives.rows] == [("all-reduce", 1)]
     lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
-    assert lines["MiB on each device: in all"][1] == "of 60,782: 0%"
+    assert lines["MiB on each device: in all"][1] == "of 60,781: 0%"
     assert "FLOPs of a step, compiled" not in lines
     assert lines["ms of a step, memory"][0] == ""
 
