@@ -71,7 +71,12 @@ Case = tuple[Callable[[], object], Callable[[], dict]]
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
-    """Makes a case of a row: a call runs `steps` training steps."""
+    """Returns a function that runs `steps` training steps, and a function that returns FLOPs or peak memory.
+
+    Args:
+      recipe: a key of ROWS.
+      case: one of CASES.
+    """
     options = {"batch": batch, **ROWS[recipe].options}
     if case == "ours":
         step = make_our_step(recipe, "bfloat16", **options)

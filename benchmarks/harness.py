@@ -203,7 +203,10 @@ def report(
       further: other measurements, written to the JSON file only.
     """
     if unknown := targets.keys() - {item.name for item in ratios}:
-        raise ValueError(f"targets without a ratio: {', '.join(sorted(unknown))}")
+        known = ", ".join(item.name for item in ratios)
+        raise ValueError(
+            f"targets for {', '.join(sorted(unknown))}, which are no ratios: choose from {known}"
+        )
     record = {
         "title": title,
         "machine": machine(),

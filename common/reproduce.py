@@ -111,9 +111,9 @@ def add_fairness(parser: ArgumentParser) -> None:
 
 
 def make_mesh_of(fields: Iterable[str]) -> "Mesh":
-    """Returns the mesh of the overrides "--config.mesh.NAME=VALUE" among `fields`.
+    """Makes a device mesh from the overrides "--config.mesh.AXIS=SIZE" among `fields`; ignores other fields.
 
-    By default, the mesh axis data has all devices.
+    Without overrides, all devices are on the axis "data".
 
     Raises:
       UserError: a field or a size of the mesh is invalid.

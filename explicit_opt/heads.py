@@ -374,7 +374,7 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
     )
     check(
         outputs in (None, labels.shape[1]),
-        f"labels of shape {labels.shape} do not fit outputs={outputs}: leave out outputs",
+        f"labels have {labels.shape[1]} columns, but outputs={outputs}: set outputs={labels.shape[1]}, or None",
     )
     if not sparse.issparse(labels):
         labels = _array("probabilities in labels", labels, np.float64)

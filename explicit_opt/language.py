@@ -123,7 +123,8 @@ class Windows:
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
     """Returns the lines of each document, without blank lines.
 
-    Texts are tokenized line by line, so `data.documents` changes contexts, but not the tokens of a line.
+    `data.documents` sets the document boundaries, which contexts do not cross. Each line is tokenized on its own. With
+    more than a million training lines, the boundaries also change which lines train the tokenizer.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]

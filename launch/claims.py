@@ -54,8 +54,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             estimate = ask(plan)
             check(
                 estimate.bound is not None,
-                f"the speed of --topology={estimate.topology.name} is unknown: choose a TPU slice in"
-                f" {paper}/{claims.CLAIMS}",
+                f"the speed of --topology={estimate.topology.name} is unknown: set a TPU slice, such as v5e:4x4, in"
+                f" this plan in {paper}/{claims.CLAIMS}",
             )
             check(
                 estimate.chip_hours is not None,

@@ -305,10 +305,12 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. Without the file MARK, config.json of the base model names the family.
+    """Opens an adapter in PEFT's format.
+
+    The family of the backbone comes from the file MARK or, if it is missing, from config.json of the base model.
 
     Raises:
-      UserError: a file is damaged or not supported, or both the file MARK and the base weights are missing.
+      UserError: a file is damaged or not supported, or the file MARK is missing and the base weights are not found.
     """
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)

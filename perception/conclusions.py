@@ -199,7 +199,7 @@ def judge(
 
 
 def _interval(one: Comparison) -> str:
-    """Formats the confidence interval of a difference; "" for a single seed."""
+    """Formats the confidence interval of a difference; "" if it is undefined, as for a single seed."""
     return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
 
 

@@ -1,4 +1,4 @@
-"""Reads the twelve data sets of Table 1, like the authors' program, and the user's own data."""
+"""Reads the twelve data sets of Table 1, and the user's own data."""
 
 from dataclasses import dataclass, field
 

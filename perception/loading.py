@@ -195,15 +195,11 @@ def check_is_run(workdir: Path, option: str) -> None:
             way = str(one.config.get("finetune", "tf_idf"))
             finished.setdefault(way, []).append(one)
     best = best_run(finished)[1].name if finished else ""
-    advice = (
-        f"the best on validation is {option}={shown(folder / best)}"
-        if best
-        else "no run has test results"
-    )
+    advice = f"; the best on validation is {option}={shown(folder / best)}" if best else ""
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
-        f"{option}={shown(workdir)} is a folder of runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
-        f" in {shown(folder)}; {advice}"
+        f"{option}={shown(workdir)} contains several runs: set {option} to one of them,"
+        f" {', '.join(names[:SHOWN_RUNS])}{more} in {shown(folder)}{advice}"
     )
 
 

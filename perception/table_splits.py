@@ -143,13 +143,18 @@ def cut_splits(
     wanted: Sequence[str],
     notes: list[str],
 ) -> dict[str, list[Example]]:
-    """Cuts splits from examples, stratified by class. A group of near-duplicates stays in one split.
+    """Splits examples into training, validation and test, stratified by class.
 
-    Examples with several classes are stratified by their rarest class. A cut split keeps one example of each group,
-    because nearly equal test examples are not independent. Appends sentences to `notes`.
+    All near-duplicates of a group go to one split. An example with several classes is stratified by its rarest class.
+    Validation and test keep one example of each group, because near-duplicates are not independent.
+
+    Args:
+      group: location of an example -> index of its group of near-duplicates.
+      wanted: splits to cut, from "valid" and "test".
+      notes: list to which the function appends a sentence for each removal.
 
     Returns:
-      The wanted splits, and "train" with the examples of all other groups.
+      The splits in `wanted`, and "train" with all examples of the remaining groups.
 
     Raises:
       UserError: there are too few different texts.

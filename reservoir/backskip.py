@@ -8,27 +8,28 @@ REINFORCE is learned and called the value. r is the root mean square of g over D
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With sigma = scale = 1 and r V as the paper's value, this gradient of mu is the paper's. Because of the division by r, R
-does not depend on the size of g. If the loss is multiplied by a positive number, the gradient of mu is multiplied by
-the same number, as in backpropagation. The fields of `config.model.backskip`:
+In this notation, the paper's value is r V. With sigma = scale = 1, the gradient of mu then is the paper's. Because of
+the division by r, R does not depend on the size of g. If the loss is multiplied by a positive number, the gradient of
+mu is multiplied by the same number, as in backpropagation. The fields of `config.model.backskip`:
 
-    estimator      "policy": as above. Controls: "identity" and "zero" add no noise; in skipping steps, mu gets g or 0.
-                   "noise" adds the noise of the policy, but all steps are ordinary. "none" disables backskipping
+    estimator      "policy": as above. Controls: "identity" and "zero" add no noise; in skipping steps, the gradient of
+                   mu is g or 0. "noise" adds the noise of the policy, but all steps are ordinary. "none" disables
+                   backskipping
     warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value also
                    learns in ordinary steps
     anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up). Once
                    p < least, every step skips
     sigma          standard deviation of the noise, which ordinary steps have as well
     reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding: every layer that
-                   reads the residual stream first normalizes it, so a shift of y does not change the loss. Such a run
-                   prints a warning. "own_rms" (not in the paper): minus the root mean square of g over D, divided by
-                   the standard deviation of this root mean square over all positions except padding
+                   reads the residual stream begins with LayerNorm, which removes the mean over D, so the mean over D
+                   of g is 0. Such a run prints a warning. "own_rms" (not in the paper): minus the root mean square of g
+                   over D, divided by the standard deviation of this root mean square over all positions except padding
     scale          factor of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
 
-Adjacent reservoirs form one F, with one noise and one value. The gradient g at the output of the uppermost F is exact.
-At a lower F, in a skipping step, g comes from the trained layers above and so contains the REINFORCE estimates of the
-higher F. Each F computes its own r, so estimates do not grow from one F to the next.
+Adjacent reservoirs form one F, with one noise eps and one value V. The gradient g at the output of the uppermost F is
+exact. At a lower F, in a skipping step, g comes from the trained layers above and so contains the REINFORCE estimates
+of the higher F. Each F computes its own r, so estimates do not grow from one F to the next.
 """
 
 from collections.abc import Callable

@@ -30,6 +30,9 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
 
+# As in `launch.topology.prepare`, for the tests that compile for GPUs.
+os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {os.environ.get('XLA_FLAGS', '')}"
+
 import jax  # noqa: E402
 
 # The number of CPU devices must be set before JAX creates its devices.

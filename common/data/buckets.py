@@ -144,9 +144,10 @@ def _check(
             f"source and target must have equally many sentences, got {len(source)} and {len(target)}"
         )
     check_buckets("--config.data.buckets", buckets)
-    if multiple % jax.process_count():
+    if multiple % (processes := jax.process_count()):
         raise ValueError(
-            f"the number of processes, {jax.process_count()}, must divide multiple={multiple}"
+            f"multiple={multiple} is not divisible by the number of processes, {processes}: pass a multiple of"
+            f" {processes}"
         )
 
 

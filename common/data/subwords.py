@@ -30,10 +30,12 @@ _TRAINER = {
 
 
 def load(path: Path) -> LosslessTokenizer:
-    """Loads a SentencePiece model, or a tokenizer.json with byte-level BPE or SentencePiece-like pieces.
+    """Loads a lossless tokenizer from a SentencePiece model or a tokenizer.json.
+
+    A tokenizer.json has byte-level BPE, or pieces as in SentencePiece ("▁" for a space, "<0x0A>" for a byte).
 
     Raises:
-      UserError: the file is missing or is not a tokenizer, or one of the 256 byte values is not a piece.
+      UserError: the file is missing or is not a tokenizer, or its vocabulary lacks a token for one of the 256 bytes.
     """
     try:
         content = path.read_bytes()

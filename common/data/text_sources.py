@@ -48,7 +48,7 @@ def in_split(number: int, split: str) -> bool:
 
 
 def python_manual(split: str) -> list[list[str]]:
-    """Returns the lines of each topic of Python's manual that is in a split.
+    """Returns the lines of each topic of Python's manual that belongs to the split `split`.
 
     The manual has about 65,000 words in Python 3.11.
     """

@@ -58,7 +58,11 @@ class Generator:
         self._prefill, self._decode = prefill, decode
 
     def _rows(self, count: int) -> Callable:
-        """Returns the function that draws the next tokens of one device's rows of a batch with `count` rows."""
+        """Returns the decoding function of one device, which draws the next tokens of the device's rows.
+
+        Args:
+          count: number of rows of the global batch.
+        """
 
         def decode(trainable, frozen, logits, cache, start, given_BL, numbers_B, key):
             step, rows = self._abstract_model.build(trainable, frozen).step, Rows(numbers_B, count)

@@ -124,7 +124,10 @@ class Comparison:
         return self.a.mean - self.b.mean
 
     def _spread(self, more: int = 0) -> tuple[float, float]:
-        """Returns the standard error and the degrees of freedom of A - B, with `more` additional seeds per group."""
+        """Returns the standard error and the degrees of freedom of A - B.
+
+        `more` predicts them for so many additional seeds in each group with randomness, with unchanged seed variances.
+        """
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):
             if sample.seedless:

@@ -92,7 +92,7 @@ class Store:
                 return self._repeat(self._read, name)
             except Missing:
                 return None
-            except Changed:  # The object changed between the two requests of `_read`.
+            except Changed:  # GoogleStore reads version and content in two requests; the object changed in between.
                 continue
         raise UserError(f"{self._address}/{name} changed during each of 5 reads: try again later")
 
@@ -197,7 +197,8 @@ class GoogleStore(Store):
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
     def _status(self, error: Exception) -> int | None:
-        if isinstance(error, self._malformed):  # These types are subtypes of RequestException.
+        # Check malformed addresses first: their types are subtypes of RequestException, one of `_silences`.
+        if isinstance(error, self._malformed):
             raise UserError(
                 f"{self._address} cannot be reached: {error} (check STORAGE_EMULATOR_HOST and HTTPS_PROXY)"
             ) from error

@@ -16,10 +16,11 @@ Rows = Callable[[nnx.Module, Batch], dict[str, jax.Array]]
 
 
 class PerExample:
-    """Calls a function of the model on every example. Compiles the function once per batch shape.
+    """Evaluates a function of the model on all examples. Each batch shape is compiled once.
 
     Args:
-      rows: the function. `batch["ids"]`, (B,), holds the number of each example, and -1 for padding rows.
+      rows: function (model, batch) -> {name: array (B, ...)}. `batch["ids"]`, (B,), holds the index of the example in
+        each row, or -1 in padding rows.
     """
 
     def __init__(self, rows: Rows, mesh: Mesh):

@@ -130,7 +130,7 @@ class Evaluate(Hook):
         except Interrupted:
             run.state.stop_reason, run.stopping = "", True
             return
-        del values  # Free this copy of stacked values before `Run.trained` makes another copy.
+        del values  # Free this copy, with separate layers, before `Run.trained` makes another copy.
         objective = run.task.objective
         check(
             objective in (metrics or {}),

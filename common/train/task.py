@@ -117,11 +117,12 @@ class Task(Protocol):
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss and the weight, such as the number of tokens, each summed over the batch.
+        """Returns the loss and the weight, such as the number of tokens, each summed over the rows of `batch`.
 
         Sums instead of means keep gradient accumulation and padding exact. `key` is the random key of this step or
         microbatch, for dropout; None turns dropout off. On several devices `batch` may have the rows of one device
-        only; `common.sharding.sum_over_batch` then gives totals of all rows.
+        only; the training step adds the returned sums of all devices. A loss that itself needs a total over all rows
+        calls `common.sharding.sum_over_batch`.
         """
 
     def loss_at(self, step: int) -> Callable:

@@ -20,7 +20,7 @@ def grid_for(task: ProbingTask, name: str) -> Grid:
 
 
 class Table:
-    """Collects probing accuracies in percent."""
+    """Trains the probing classifiers of each task, and collects their accuracies in percent."""
 
     def __init__(self, layers: list[str], seeds: int, grid: str):
         """Starts an empty table.

@@ -170,7 +170,9 @@ def test_processes_split_global_batches(corpora, count, monkeypatch):
 
 def test_process_count_must_divide_the_multiple(corpora, monkeypatch):
     be_process(monkeypatch, 0, 3)
-    with pytest.raises(ValueError, match="number of processes, 3, must divide multiple=4"):
+    with pytest.raises(
+        ValueError, match="multiple=4 is not divisible by the number of processes, 3"
+    ):
         BucketedBatches(*corpora, **SHAPE)
 
 

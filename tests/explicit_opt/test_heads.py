@@ -234,7 +234,12 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS, [0, 1, 2], {"outputs": 2}, "labels must be below outputs=2, got 2"),
         (ROWS, np.full((3, 2), 0.7), {}, "add up to 1"),
         (ROWS, [[1.5, -0.5]] * 3, {}, "lowest probability of -0.5 and sums from 1 to 1"),
-        (ROWS, np.full((3, 2), 0.5), {"outputs": 3}, r"shape \(3, 2\) do not fit outputs=3"),
+        (
+            ROWS,
+            np.full((3, 2), 0.5),
+            {"outputs": 3},
+            "labels have 2 columns, but outputs=3: set outputs=2, or None",
+        ),
         (ROWS * np.nan, [0, 1, 0], {}, "one is NaN or infinite"),
         (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "one is NaN or infinite"),
         (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "at least 0, got -1"),

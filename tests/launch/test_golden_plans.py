@@ -18,7 +18,7 @@ from common import sharding
 from common.model.attend import attend
 from common.report.table import text
 from launch import decoding, estimate
-from launch.topology import LIBTPU, find
+from launch.topology import CUDA, LIBTPU, find
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden_plans"
@@ -38,14 +38,15 @@ PLANS = [
 # (configuration, mark) of experiments that generate text, in the size "tiny".
 DECODING_PLANS = [("wmt_ffn_res", ""), ("enwik8_gmlp", "slow")]
 SLICES = ("babylm_sum", "mnist_explicit")
+TOPOLOGIES = ("cpu:8", "v5e:2x4", "h100:8")
 
 
 def cases() -> list:
-    """Returns cases of PLANS on CPU devices and on a TPU slice, and of the experiments in SLICES on two TPU slices."""
+    """Returns cases of PLANS on TOPOLOGIES, and of the experiments in SLICES on two TPU slices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS
-        for topology in ("cpu:8", "v5e:2x4", *["2xv5e:2x2"] * (name in SLICES))
+        for topology in (*TOPOLOGIES, *["2xv5e:2x2"] * (name in SLICES))
     ]
 
 
@@ -66,13 +67,15 @@ def need(topology: str) -> None:
         pytest.skip(f"the golden files need jax {JAX}")
     if topology.startswith("cpu"):
         return
-    wanted = LIBTPU.partition("==")[2]
+    gpu = topology.startswith("h100")
+    package, source = ("jax-cuda12-pjrt", CUDA) if gpu else ("libtpu", LIBTPU)
+    wanted = source.partition("==")[2]
     try:
-        found = importlib.metadata.version("libtpu")
+        found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"needs the TPU compiler: pip install {LIBTPU}")
+        pytest.skip(f'needs the compiler for {topology}: pip install "{source}"')
     if found != wanted:
-        pytest.skip(f"the golden files need libtpu {wanted}")
+        pytest.skip(f"the golden files need {package} {wanted}")
 
 
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
@@ -96,7 +99,7 @@ def test_plan_matches_golden_file(name, size, topology, quick_optimizations):
     [
         pytest.param(name, topology, marks=[pytest.mark.slow] if mark else [])
         for name, mark in DECODING_PLANS
-        for topology in ("cpu:8", "v5e:2x4")
+        for topology in TOPOLOGIES
     ],
 )
 def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
