@@ -1,7 +1,7 @@
 """Times our training steps on one GPU against PyTorch's, in bfloat16: python -m benchmarks.accelerator
 
-The recipes are those of `benchmarks.step` with batches that fill a GPU, a BERT of base size, and AdamW instead of
-Adafactor in the text classifiers, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs
+Uses the recipes of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
+instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs
 eagerly and with `torch.compile`, both with autocast, fused attention and fused Adam.
 
 A timed call runs several steps and waits only for the last. The calls take turns, one at a time. Every case has its own
@@ -33,7 +33,13 @@ from common.runtime import program
 
 
 class Row(NamedTuple):
-    """A recipe of `benchmarks.step` in the size of a GPU; `options` are those of `make_our_step` and `make_peer`."""
+    """A recipe of `benchmarks.step` with a batch that fills a GPU.
+
+    Attributes:
+      model: size of the model, for the page.
+      batch, length: rows of a batch, and tokens of a row.
+      options: further options of `make_our_step` and `make_peer`.
+    """
 
     model: str
     batch: int
@@ -223,7 +229,10 @@ def _mfu(row: Mapping, seconds: float | None) -> str:
 def _summaries(
     rows: Iterable[str], batches: Mapping[str, int], steps: int, timings: Mapping, notes: Mapping
 ) -> dict[str, dict]:
-    """Returns {recipe: its entry in the JSON file}. `flops` are those of a call, `product` is in FLOP/s."""
+    """Returns {recipe: entry in the JSON file}.
+
+    In an entry, `flops` are the FLOPs of a timed call, and `product` is the rate of the large product in FLOP/s.
+    """
     flops = notes[PRODUCT].get("flops")
     rate = flops / timings[PRODUCT].median if flops and PRODUCT in timings else None
     return {

@@ -80,7 +80,7 @@ def test_page_shows_dashes_for_cases_that_failed(cases, cells):
 def test_counted_flops_are_those_of_the_compiled_products(family, sizes, finetune):
     step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
     products = sum(count * product.flops for product, count in step.products().items())
-    # The compiled program is that of one device.
+    # `products` counts the products of one device.
     assert step.flops == pytest.approx(products * jax.device_count(), rel=0.02)
 
 
