@@ -81,10 +81,10 @@ def test_printed_commands_find_all_their_runs(command, tmp_path, monkeypatch):
             pytest.skip("TRAINLESS_DATA is not set")
         data.symlink_to(os.environ["TRAINLESS_DATA"])
         shutil.copy(folder / "fig2_baselines.json", tmp_path)
-    else:  # The command reads no data, but the data folders must exist.
-        for place in re.findall(r"(?:data|=runs)/(\w+)", " ".join(arguments)):
+    else:  # The command reads neither data nor weights, but their folders must exist.
+        for place in re.findall(r"(?:data/|=runs/|=(?=MINILM))(\w+)", " ".join(arguments)):
             (data / place).mkdir(parents=True, exist_ok=True)
-    arguments = [re.sub(r"(?<=[=:])(data|runs)/", f"{data}/", text) for text in arguments]
+    arguments = [re.sub(r"(?<=[=:])(data/|runs/|(?=MINILM))", f"{data}/", t) for t in arguments]
     text = programs.call(name, *arguments, f"--out={tmp_path}")
     assert f"written: {tmp_path}" in text
     for table in tmp_path.glob("*.md"):
