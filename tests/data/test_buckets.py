@@ -112,7 +112,7 @@ def test_shapes_respect_token_budget_and_multiple(corpora):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_samples_have_every_shape_of_an_epoch_once(corpora, count, monkeypatch):
-    """The samples of one of two processes have the shapes of its parts of batches. An empty bucket has no sample."""
+    """With two processes, a sample has the shape of one process's part of a batch. An empty bucket has no sample."""
     be_process(monkeypatch, 0, count)
     batches = BucketedBatches(*corpora, **SHAPE | {"buckets": (1, *SHAPE["buckets"])})
     shapes = [{name: x.shape for name, x in batch.items()} for batch in batches.samples()]

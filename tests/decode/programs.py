@@ -65,7 +65,7 @@ def translation_state(config: ConfigDict, mesh: Mesh) -> ModelState:
 
 
 def translate(config: ConfigDict, mesh: Mesh, sentences: int = 13) -> list[list[int]]:
-    """Returns the translations of random sentences of 1 to 11 tokens, as token ids that continue after a token EOS."""
+    """Returns the translations of random sentences of 1 to 11 tokens, as token ids that are not cut after EOS."""
     generator = np.random.default_rng(0)
     texts = [generator.integers(4, VOCABULARY, 1 + n % 11).tolist() for n in range(sentences)]
     state = translation_state(config, mesh)

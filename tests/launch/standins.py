@@ -75,7 +75,10 @@ class Checkout:
         self.executable(self.bin / name, text)
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
-        """Runs a command with the stand-in trainer as $PYTHON, without the test's own TRAINLESS_*, CUDA_* and JAX_*."""
+        """Runs a command with the stand-in trainer as $PYTHON.
+
+        Its environment lacks the variables TRAINLESS_*, CUDA_* and JAX_* of the test process.
+        """
         own = ("TRAINLESS_", "CUDA_", "JAX_")
         mine = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}

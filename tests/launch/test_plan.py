@@ -224,7 +224,9 @@ def test_gpu_compiler_has_the_version_of_jax() -> None:
 @needs_cuda
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 4}])
 def test_plan_compiles_for_gpus(mesh: dict[str, int]) -> None:
-    """The gradient is exchanged once, and the plan leaves out what the GPU compiler does not count."""
+    """The gradient is exchanged once. The plan leaves out compiled FLOPs and memory traffic, because the GPU compiler
+    does not count them.
+    """
     found = estimate.estimate(small(**mesh), find("h100:8"))
     assert found.topology.devices[0].platform == "gpu" and not found.topology.stands_in
     assert found.compiled_flops is None and found.bound.memory is None
@@ -515,7 +517,7 @@ def test_meshes_are_all_factorizations() -> None:
 
 
 def test_decoding_plan_reports_received_bytes_per_token() -> None:
-    """Weights of 20 MiB for ten tokens, and a collective of 1 MiB for the four tokens of the program."""
+    """A device receives 20 MiB of weights once for ten tokens, and 1 MiB once for the four tokens of the program."""
     gathered = Collectives([Row("all-gather", 3, 20 * 2**20)], 0)
     sent = Collectives([Row("all-gather", 1, 2**20)], 0)
     found = decoding.Traffic(gathered, sent, steps=4, tokens=10)

@@ -114,7 +114,7 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
     query, key, value, weight = (
         jnp.asarray(random.normal(size=(2, 11, 3, 5)), jnp.float32) for _ in range(4)
     )
-    lengths = jnp.array([9, 11]) if padded else None  # Every window contains a key without padding.
+    lengths = jnp.array([9, 11]) if padded else None  # Every window has a key that is no padding.
 
     def ours(query, key, value):
         y = attend_module.attend(
@@ -225,7 +225,9 @@ def test_fused_kernel_is_used_for_the_shapes_that_jax_can_train(
 
 
 def test_large_heads_need_a_gpu_for_the_fused_kernel(monkeypatch):
-    """A plan for GPUs may run without one, and JAX then does not know that the GPU supports large heads."""
+    """`launch.plan` may compile for GPUs on a machine without a GPU. JAX then cannot look up whether the GPU supports
+    large heads.
+    """
     monkeypatch.setattr(attend_module, "backend", lambda: "gpu")
     x = jax.ShapeDtypeStruct((1, 4, 1, 136), jnp.bfloat16)
     assert "dot_general" in str(jax.make_jaxpr(attend_module.attend)(x, x, x))

@@ -47,7 +47,7 @@ def rows(batch: dict) -> list[int]:
 
 
 def note_batches(task: Task, workdir: Path, first: int) -> None:
-    """Makes a task log the rows of its batches, including prefetched batches, in a folder beside the workdir.
+    """Makes a task log the row identifiers of its batches, also of prefetched ones, in a folder beside the workdir.
 
     Args:
       first: the step of the first batch.
@@ -73,8 +73,8 @@ def notes(workdir: Path) -> Path:
 
 
 def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
-    """Returns {step: set of the logged global batches}, over all starts of a run. If all starts agree, a set has one
-    element.
+    """Returns {step: set of global batches}. A global batch is the tuple of its row identifiers, as logged in one start
+    of the run. If all starts agree, a set has one element.
     """
     parts = defaultdict(lambda: defaultdict(set))
     for file in notes(workdir).iterdir():

@@ -129,7 +129,7 @@ def test_signal_is_agreed_after_every_compilation(results):
 
 
 def test_signal_is_agreed_between_compilations_ahead(results):
-    """Process 1 gets the signal in the second of ten compilations."""
+    """Process 1 gets the signal in the second of ten compilations. Each process begins at most five of them."""
     for found in results:
         step, begun = found["signal_while_compiling_ahead"]
         assert step == 1 and begun <= 5

@@ -291,7 +291,7 @@ def test_malformed_sweeps_raise_user_errors(given, complaint):
         parse_sweep(given)
 
 
-def test_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
+def test_sweep_over_an_unknown_field_raises_user_error(tmp_path):
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.learning_rat": ("1",)})
     with pytest.raises(UserError, match=r"unknown option --sweep optimizer.learning_rat"):
         suite.runs(cases(one=1.0))

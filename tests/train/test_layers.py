@@ -121,7 +121,7 @@ def test_runs_find_repeating_blocks(kinds: str, expected: list[tuple[int, int, i
     [
         ("LLLRLRL", ((0, 1, 2, 4, 6), (3, 5))),
         ("LLRRLL", ((0, 1, 4, 5), (2, 3))),
-        ("RRLLLL", None),  # `runs` compiles each kind once
+        ("RRLLLL", None),  # not needed, because `runs` compiles each kind once
         ("RLRLRL", None),
         ("LLRLLR", None),  # the last block is frozen
         ("LLRLSL", None),  # two kinds of frozen blocks

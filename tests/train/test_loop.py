@@ -516,7 +516,9 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 
 
 def test_signal_while_a_complete_run_is_opened_is_not_lost(tmp_path: Path) -> None:
-    """A complete run trains no step that could stop. In a suite of runs, the next run would start."""
+    """A complete run has no next step, at which a signal is usually handled. If the signal were lost, a suite would
+    start its next run.
+    """
 
     class Interrupted(toy.Toy):
         def save(self, workdir: Path) -> None:

@@ -57,7 +57,7 @@ def final_checksum(workdir: Path) -> int:
 
 
 def predictions(workdir: Path) -> tuple:
-    """Returns translations and losses of the test sentences, from which the summary's test metrics are computed."""
+    """Returns translations, losses and fingerprint of the test sentences. Checks the summary's test metrics."""
     kept = load(workdir / PREDICTIONS)
     said = json.loads((workdir / "summary.json").read_text())["test"]
     assert kept.metrics() == pytest.approx(said, rel=1e-12)
