@@ -237,7 +237,7 @@ def test_table_keeps_its_columns_and_gains_labels(
         assert float(probability) == pytest.approx(chances.max(), abs=1e-5)
 
 
-def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wanted) -> None:
+def test_top_ranks_classes_in_named_columns(call, workdir, tmp_path, trained, wanted) -> None:
     """--top ranks the classes. As in training, --config.data.fields and --config.data.label name the columns."""
     given, out = tmp_path / "new.csv", tmp_path / "labelled.csv"
     given.write_text("body,label\na string,old\n")
@@ -532,7 +532,7 @@ def test_network_programs_refuse_a_baseline(tmp_path) -> None:
 
 
 def test_paragraphs_of_the_python_manual_are_not_truncated_silently(trained) -> None:
-    """No window of a real text is longer than the model's maximum length, and no token is lost."""
+    """No window of a real text is longer than the model's maximum length of 16, and no token is lost."""
     lines = [text for (text,), _ in python("test")][:20]
     for windows, line in zip(trained.windows(lines), lines, strict=True):
         assert max(map(len, windows)) <= 16

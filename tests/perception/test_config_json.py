@@ -22,7 +22,7 @@ OTHERS = {
     # As floats, 30 / 44 * 44 is below 30.
     "30 of 44 dimensions turned": replace(phi(2, 88, 96, 2), rotated=30),
     "heads of their own size": replace(mistral(2, 64, 96, 4, 2, window=None), size=24, rotated=24),
-    "other lines": openelm(4, 64, 8, attention=(0.75, 1.25), feed_forward=(1.0, 2.0), divisor=32),
+    "multipliers": openelm(4, 64, 8, attention=(0.75, 1.25), feed_forward=(1.0, 2.0), divisor=32),
     "another activation": replace(bert(2, 64, 96, 4), activation="relu", dropout=(0.2, 0.2, 0.0)),
     "untied": replace(qwen2(2, 64, 96, 4, 2), tied=False, dropout=(0.0, 0.0, 0.1)),
 }
@@ -160,7 +160,7 @@ def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> N
 
 
 def test_null_number_of_key_value_heads_is_the_number_of_heads() -> None:
-    """As in transformers. A missing field has the default of the family."""
+    """As in transformers, null means the number of attention heads. A missing field has the default of the family."""
     null = from_json(golden_json("qwen2/config") | {"num_key_value_heads": None}, PATH)
     assert null.kv_heads == null.heads
 

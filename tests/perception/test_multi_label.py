@@ -87,7 +87,7 @@ def test_loss_is_the_sigmoid_cross_entropy() -> None:
         np.testing.assert_allclose(found, reference, rtol=1e-5, atol=1e-6)
 
 
-def test_balanced_weights_treat_each_class_as_two() -> None:
+def test_balanced_weights_balance_presence_and_absence_of_each_class() -> None:
     labels_EC = np.array([[1, 0], [0, 0], [0, 1], [0, 1]])
     weights_EC = balanced_weights(labels_EC)
     np.testing.assert_allclose(weights_EC, [[2, 1], [2 / 3, 1], [2 / 3, 1], [2 / 3, 1]])

@@ -65,7 +65,7 @@ def test_balanced_loss_weighs_each_example_by_its_class(tasks) -> None:
     assert balanced.loss(Fixed(logits_BC), batch, None)[1] == (batch["ids"] >= 0).sum()
 
 
-def test_spec_of_a_balanced_batch_is_that_of_its_batches(tasks) -> None:
+def test_batch_spec_matches_batches_with_and_without_class_weights(tasks) -> None:
     for task in tasks:
         spec = task.batch_spec(1).arrays
         batch, _ = next(task.batches(None))

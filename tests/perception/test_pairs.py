@@ -48,7 +48,7 @@ def test_pair_has_separators_and_segments(bert_like) -> None:
         bert_like.encode_parts([("a", "b")], 4)
 
 
-def test_single_texts_are_encoded_as_before(bert_like) -> None:
+def test_encode_parts_of_single_texts_equals_encode(bert_like) -> None:
     rows, firsts, _ = bert_like.encode_parts([("a b",), ("c",)], 9)
     assert (rows, firsts) == (bert_like.encode(["a b", "c"], 9), [4, 3])
 
@@ -212,7 +212,7 @@ def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
     assert '"A text.", "Another text.", truncation=True' in text and "token_type_ids=" in text
 
 
-def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
+def test_worth_trains_the_baseline_on_pairs(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only, which joins the two texts."""
     data, out = write_csv(tmp_path / "nli.csv", pairs(200)), tmp_path / "out"
     given = ("--data", data, "--pair", "--label=gold", "--config=configs/perception.py:tiny")
