@@ -26,7 +26,7 @@ def results(tmp_path: Path) -> Path:
     # In a sweep, only runs at the chosen grid point (here 1e-3) have test results.
     keep(tmp_path, "digits_1_warm_seed1_learning_rate=3e-3", None)
     keep(tmp_path, "digits_1_cold_seed1", 91.0, trained=99)
-    keep(tmp_path, "digits_2_warm_seed1", 50.0)  # The panel does not show this case.
+    keep(tmp_path, "digits_2_warm_seed1", 50.0)  # The figure does not show this case.
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""The table of steps: verdicts, merged rows and the interval of a ratio."""
+"""The table of `benchmarks.step`: verdicts, merged rows and the interval of a ratio."""
 
 from collections import Counter
 
@@ -34,7 +34,7 @@ def row(**cells: str) -> dict[str, str]:
         ("1.8", "1.5", "1.2", "products only: missed"),
     ],
 )
-def test_products_alone_replace_a_target_that_they_rule_out(torch, products, rates, expected):
+def test_verdict_ignores_pytorch_if_products_are_slower(torch, products, rates, expected):
     cells = {"ours / PyTorch": torch, "ours / products": products, "products / PyTorch": rates}
     assert step.verdict(row(**cells)) == expected
 

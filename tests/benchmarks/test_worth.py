@@ -70,7 +70,7 @@ def our_run(folder: Path, seed: int) -> Run:
 
 
 def write_peer(folder: Path, seed: int) -> None:
-    """Writes the script's result file of a classifier that is right in all four examples."""
+    """Writes the result file of the transformers script, for a classifier that is right in all four examples."""
     logs = np.log(np.eye(2)[LABELS_E] * 0.8 + 0.1).tolist()
     (folder / f"lora_seed{seed}.json").write_text(json.dumps({"valid": 60.0, "logs": logs}))
 

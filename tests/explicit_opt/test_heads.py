@@ -164,7 +164,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
         head.add(features_EM[start : start + 100], labels_E[start : start + 100])
     counts_N = head._sample.shares_SN.sum(0)
     assert counts_N.sum() == 500
-    assert (abs(counts_N - 50) < 28).all()  # 28 is more than four standard deviations.
+    assert (abs(counts_N - 50) < 28).all()  # 28 is more than four standard deviations of a count.
     whole = head_start(features_EM, labels_E, method="lda")
     np.testing.assert_allclose(head.finish()[0], whole[0], rtol=0.3, atol=1e-3)
 

@@ -1,4 +1,6 @@
-"""Language models of the Python manual and classifiers of digits: starts, batches, predictions, resuming and errors."""
+"""Language models of the Python manual and classifiers of digits: explicit solutions, batches, predictions, resuming,
+and errors.
+"""
 
 import gzip
 import json

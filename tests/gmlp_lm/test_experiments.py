@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """Returns a suite with a trained run of each kind of model, after it has written Table 3. Module-scoped."""
+    """Returns a suite with a trained run of each kind of model, after it has written Table 3."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()

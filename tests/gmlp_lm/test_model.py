@@ -187,7 +187,7 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
 
 
 def test_windows_of_gpt_are_rejected_first_and_sinusoidal_widths_must_be_even():
-    """The number of windows does not matter, because a GPT has none."""
+    """A GPT must have no windows, so the error does not ask for another number of windows."""
     model = language.choose("gpt", "enwik8", "tiny").model
     model.windows = (4,)
     with pytest.raises(

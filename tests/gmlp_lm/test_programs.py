@@ -98,7 +98,7 @@ def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
 
 
 def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
-    """The reference scores one byte at a time, after the bytes that its window has before it.
+    """The reference scores one byte at a time, given the preceding bytes of the byte's window.
 
     Word perplexity comes from the same summed loss.
     """

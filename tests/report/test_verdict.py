@@ -200,7 +200,7 @@ def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_exc
 def test_equal_noiseless_values_are_undecided():
     found = comparison((30.0,), (30.0,), seedless=True)
     assert str(found) == "undecided (no seeds: only more test examples may decide)"
-    assert found.more_seeds is None, "0 is not below 0"
+    assert found.more_seeds is None, "a half width of 0 is not below a difference of 0"
 
 
 def test_one_group_without_seeds_may_be_decided_by_more_seeds_of_the_other():

@@ -223,7 +223,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 @pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
-    """In a skipping step, "identity" passes the gradient of the reservoir's output to the layer below, and "zero" 0.
+    """In a skipping step, "identity" passes the gradient of the reservoir's output to the layer below. "zero" passes 0.
 
     Neither model has a value network or noise.
     """

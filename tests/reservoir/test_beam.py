@@ -1,4 +1,7 @@
-"""Beam search against exhaustive search, a greedy loop, and fairseq's rules in plain Python."""
+"""Beam search against exhaustive search, a greedy loop, and fairseq's rules in plain Python.
+
+Shape letters of this module: K hypotheses of a beam, N hypotheses of all sentences.
+"""
 
 import itertools
 from collections.abc import Callable
