@@ -9,8 +9,8 @@ test of its module fails, otherwise the mutant survives. Two things differ from 
 - Decorated functions are changed too, because properties decide a verdict.
 
 Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if the survivors differ from
-the list in mutants.toml, which has a reason for each. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` use
-what this program leaves in mutants/.
+the list in mutants.toml, which has a reason for each. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` read
+the folder mutants/, which this program writes.
 """
 
 import gc

@@ -1,4 +1,6 @@
-"""Cached results in JSON files: a damaged or outdated result is computed again, but a UserError is raised."""
+"""Cached results in JSON files: a damaged or outdated result is computed again. A UserError from the check of a file is
+passed on.
+"""
 
 import json
 

@@ -293,7 +293,7 @@ def test_configuration_without_a_mesh_raises_user_error(tmp_path):
 @pytest.mark.parametrize(
     "read",
     [lambda c: c.model.kind, lambda c: c["kind"], lambda c: c.empty.kind],
-    ids=["field", "key", "field of nothing"],
+    ids=["field", "key", "field of None"],
 )
 def test_missing_field_is_named(read):
     config = ConfigDict({"model": {}, "empty": None})

@@ -1,5 +1,5 @@
-"""The experiments in configs/ are documented, valid, equal to their golden files; translation and masked
-language models lower for eight devices.
+"""The experiments in configs/ are documented, valid and equal to their golden files. Translation and masked language
+models lower for eight devices.
 
 After an intended change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
 """

@@ -49,8 +49,8 @@ def imports(path: Path) -> set[str]:
 GRAPH = {name: imports(path) - {name} for name, path in MODULES.items()}
 
 
-def room(module: str) -> str:
-    """Returns the first part of a module's name, or the second part for a module of common/."""
+def entry(module: str) -> str:
+    """Returns a module's entry in `levels`: the first part of its name, or the second part for a module of common/."""
     first, *rest = module.split(".")
     return rest[0] if first == "common" and rest else first
 
@@ -68,12 +68,12 @@ def test_modules_do_not_import_each_other_in_a_circle():
 
 def test_imports_run_from_a_level_to_the_levels_below():
     level = {name: number for number, line in enumerate(levels()) for name in line}
-    assert level.keys() - {"common"} == {room(name) for name in MODULES} - {"common"}
+    assert level.keys() - {"common"} == {entry(name) for name in MODULES} - {"common"}
     wrong = [
         f"{importer} imports {imported}"
         for importer, all_imported in GRAPH.items()
         for imported in all_imported
-        if (a := room(importer)) != (b := room(imported))
+        if (a := entry(importer)) != (b := entry(imported))
         # A configuration reads the options of a paper's parts, and a paper reads its configurations.
         and not (level[a] < level[b] or ("configs" in (a, b) and {a, b} & {*PAPERS}))
     ]

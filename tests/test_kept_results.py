@@ -136,7 +136,9 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
 
 
 def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
-    """Spreads, differences with intervals, and the verdict behind an interval. A and B may be exchanged."""
+    """Compares spreads, differences with intervals, and the verdict after an interval. A and B may be exchanged, which
+    changes the sign of a difference.
+    """
 
     def measured(text: str) -> tuple[set, set]:
         number = r"([+-][\d.]+)"
