@@ -63,7 +63,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def _resident() -> list[int]:
-    """Returns a list with the resident bytes of this process. Each release of memory appends the bytes after it."""
+    """Returns a list with the resident bytes of this process: now, and later also after each release of memory."""
     return [psutil.Process().memory_info().rss]
 
 

@@ -29,7 +29,7 @@ PRINTED = [
     for line in page.read_text().splitlines()
     if re.match(r" {4}python -m .* --out=results/", line) and "--kept" not in line
 ]
-"""Commands of these pages that print a table from kept runs and train missing runs."""
+"""Commands on `PAGES` that print a table from kept runs and train missing runs."""
 
 WORTH = sorted(
     path.parent

@@ -1,4 +1,4 @@
-"""benchmarks.accelerator: FLOPs of a step, the page, and cases that fail."""
+"""benchmarks.accelerator: FLOPs of a step, the written page, and cases that fail."""
 
 import os
 import sys
@@ -80,7 +80,7 @@ def test_page_shows_dashes_for_cases_that_failed(cases, cells):
 def test_counted_flops_are_those_of_the_compiled_products(family, sizes, finetune):
     step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
     products = sum(count * product.flops for product, count in step.products().items())
-    # `products` counts the products of one device.
+    # `products` counts the matrix products of one device.
     assert step.flops == pytest.approx(products * jax.device_count(), rel=0.02)
 
 

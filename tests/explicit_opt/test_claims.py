@@ -128,7 +128,7 @@ def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> dict[tuple[str, int], NextToken]:
-    """Returns {(input, context length): untrained next-token task on the Python manual}."""
+    """Returns {(aggregate, context length): untrained next-token task on the Python manual}."""
     folder = tmp_path_factory.mktemp("claims")
     suite = make_suite(folder, "tiny", f"--config.data.cache_dir={folder}")
     cells = [("sum", 1), ("sum", 2), ("sum", 4), ("cat", 2), ("cat", 4)]

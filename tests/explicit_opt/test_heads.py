@@ -69,7 +69,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     moved_EM = features_EM + 1e4
     moved_MN, moved_N = head_start(moved_EM, labels_E, method=method)
     np.testing.assert_allclose(moved_MN, kernel_MN, atol=1e-5)
-    # Without this subtraction, kernels at the offset 1e7 would differ by about 0.1.
+    # Without subtracting the mean, kernels at the offset 1e7 would differ by about 0.1.
     far_MN, _ = head_start(features_EM + 1e7, labels_E, method=method)
     np.testing.assert_allclose(far_MN, kernel_MN, atol=1e-5)
     # Rounding to float32 kernels and biases changes logits of features of this size by about 0.001.

@@ -243,7 +243,7 @@ def test_check_shape_lists_differences() -> None:
         UserError, match=r"=x, because it has family 'qwen2' \(not 'phi'\), .* and 7 more"
     ):
         check_shape("--x=DIR", "x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"], "do y")
-    local = replace(given, window=9, local=(False, True) * 6)  # `given` has no entries in `local`
+    local = replace(given, window=9, local=(False, True) * 6)  # in `given`, `local` is empty
     with pytest.raises(
         UserError, match=r"=x, because it has window 9 \(not None\), local \(False, True"
     ):

@@ -52,7 +52,7 @@ def test_prediction_intervals_match_normal_equations() -> None:
 
 
 def test_expectation_excludes_invalid_cells() -> None:
-    """Cells of collapsed training runs and of SNLI are excluded. The intervals of rotten and sst2 contain 0."""
+    """Cells of collapsed training runs and of SNLI are excluded. Prediction intervals of rotten and sst2 contain 0."""
     line = richness.expectation()
     found = {
         name: (line.gap(size.tokens), line.margin(size.tokens))
