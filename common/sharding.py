@@ -15,15 +15,15 @@ MESH_AXES = ("data", "fsdp", "tensor")
 
 # Logical axis -> mesh axes. Layers name the logical axes of a parameter in its metadata `axes`, and the logical axes of
 # an activation in a call of `constrain`.
-RULES: dict[str, str | tuple[str, ...] | None] = {
+RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "length": None,
-    "width": None,  # the embedding axis of activations
-    "embed": "fsdp",  # the embedding axis of parameters
-    "heads": "tensor",
-    "mlp": "tensor",
-    "vocab": "tensor",
-    "position": None,
+    "length": (),
+    "width": (),  # the embedding axis of activations
+    "embed": ("fsdp",),  # the embedding axis of parameters
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+    "position": (),
 }
 
 
@@ -39,14 +39,14 @@ def backend() -> str:
 def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     """Returns the mesh data x fsdp x tensor.
 
-    CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
-    neighbours if the torus of the slice allows it. If the tensor axis would then span several processes, the TPUs of
-    each slice keep JAX's order instead. The data axis is split over TPU slices, so only gradients cross the data-centre
-    network, once per step. If the fsdp axis were split over slices, the weights of every layer would cross the network.
+    CPUs and GPUs keep the order of `devices`. TPUs are placed by `jax.experimental.mesh_utils`, which makes a mesh axis
+    a ring of neighbours if the torus of the slice allows such a ring. If the tensor axis would then span several
+    processes, the TPUs of each slice keep JAX's order instead. With several TPU slices, only the data axis is split
+    over slices, so only the gradients cross the data-centre network, once per step.
 
     Args:
       sizes: size of each mesh axis, 1 if missing. One size may be -1: this axis takes all remaining devices.
-      devices: None for all devices of all processes.
+      devices: devices of the mesh; None for all devices of all processes.
 
     Raises:
       UserError: a size is invalid, the product of the sizes is not the number of devices, the data axis is not a
@@ -137,12 +137,10 @@ def spec(
             raise ValueError(
                 f"{name}: the logical axis {axis!r} is unknown: use None or one of {', '.join(RULES)}"
             )
-        rule = RULES[axis] if axis is not None else None
         names = _mesh_axes(axis, mesh)
         used += names
         shards = math.prod(mesh.shape[n] for n in names)
-        split = names and size % shards == 0
-        parts.append((rule if isinstance(rule, str) else names) if split else None)
+        parts.append(names if size % shards == 0 else None)
     if twice := sorted({axis for axis in used if used.count(axis) > 1}):
         raise ValueError(
             f"{name}: the axes {axes} use the mesh axis {' and '.join(twice)} for more than one dimension: of the axes"
@@ -153,13 +151,12 @@ def spec(
 
 def _mesh_axes(axis: str | None, mesh: Any) -> tuple[str, ...]:
     """Returns the axes of the mesh that split a logical axis, without the manual axes of `jax.shard_map`."""
-    rule = RULES[axis] if axis is not None else None
-    names = () if rule is None else (rule,) if isinstance(rule, str) else rule
+    names = RULES[axis] if axis is not None else ()
     return tuple(n for n in names if n in mesh.shape and n not in mesh.manual_axes)
 
 
 def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
-    """Returns the sharding of each variable, from the logical axes in its metadata."""
+    """Returns {name: sharding} of variables, from the logical axes in their metadata `axes`."""
     return {
         name: NamedSharding(mesh, spec(v.get_metadata("axes"), v.shape, mesh, name))
         for name, v in variables.items()
@@ -207,7 +204,7 @@ def sum_over_batch(values: Any) -> Any:
 
 
 def max_over_batch(value: jax.Array) -> jax.Array:
-    """Returns the maximum over all shards of the batch; see `sum_over_batch`."""
+    """Returns the elementwise maximum over all shards of the batch; outside of `jax.shard_map`, returns `value`."""
     axes = _manual_batch_axes()
     return jax.lax.pmax(value, axes) if axes else value
 
@@ -230,7 +227,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def num_shards(axis: str) -> int:
-    """Returns the number of shards that the current mesh splits a logical axis into; see `spec`."""
+    """Returns the number of shards of a logical axis on the current mesh, if this number divides the axis's size."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[name] for name in _mesh_axes(axis, mesh))
 
