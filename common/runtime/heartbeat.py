@@ -9,9 +9,6 @@ line and exits its process, even if the main thread waits in a collective operat
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
 Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
-
-Exit codes of a process: 0 for success; 2 for a user error or a full disk; 128 + N after signal N (training first saves
-a checkpoint); 1 for a bug, with a traceback; LOST after another process was lost or missed the rendezvous.
 """
 
 import ctypes
@@ -144,8 +141,8 @@ def hold_abort() -> None:
     trace, and this process would exit with SIGABRT. The C++ threads that call abort() cannot run a Python signal
     handler. The handler of SIGABRT is therefore the C function sleep(). Its argument is the number of the signal, 6.
 
-    No setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay the abort. Nor does the
-    `missed_heartbeat_callback` of jaxlib's client: the call of a Python function ends in std::bad_cast and abort().
+    No setting of jax 0.10.2 prevents or delays the abort, not even `jax_enable_recoverability`. A Python function as
+    `missed_heartbeat_callback` of jaxlib's client ends in std::bad_cast and abort().
     """
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.errors import UserError, check
+from common.errors import check
 from common.runtime import heartbeat
 from common.runtime.program import COORDINATOR, PROCESSES
 from common.runtime.rendezvous import MissedRendezvous, is_loopback, rendezvous
@@ -20,21 +20,13 @@ TOKEN = "TRAINLESS_TOKEN"
 
 def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     """Joins the other processes at `address`; see `common.runtime.processes.initialize`."""
-    try:
-        count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
-    except (KeyError, ValueError) as error:
-        got = " and ".join(
-            f"{name}={os.environ[name]}" if name in os.environ else f"no {name}"
-            for name in (PROCESSES, PROCESS)
-        )
-        raise UserError(
-            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers, got {got}: set both, or unset"
-            f" {COORDINATOR}"
-        ) from error
+    count, index = os.environ.get(PROCESSES, ""), os.environ.get(PROCESS, "")
     check(
-        0 <= index < count,
-        f"{PROCESSES}={count} must be at least 1, and {PROCESS}={index} at least 0 and below {PROCESSES}",
+        count.isdecimal() and index.isdecimal() and int(index) < int(count),
+        f"{COORDINATOR} is set, so {PROCESSES} must be at least 1, and {PROCESS} at least 0 and below {PROCESSES}, got"
+        f" {count!r} and {index!r}: set both, or unset {COORDINATOR}",
     )
+    count, index = int(count), int(index)
     token = os.environ.get(TOKEN, "")
     check(not token or token.isalnum(), f"{TOKEN} must contain only letters and digits")
     silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)

@@ -20,10 +20,11 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
 def run(main: Callable[[], None], joins: bool = False) -> None:
-    """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
+    """Calls `main`. After a UserError, or with a full disk, prints one line on stderr.
 
-    After a signal has stopped a run and the run is saved, the exit code is 128 plus the number of the signal. After the
-    loss of another process, the exit code is `common.runtime.heartbeat.LOST`.
+    Exit codes: 0 for success; 2 for a UserError or a full disk; 128 + N after signal N (a training run first saves a
+    checkpoint); 1 for a bug, with a traceback; `common.runtime.heartbeat.LOST` after another process was lost or missed
+    the rendezvous.
 
     Args:
       joins: whether `main` calls `processes.initialize`. If False, a launcher that starts several processes causes a
@@ -90,7 +91,7 @@ def leave(code: int) -> NoReturn:
 def keep_compiled(folder: Path) -> None:
     """Sets JAX's compilation cache to a folder below `folder`, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    Also lets JAX cache programs that take 0.5 s or more to compile, instead of one second, its default.
+    Also lets JAX cache programs that take 0.5 s or more to compile, instead of JAX's default of one second.
 
     The folder depends on the type of processor, because code compiled for one type may fail on another.
     """

@@ -21,9 +21,13 @@ Rendezvous = tuple[dict[int, socket.socket], list[str]]
 Process 0 has connections to all other processes. Each other process has one connection, to process 0.
 """
 
-
 LONGEST = 2**20
 """Maximum number of bytes in the line that a process sends to process 0."""
+
+_REFUSES = (
+    "refuses this process: TRAINLESS_TOKEN or TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run;"
+    " start all processes of the run again with one launcher"
+)
 
 
 class MissedRendezvous(Exception):
@@ -117,12 +121,14 @@ def _receive(
                 elif line := _parse(before + part, count, token):
                     number, host, values = line
                     if number in connected:
-                        _send(connected[number], {"twice": host})
+                        twice = f"process {number} was started twice, on {hosts[number]} and {host}"
+                        advice = "give each process its own TRAINLESS_PROCESS_ID"
+                        _send(connected[number], {"error": f"{twice}: {advice}"})
                     connected[number], hosts[number], received[number] = connection, host, values
                     selector.modify(connection, selectors.EVENT_READ, number)
                     continue
                 else:
-                    _send(connection, {"refused": hosts[0]})
+                    _send(connection, {"error": f"process 0 ({hosts[0]}) {_REFUSES}"})
                 selector.unregister(connection)
                 connection.close()
         for key in selector.get_map().values():
@@ -131,7 +137,7 @@ def _receive(
     missing = [k for k in range(1, count) if k not in connected]
     # Report differing settings first. If the number of processes differs, the missing processes may not exist.
     if unlike := next((k for k in sorted(received) if received[k] != settings), None):
-        answer = {"unlike": difference(unlike, hosts[unlike], settings, received[unlike])}
+        answer = {"error": difference(unlike, hosts[unlike], settings, received[unlike])}
     elif missing:
         named = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
         answer = {"absent": f"{named} did not connect within {seconds:g} s"}
@@ -181,8 +187,8 @@ def _hosts(answer: dict) -> list[str]:
     """Returns the host names in the reply of process 0, or raises the error in the reply."""
     if "absent" in answer:
         raise MissedRendezvous(answer["absent"])
-    if "unlike" in answer:
-        raise UserError(answer["unlike"])
+    if "error" in answer:
+        raise UserError(answer["error"])
     return answer["hosts"]
 
 
@@ -205,17 +211,6 @@ def _arrive(
             reason = getattr(error, "strerror", None) or reason
             time.sleep(0.1)
             continue
-        if "twice" in answer:
-            raise UserError(
-                f"process {index} was started twice, here and on {answer['twice']}:"
-                " give each process its own TRAINLESS_PROCESS_ID"
-            )
-        if "refused" in answer:
-            raise UserError(
-                f"process 0 ({answer['refused']}) refuses process {index}: TRAINLESS_TOKEN or"
-                " TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run; start all processes of the run"
-                " again with one launcher"
-            )
         return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))
     raise MissedRendezvous(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")

@@ -13,8 +13,8 @@ from common.runtime.processes import Votes
 class Signals:
     """A context manager that records the first SIGINT and the first SIGTERM instead of ending the process.
 
-    The previous handler, which usually ends the process, handles a second signal with the same number. It also handles
-    the first signal, but later, if the signal has not stopped the run: in `release`, or at the end of the context.
+    A second signal with the same number goes to the previous handler, which usually ends the process. If a recorded
+    signal has not stopped the run, `release` and the end of the context pass the signal on to its previous handler.
 
     Attributes:
       received: number of the last signal; None before the first signal. A vote may set the number of a signal that
@@ -62,7 +62,7 @@ class Signals:
         return check
 
     def release(self) -> None:
-        """Restores the previous signal handlers, and passes a signal that has not stopped the run on to its handler."""
+        """Restores the previous signal handlers, and raises a recorded signal again, which calls its handler."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.received:

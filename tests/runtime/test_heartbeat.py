@@ -247,7 +247,7 @@ def test_connections_without_the_token_are_ignored():
     for stranger, line in zip(strangers, lines, strict=True):
         stranger.sendall(line)
     come(1, "another", "refused")
-    assert "refuses process 1: TRAINLESS_TOKEN" in found["refused"]
+    assert "refuses this process: TRAINLESS_TOKEN" in found["refused"]
     assert first.is_alive()
     begun = time.monotonic()
     come(1, token, "second")
