@@ -61,7 +61,7 @@ def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
 def freeze_given(module: nnx.Module) -> None:
     """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight.
 
-    Also marks the Frozen variables in `module` as loaded.
+    Variables of `module` that are already Frozen are marked as loaded, too.
     """
     for path, part, _ in variables_below(module, nnx.Param):
         _freeze(part, path[-1], None)

@@ -44,12 +44,11 @@ class AbstractModel:
         return nnx.merge(self.graphdef, nnx.from_flat_state(values))
 
     def shapes(self) -> tuple[Params, Params]:
-        """Returns the shapes and dtypes of the trainable and the frozen variables, {path: abstract array} each."""
-        trainable, frozen = (
+        """Returns two dictionaries {path: abstract array}: of the trainable and of the frozen variables."""
+        return tuple(
             {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in kind.items()}
             for kind in (self.trainable, self.frozen)
         )
-        return trainable, frozen
 
     @property
     def seed_initialised(self) -> dict[str, nnx.Variable]:

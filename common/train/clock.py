@@ -11,7 +11,7 @@ class Clock:
     """Measures the seconds of each section of a run. The seconds of a section exclude nested sections.
 
     Args:
-      seconds: section -> seconds before the run was resumed.
+      seconds: {section: seconds} up to the checkpoint from which the run resumes; None for a new run.
     """
 
     def __init__(self, seconds: dict[str, float] | None = None):
@@ -20,9 +20,9 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Context manager that adds its time to section `name` instead of the enclosing section.
+        """Context manager that adds the time of its block to section `name` instead of the enclosing section.
 
-        If `name` is None, the time is added to no section.
+        If `name` is None, the time counts for no section.
         """
         before = self._switch(name)
         try:

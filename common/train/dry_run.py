@@ -41,7 +41,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
         "parameters, frozen": held(frozen),
         "optimizer": held(opt_state),
         "batch": held(batch),
-        # Outputs take no memory, because they reuse the buffers of the donated inputs.
+        # The new parameters and optimizer state take no memory: they reuse the buffers of the donated inputs.
         "activations, gradients and the like": compiled.memory_analysis().temp_size_in_bytes,
     }
 

@@ -1,4 +1,4 @@
-"""The evaluation loop: calls a function of the model on batches and collects its outputs, indexed by example."""
+"""The evaluation loop: calls a function of the model on all batches, and collects its outputs by example."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,26 +11,26 @@ from common import sharding
 from common.train.prefetch import put
 from common.train.task import Batch, ModelState
 
-Rows = Callable[[nnx.Module, Batch], dict[str, jax.Array]]
-"""Function (model, batch) -> {name: array (B, ...)}, with one output row for each row of the batch."""
-
 
 class PerExample:
-    """Evaluates a function of the model on all examples. Each batch shape is compiled once.
+    """Evaluates a function of the model on all examples. Compiles the function once for each batch shape.
 
     Args:
-      rows: function (model, batch) -> {name: array (B, ...)}. `batch["ids"]`, (B,), holds the index of the example in
-        each row, or -1 in padding rows.
+      rows: function (model, batch) -> {name: array (B, ...)}, with an output row for each row of the batch.
+        `batch["ids"]`, (B,), holds the index of the example in each row, or -1 in padding rows.
     """
 
-    def __init__(self, rows: Rows, mesh: Mesh):
+    def __init__(self, rows: Callable[[nnx.Module, Batch], dict[str, jax.Array]], mesh: Mesh):
         self._rows, self._mesh = rows, mesh
         self._compiled: Callable | None = None
 
     def __call__(
         self, values: ModelState, batches: Iterable[Batch], count: int
     ) -> dict[str, np.ndarray]:
-        """Returns {name: array (E, ...)}, indexed by example number and equal on every process. E is `count`."""
+        """Returns {name: array (E, ...)}, indexed by example and equal on every process. E is `count`.
+
+        Rows of examples that no batch contains are zero.
+        """
         if self._compiled is None:
             abstract_model, rows = values.abstract_model, self._rows
 

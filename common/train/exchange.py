@@ -1,7 +1,7 @@
 """Sums losses and gradients over the batch with one exchange between devices: each device first sums its own rows.
 
-A device holds only its shard of a parameter that is split over the mesh axis fsdp. It gathers the whole parameter
-whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
+Of a parameter that is split over the mesh axis fsdp, a device holds only one shard. The device gathers the whole
+parameter whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
     """Adds up the results of `local_sums` over all shards of the batch.
 
     Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
-    all-reduced over both axes.
+    all-reduced over data and fsdp.
 
     Args:
       places: tree with the sharding of each total.
@@ -102,7 +102,7 @@ def _reduce_scatter(x: jax.Array, dimension: int) -> jax.Array:
 
 
 def split_dimension(place: NamedSharding) -> int | None:
-    """Returns the dimension of an array that is split over fsdp; None if all devices of fsdp hold the same elements."""
+    """Returns the dimension along which fsdp splits an array; None if fsdp does not split the array."""
     axes = list(place.spec)
     return axes.index(_SPLIT) if _SPLIT in axes and place.mesh.shape[_SPLIT] > 1 else None
 
@@ -127,9 +127,9 @@ def gathering(
       places: {path: sharding} of the trainable values, and {path: sharding} of the frozen values.
 
     Returns:
-      (stand-ins, build). A stand-in is an array of zeros with the whole shape of its value; the model reads the
-      gathered value instead. The gradient of a stand-in is the gradient of the whole value, summed over the rows of
-      this device.
+      (stand-ins, build). A stand-in is an array of zeros with the shape of the whole parameter; the model reads the
+      gathered parameter instead. The gradient of a stand-in is the gradient of the whole parameter, summed over the
+      rows of this device.
     """
     shards, places = trainable | frozen, {**places[0], **places[1]}
     stand_ins, constants = (

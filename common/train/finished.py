@@ -1,4 +1,4 @@
-"""Reads the summary of an ended run, so that the run is not tested again; finds the last change of its input files."""
+"""Reads the summary of an ended run, so that the run is not tested again; finds when input files last changed."""
 
 import os
 from importlib.util import find_spec
@@ -14,9 +14,9 @@ from common.train.run import Run
 
 
 def changed(config: ConfigDict) -> float:
-    """Returns the time of the last change of data files, a user's data module and pretrained weights.
+    """Returns when the data files, a user's data module or the pretrained weights of a configuration last changed.
 
-    The time is in seconds since 1970; 0 if the configuration names no existing file.
+    The time is in seconds since 1970; 0 if none of these files exists.
     """
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
@@ -31,13 +31,12 @@ def changed(config: ConfigDict) -> float:
 
 
 def kept_summary(run: Run) -> dict | None:
-    """Returns the summary that an ended run has written, so that the run is not tested again.
-
-    Also sets the file's modification time to now.
+    """Returns the summary that an ended run has written, and sets the file's modification time to now.
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,
-      lacks test results (with `eval.test`), or has another number of steps or different decoding options than the run.
+      lacks test results although `eval.test` is set, or has another number of steps or other decoding options than the
+      run.
     """
     path = run.workdir / SUMMARY
     stored = read_json_if(

@@ -95,7 +95,7 @@ class Snapshot(Hook):
 class Evaluate(Hook):
     """Evaluates on the validation split, saves a checkpoint at a new best value, and stops early (`eval.patience`).
 
-    With `checkpoint.keep_best` above 1, also saves checkpoints of this number of best values.
+    If `checkpoint.keep_best` is above 1, also keeps the checkpoints with the `checkpoint.keep_best` best values.
 
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
     evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the
@@ -130,7 +130,7 @@ class Evaluate(Hook):
         except Interrupted:
             run.state.stop_reason, run.stopping = "", True
             return
-        del values  # Free this copy, with separate layers, before `Run.trained` makes another copy.
+        del values  # Free this copy of the stacked arrays before `Run.trained` makes another copy.
         objective = run.task.objective
         check(
             objective in (metrics or {}),

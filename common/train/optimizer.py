@@ -23,7 +23,7 @@ def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
 
 
 def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    """Returns fairseq's schedule: a linear warm-up, then learning rate * sqrt(warm-up steps / step)."""
+    """Returns fairseq's schedule: a linear warm-up from `warmup_init`, then learning rate * sqrt(warm-up / step)."""
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):

@@ -96,7 +96,7 @@ class Task(Protocol):
     """Whether to test the parameters of the last step in addition to the parameters of the best step."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a new model. Its frozen parameters are `Frozen` variables."""
+        """Returns a new model, whose frozen parameters are variables of the type `common.variables.Frozen`."""
 
     @property
     def batches_per_epoch(self) -> float | None:
@@ -104,7 +104,7 @@ class Task(Protocol):
         return None
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters, optionally warm-started, with unchanged shardings.
+        """Returns the initial parameters: `trainable`, or warm-started values with the same shardings.
 
         The result may also contain values of frozen variables that have no initializer and are missing in `frozen`.
         """
@@ -133,9 +133,9 @@ class Task(Protocol):
         return self.loss
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
-        """Returns learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate of Adam.
+        """Returns {name: constant learning rate} of the parameters that Adam trains instead of the run's optimizer.
 
-        Adam trains the parameters below this name.
+        A parameter belongs to a name, such as "head", if the name is a component of its path.
         """
         return {}
 
@@ -147,7 +147,7 @@ class Task(Protocol):
         """
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
-        """Returns the program that generates text, so that it can be compiled without data; None without decoding."""
+        """Returns the program that generates text, to compile it without data; None if the task generates no text."""
         return None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
@@ -167,14 +167,14 @@ class Task(Protocol):
         return iter(())
 
     def predict(self, values: ModelState, split: str) -> Predictions | None:
-        """Returns predictions (classes, translations) for each example of "valid" or "test", equal on every process.
+        """Returns predictions, such as classes, for each example of "valid" or "test", equal on every process.
 
         A task without predictions per example returns None and overrides `evaluate`.
         """
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Returns metrics on "valid" or "test", equal on every process. "valid" may include samples of text."""
+        """Returns metrics on the split "valid" or "test", equal on every process. A metric may be a text."""
         predictions = self.predict(values, split)
         check(
             predictions is not None,
