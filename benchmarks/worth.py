@@ -204,7 +204,6 @@ def main() -> None:
     from benchmarks.harness import compare, make_parser, ratio, report
     from common.report.runs import load_local
     from common.report.table import publish
-    from common.runtime.signals import Signals
     from common.train.conditions import Conditions
 
     parser = make_parser(__doc__, "worth", rounds=3)
@@ -238,8 +237,7 @@ def main() -> None:
         command = commands[case](options, len(cpu[case]) + 1)
         cpu[case].append(cpu_seconds_of(command, options.runs / f"{case}.log"))
 
-    conditions = Conditions()
-    conditions.begin("alone", Signals())
+    conditions = Conditions(["alone"])
     cases = {case: partial(run_next_seed, case) for case in cpu}
     timings = compare(cases, rounds=options.rounds, warmup=0)
     used = conditions.describe()

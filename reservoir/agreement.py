@@ -20,9 +20,8 @@ from common.config import complete
 from common.errors import check
 from common.report.panels import COLOURS, panels
 from common.storage.addresses import shown
-from common.train.checkpoint import snapshots
 from common.train.prefetch import put
-from common.train.restore import load_run, read_config
+from common.train.restore import load_run, read_config, snapshots
 from common.train.state import Step
 from common.train.workdir import CONFIG
 from common.variables import Params

@@ -21,8 +21,8 @@ from common.storage.folders import open_folder
 from common.tasks import classification
 from common.tasks.classification import Classification
 from common.train import loop
-from common.train.checkpoint import check_snapshot
 from common.train.evaluate import PerExample
+from common.train.restore import check_snapshot
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, ModelState
 from common.variables import Params

@@ -14,8 +14,7 @@ from common.errors import check
 from common.sharding import make_mesh
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
-from common.train.checkpoint import snapshots
-from common.train.restore import load_run, read_config
+from common.train.restore import load_run, read_config, snapshots
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
 from reservoir import model

@@ -15,7 +15,7 @@ import pytest
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train.workdir import Lock
+from common.train.workdir import lock_workdir
 from reservoir import evaluate, train, translate
 from reservoir.parallel_text import load_parallel
 from tests.data.helpers import settings
@@ -425,9 +425,8 @@ def test_workdir_without_a_run_but_with_files(fault, smallest, tmp_path):
 
 def test_workdir_in_use(fault, smallest, copied):
     before = contents(copied)
-    lock = Lock(copied)
-    assert "another process is training in" in fault(train, *smallest, f"--workdir={copied}")
-    lock.release()
+    with lock_workdir(copied):
+        assert "another process is training in" in fault(train, *smallest, f"--workdir={copied}")
     assert contents(copied) == before
 
 

@@ -24,7 +24,7 @@ class Uploads:
     local copy and stops, and `release` raises the error. The same command later uploads the local copy and resumes from
     the checkpoint, unless another process has written to the run's folder in the bucket.
 
-    The caller must hold the lock of the local copy (`common.train.workdir.Lock`).
+    The caller must hold the lock of the local copy (`common.train.workdir.lock_workdir`).
     """
 
     def __init__(self, folder: Path):

@@ -1,8 +1,9 @@
-"""Checkpoints of a run: the latest (to resume), the best (for evaluation or averaging), and permanent snapshots.
+"""Writes and reads the checkpoints of a run.
 
-A checkpoint has a JSON part, `meta` (`common.train.run_state`), and arrays: "trainable", "frozen" and, in the latest
-checkpoints only, "optimizer". "frozen" is empty, because a run writes its frozen values once, to a checkpoint of their
-own (`save_frozen`). Checkpoints from before 939e222 (22 November 2026) may have frozen values in "frozen".
+A checkpoint has a JSON part, `meta` (`Run.metadata`), and dictionaries {path: array}: "trainable", "frozen" and, in
+checkpoints of the kind "latest" only, "optimizer". A run writes its frozen values once, to a checkpoint of the kind
+"frozen". In checkpoints of all other kinds, the dictionary "frozen" is empty, unless the run is from before 939e222
+(22 November 2026).
 """
 
 import itertools
@@ -19,8 +20,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from common.errors import UserError, check, reason_of
-from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main, warn
+from common.errors import UserError, reason_of
+from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import abstract
 from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
@@ -42,14 +43,14 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""Folder, and kind, of the checkpoints that are never deleted."""
+"""Kind of the checkpoints that are never deleted."""
 
 
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
     """Wraps orbax's barrier: a thread that is handling an exception raises the exception again instead of waiting.
 
-    Without this wrapper, a process that fails to write its part of a checkpoint would wait at another barrier than all
-    other processes, until orbax's timeout of twenty minutes.
+    Without this wrapper, a process that fails to write its part of a checkpoint would wait at a different barrier
+    than all other processes, until orbax's timeout of twenty minutes.
     """
 
     def wait(**arguments: Any) -> None:
@@ -61,9 +62,9 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class _KeepBest(PreservationPolicy):
-    """Keeps two kinds of best checkpoints: the two newest, and the newest up to each checkpoint to resume from.
+    """Keeps the two newest "best" checkpoints and, for each "latest" checkpoint, the newest "best" one up to its step.
 
-    A killed run resumes from an earlier step, at which an earlier checkpoint was the best.
+    A run that resumes from a "latest" checkpoint thus still has the checkpoint that was the best at that step.
     """
 
     def __init__(self, latest: ocp.CheckpointManager):
@@ -77,12 +78,13 @@ class _KeepBest(PreservationPolicy):
 
 
 class Checkpoints:
-    """The checkpoints of a workdir, in a folder for each kind: "latest", "best", "top", "snapshots" and "frozen".
+    """The checkpoints of a workdir, with a folder for each kind. All processes must call every method.
 
-    Every method is collective: all processes must call it. Only the property `exist` is local.
+    Kinds are "latest" (to resume from), "best" (each step with a new best validation objective), "top" (the `keep_best`
+    steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen values).
 
-    If the run is in a bucket, each process has its own copy of the workdir. Process 0 then gathers the arrays and
-    writes the checkpoints, and `share` copies the checkpoints to all other processes.
+    If a run of several processes is in a bucket, each process has its own copy of the workdir. Process 0 then gathers
+    the arrays and writes the checkpoints, and `share` copies the checkpoints to all other processes.
     """
 
     def __init__(
@@ -95,11 +97,11 @@ class Checkpoints:
         """Opens the checkpoints of `workdir`.
 
         Args:
-          keep: number of latest checkpoints to keep.
-          keep_best: number of "top" checkpoints to keep (`save_top`); None if the caller saves no checkpoints.
+          keep: number of "latest" checkpoints to keep.
+          keep_best: number of "top" checkpoints to keep; None if the caller saves no checkpoints.
           upload: function that uploads the workdir to its bucket, called by `share`.
         """
-        self._directory = workdir.absolute() / "checkpoints"
+        self.directory = workdir.absolute() / "checkpoints"
         self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
         self._keep_best = keep_best
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
@@ -120,7 +122,7 @@ class Checkpoints:
         # Threads of several managers, also of several runs (`turns`), wait at barriers at the same time. The prefix
         # gives each manager its own barriers. The prefix contains the name of the workdir instead of its path, because
         # the path may differ between hosts.
-        prefix = f"{self._directory.parent.name}/{kind}"
+        prefix = f"{self.directory.parent.name}/{kind}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder
             me = jax.process_index()
@@ -128,27 +130,22 @@ class Checkpoints:
                 primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{prefix}{me}"
             )
             options["create"] = False  # Orbax cannot create folders with `active_processes`.
-            (self._directory / kind).mkdir(parents=True, exist_ok=True)
+            (self.directory / kind).mkdir(parents=True, exist_ok=True)
         wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes=hosts.active_processes))
         options = ocp.CheckpointManagerOptions(
             multiprocessing_options=hosts,
             async_options=ocp.AsyncOptions(barrier_sync_fn=wait),
             **options,
         )
-        self._managers[kind] = ocp.CheckpointManager(self._directory / kind, options=options)
+        self._managers[kind] = ocp.CheckpointManager(self.directory / kind, options=options)
         return self._managers[kind]
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints to resume from, ascending. At least one process has found each step."""
+        """Returns the steps of the "latest" checkpoints that at least one process finds, ascending."""
         return sorted(set(itertools.chain(*all_gather([*self._managers["latest"].all_steps()]))))
 
-    @property
-    def exist(self) -> bool:
-        """Whether this process finds a checkpoint to resume from."""
-        return bool(self._managers["latest"].all_steps())
-
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Starts writing a checkpoint to resume from. The caller may donate the arrays after this method returns.
+        """Starts writing a "latest" checkpoint. The caller may donate the arrays after this method returns.
 
         First waits until the checkpoints of all other kinds are on disk, because a run that resumes from this
         checkpoint does not save earlier best checkpoints and snapshots again.
@@ -159,25 +156,21 @@ class Checkpoints:
         self.save_as("latest", step, state, meta)
 
     def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
-        """Saves a checkpoint if `score` is among the `keep_best` largest scores.
+        """Saves a "top" checkpoint if `score` is among the `keep_best` largest scores.
 
-        Deletes the checkpoint with the lowest score if there are more than `keep_best` checkpoints.
+        If there are then more than `keep_best` "top" checkpoints, deletes the checkpoint with the smallest score.
         """
-        kept = self._scores()
-        if len(kept) < self._keep_best or score > kept[-1][1]:
+        kept = self.top()
+        if len(kept) < self._keep_best or score > min(kept.values()):
             self.save_as("top", step, state, meta, metrics={"score": score})
 
-    def top(self) -> list[int]:
-        """Returns the steps of the checkpoints that `save_top` has kept, best first."""
-        return [step for step, _ in self._scores()]
-
-    def _scores(self) -> list[tuple[int, float]]:
-        """Returns step and score of the checkpoints that `save_top` keeps, best first."""
+    def top(self) -> dict[int, float]:
+        """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first."""
         manager = self._manager("top")
         manager.wait_until_finished()  # the scores are read from disk
         found = [(step, manager.metrics(step)["score"]) for step in manager.all_steps()]
         found = sorted(found, key=lambda one: one[1], reverse=True)
-        return all_gather(found)[0] if self._copies else found
+        return dict(all_gather(found)[0] if self._copies else found)
 
     def discard_best(self, known: Collection[int]) -> None:
         """Deletes the checkpoints of the kinds "best" and "top" at steps that are not in `known`."""
@@ -220,42 +213,11 @@ class Checkpoints:
         manager = self._managers["frozen"]
         return _meta(manager.directory / "0") if manager.all_steps() else None
 
-    def restore(self, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the newest intact checkpoint, with the shardings of the abstract `target`.
-
-        A checkpoint is intact if every process can read it, so all processes resume from the same step. Moves damaged
-        newer checkpoints to the folder "damaged", with a warning for each.
-
-        Raises:
-          UserError: no checkpoint is intact.
-        """
-        damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
-            try:
-                result = self._read("latest", step, target)
-            # Orbax and its storage library may raise any type of exception for a damaged file.
-            except Exception as error:
-                damaged[step] = reason_of(error)
-                continue
-            # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
-            for newer, reason in damaged.items():
-                self._set_aside(newer)
-                warn(
-                    f"the checkpoint of step {newer} is damaged ({reason}): moved to"
-                    f" {shown(self._directory / 'damaged')}, resuming from step {step}"
-                )
-            return result
-        reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-        raise UserError(
-            f"no intact checkpoint in {shown(self._directory)} ({reasons}): restore the files, or choose another"
-            " --workdir to start again"
-        )
-
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the checkpoint that is best by the validation objective.
+        """Returns arrays and `meta` of a "best" checkpoint; `target` as in `read`.
 
         Args:
-          step: step of an earlier best checkpoint that `_KeepBest` has kept; None for the newest best checkpoint.
+          step: step of the checkpoint; None for the newest "best" checkpoint.
 
         Raises:
           UserError: the checkpoint is missing, is damaged, or belongs to another model.
@@ -264,22 +226,22 @@ class Checkpoints:
         chosen = max(steps, default=None) if step is None else step
         if chosen not in steps:
             raise UserError(
-                f"no best checkpoint{'' if step is None else f' of step {step}'} in {shown(self._directory / 'best')}:"
+                f"no best checkpoint{'' if step is None else f' of step {step}'} in {shown(self.directory / 'best')}:"
                 " the run has no evaluation with a finite value yet, or the checkpoint was removed; resume the run, or"
                 " restore the files"
             )
         return self.restore_from("best", chosen, target)
 
     def restore_from(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the checkpoint of a kind at `step`, which must exist.
+        """Returns arrays and `meta` of a checkpoint, which must exist; `target` as in `read`.
 
         Raises:
           UserError: the checkpoint is damaged, or belongs to another model.
         """
         try:
-            return self._read(kind, step, target)
+            return self.read(kind, step, target)
         except Exception as error:
-            path, what = self._directory / kind / str(step), kind.removesuffix("s")
+            path, what = self.directory / kind / str(step), kind.removesuffix("s")
             if differences := _differences(path, target):
                 raise UserError(
                     f"the {what} checkpoint, {shown(path)}, does not match the configuration of its run: {differences};"
@@ -291,7 +253,7 @@ class Checkpoints:
             ) from error
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
-        """Averages the trained values of the checkpoints of a kind at `steps`; see `restore_from`.
+        """Averages the trained values of several checkpoints of a kind; otherwise like `restore_from`.
 
         Returns:
           (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the last checkpoint.
@@ -303,13 +265,15 @@ class Checkpoints:
             mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
         return {"trainable": mean, "frozen": arrays["frozen"]}, meta
 
-    def _read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a checkpoint. Raises on all processes if one process cannot read the checkpoint.
+    def read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
+        """Returns arrays and `meta` of a checkpoint, with the shardings of the abstract `target`.
 
-        Calls orbax's handler instead of `manager.restore`, because the latter ends with a barrier. At this barrier,
-        processes that have read the checkpoint would wait for a process that has failed.
+        Raises an exception of any type, on all processes, if a process cannot read the checkpoint or the checksum is
+        wrong.
         """
-        path = self._directory / kind / str(step)
+        # `CheckpointManager.restore` ends with a barrier, at which processes that have read the checkpoint would wait
+        # for a process that has failed. So use orbax's handler, which has no barrier.
+        path = self.directory / kind / str(step)
 
         def read() -> tuple[Any, dict]:
             with closing(ocp.StandardCheckpointHandler()) as handler:
@@ -324,18 +288,11 @@ class Checkpoints:
         all_or_none(verify)
         return state, meta
 
-    def _set_aside(self, step: int) -> None:
-        if is_main():
-            damaged = self._directory / "damaged"
-            damaged.mkdir(exist_ok=True)
-            paths = (damaged / f"{step}.{n}" for n in itertools.count())
-            target = next(path for path in paths if not path.exists())
-            (self._directory / "latest" / str(step)).rename(target)
-        barrier(f"set aside {step}")
-        self._managers["latest"].reload()
-
     def share(self) -> None:
-        """Copies the checkpoints of process 0 to all other processes, unless all processes share one workdir."""
+        """Copies the checkpoints of process 0 through the bucket to all other processes.
+
+        Does nothing if the run has one process or is in no bucket.
+        """
         if not self._copies:
             return
         self.wait()
@@ -343,10 +300,14 @@ class Checkpoints:
             self._upload()
         barrier("checkpoints are uploaded")
         if not is_main():
-            open_folder(str(self._directory.parent))
-            for manager in self._managers.values():
-                manager.reload()
+            open_folder(str(self.directory.parent))
+            self.reload()
         barrier("checkpoints are downloaded")
+
+    def reload(self) -> None:
+        """Lists the checkpoints on disk again, after files were moved or downloaded."""
+        for manager in self._managers.values():
+            manager.reload()
 
     def wait(self) -> None:
         """Waits until all saved checkpoints are on disk."""
@@ -356,23 +317,6 @@ class Checkpoints:
     def close(self) -> None:
         for manager in self._managers.values():
             manager.close()
-
-
-def snapshots(workdir: Path) -> list[int]:
-    """Returns the steps of a run's snapshots, ascending."""
-    paths = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
-    return sorted(int(path.name) for path in paths if path.name.isdecimal())
-
-
-def check_snapshot(workdir: Path, step: int) -> None:
-    """Raises a UserError if the run has no snapshot at `step`."""
-    existing = snapshots(workdir)
-    steps = ", ".join(map(str, existing)) or "none"
-    check(
-        step in existing,
-        f"no snapshot of step {step} in {shown(workdir / 'checkpoints' / SNAPSHOTS)}; snapshots of steps: {steps}"
-        " (training with --config.checkpoint.snapshots=N saves a snapshot every N steps)",
-    )
 
 
 def _differences(path: Path, target: Any) -> str:
@@ -416,5 +360,5 @@ def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> d
 
 
 def model_arrays(model: AbstractModel, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns the `target` of a checkpoint without optimizer state: abstract trainable and frozen values."""
+    """Returns the `target` to read a checkpoint without its optimizer state: abstract trainable and frozen values."""
     return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

@@ -1,7 +1,6 @@
-"""The program `python -m PAPER.train`, which all papers share."""
+"""The training programs of all papers, such as `python -m PAPER.train`."""
 
 import importlib
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,17 +16,17 @@ def train(
     module: str = "run",
     download: Callable[[ConfigDict], None] | None = None,
 ) -> None:
-    """Trains, or resumes, the run of the command line and prints its summary.
-
-    With --dry-run, calls `dry_run.show` instead.
+    """Trains, or resumes, the run of the command line and prints its summary. With --dry-run, trains nothing.
 
     Args:
+      paper: name of the paper's folder.
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.
-      module: the paper's module with the function `prepare`, which returns configuration and task. The module may also
-        have a function `ended`, which returns the summary of a finished run without reading data, else None.
-      download: function that downloads the pretrained model of the configuration. Called before `prepare`, if the
-        command line has --download. None: the program does not have this option.
+      module: name of the paper's module with the function `prepare`, which returns configuration and task. The module
+        may also have a function `ended`, which returns the summary of an ended run without reading data, and None for
+        any other run.
+      download: function that downloads the pretrained model of the configuration, for the option --download. None if
+        the program does not have this option.
     """
     flags = {"--download": "first download the model of --config.pretrained"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)
@@ -36,13 +35,18 @@ def train(
     from common.sharding import make_mesh
     from common.train import loop
 
+    def settings() -> dict[str, str]:
+        from common.train import agreement  # needed only for several processes
+
+        return agreement.settings(f"{paper}.{program}", experiment, options)
+
     profile = None
     if options.profile:
         from common.train.profile import Profile
 
         profile = Profile.parse(options.profile)
     paper_module = importlib.import_module(f"{paper}.{module}")
-    processes.initialize(lambda: _settings(f"{paper}.{program}", experiment, options))
+    processes.initialize(settings)
     if download and options.download:
         download(experiment)
     with config.complete(f"--config={options.config}"):
@@ -60,19 +64,3 @@ def train(
         summary = loop.fit(*prepared, options.workdir, mesh, profile)
     if processes.is_main():
         show(summary, options.workdir)
-
-
-def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
-    """Returns {name: value} of the settings that must be equal on all processes.
-
-    These are the program, the code, the options --workdir, --dry-run and --profile, and all fields of the configuration
-    except `data.cache_dir`.
-    """
-    from common.train.workdir import code_version
-
-    code = code_version("common", "configs", program.partition(".")[0])
-    settings = {"the program": program, "the code": code, "--workdir": options.workdir}
-    settings |= {"--dry-run": options.dry_run, "--profile": options.profile}
-    settings |= {f"--config.{name}": value for name, value in config.flatten(experiment).items()}
-    settings.pop("--config.data.cache_dir", None)
-    return {name: str(value) for name, value in settings.items()}

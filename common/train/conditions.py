@@ -1,4 +1,4 @@
-"""Records whether a run shared the machine with other processes, so that reports compare only comparable seconds."""
+"""Records whether a run shared the machine with other processes, because its seconds then depend on their load."""
 
 import os
 import time
@@ -29,33 +29,31 @@ class Conditions:
         with each other.
     """
 
-    def __init__(self, sessions: Sequence[str] = (), stopped: bool = False) -> None:
-        """Makes the conditions of a new run, or restores them from the `sessions` and `stopped` of a checkpoint."""
-        self.sessions = [*sessions]
-        self._stopped, self._signals = stopped, Signals()
-        self._begin()
-
-    def begin(self, session: str, signals: Signals) -> None:
-        """Begins to measure the use of the machine. Called at every start and resume of the run.
+    def __init__(
+        self, sessions: Sequence[str] = (), stopped: bool = False, signals: Signals | None = None
+    ) -> None:
+        """Begins to measure the use of the machine.
 
         Args:
-          session: id to append to `sessions`.
-          signals: the entered context manager that records whether this process was suspended.
+          stopped: whether the run was suspended before it resumed.
+          signals: the entered context manager that records whether this process is suspended; None before the run
+            trains.
         """
-        self.sessions = [*self.sessions, session]
-        self._stopped, self._signals = self.stopped, signals
-        self._begin()
+        self.sessions, self._stopped = [*sessions], stopped
+        self._signals = signals or Signals()
+        self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
+
+    def begin(self, session: str, signals: Signals) -> "Conditions":
+        """Returns the conditions of the run after it starts or resumes with the id `session`, measured from now on."""
+        return Conditions([*self.sessions, session], self.stopped, signals)
 
     @property
     def stopped(self) -> bool:
         """Whether this process was suspended (SIGSTOP) and continued, or `stopped` was True before the run resumed."""
         return self._stopped or self._signals.continued
 
-    def _begin(self) -> None:
-        self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
-
     def others(self) -> float:
-        """Returns the fraction (0 to 1) of the machine's CPU time that other processes used since `begin`."""
+        """Returns the fraction (0 to 1) of the machine's CPU time that other processes used since `__init__`."""
         capacity = (time.monotonic() - self._since) * (os.cpu_count() or 1)
         used = (_busy() - self._busy) - (_own() - self._own)
         return min(max(used / capacity, 0.0), 1.0) if capacity > 0 else 0.0
@@ -64,7 +62,7 @@ class Conditions:
         """Returns the field `timing` of a run's summary: `sessions`, `others()` and `kind`.
 
         `kind` is the first of these values that applies:
-        - "paused": the run was suspended, or it was resumed and did not take turns in all sessions.
+        - "paused": the run was suspended, or was resumed without taking turns in all sessions.
         - "turns": the run took turns with other runs in all sessions.
         - "shared": other processes used more than `SHARED` of the CPU time.
         - "alone": none of these.

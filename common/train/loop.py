@@ -12,23 +12,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.errors import Preempted, UserError
-from common.runtime.processes import Votes, all_reduce_max, barrier
+from common.config import check_choice, check_least
+from common.errors import Preempted, UserError, check
+from common.runtime.processes import Votes, barrier
 from common.runtime.signals import Signals
 from common.storage.addresses import shown
-from common.train.fields import validate
+from common.track.tracker import WANDB_MODES
+from common.train import optimizer as optimizers
 from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, Stop
-from common.train.prefetch import device_prefetch, put
+from common.train.prefetch import device_prefetch
 from common.train.run import Run, open_run
 from common.train.summary import finish
 from common.train.task import Task
+from common.train.workdir import has_checkpoints
 
 if TYPE_CHECKING:
     from common.train.profile import Profile
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises a UserError if a field of the training loop has an invalid value. Each paper checks its own fields."""
+    optimizers.validate(config.optimizer)
+    check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
+    check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, ("float32", "bfloat16"))
+    check(
+        0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
+    )
+    check_least(config, [f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")], 0)
+    check_least(config, [f"eval.{name}" for name in ("steps", "seconds", "patience")], 0)
+    check_least(config, [f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")], 0)
+    check_least(config, ("train.accumulate", "train.log_steps"))
+    check_least(config, ("checkpoint.keep", "checkpoint.keep_best"))
+    check(
+        bool(config.eval.steps or config.eval.seconds),
+        "--config.eval.steps and --config.eval.seconds are both 0: set one of them above 0, the interval between"
+        " evaluations",
+    )
+    check(
+        bool(config.train.steps or config.eval.start),
+        "--config.train.steps=0 trains nothing: set it above 0, or evaluate the initial model with"
+        " --config.eval.start=true",
+    )
 
 
 def fit(
@@ -60,7 +87,7 @@ def fit(
             if (summary := kept_summary(run)) is not None:
                 return summary
         else:
-            run.state.conditions.begin("alone", signals)
+            run.state.conditions = run.state.conditions.begin("alone", signals)
             if profile:
                 stack.callback(profile.close)
             for _ in train(run, make_hooks(signals, profile), signals, begun):
@@ -111,7 +138,7 @@ def train(
 def _steps(
     run: Run, hooks: Sequence[Hook], signals: Signals, begun: float, turn: int
 ) -> Iterator[None]:
-    """Trains step by step; see `train`."""
+    """Runs the steps of `train`, which has the same arguments, yields and errors."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
     met: set[tuple] = set()
@@ -126,7 +153,7 @@ def _steps(
                 step.compile(batch, state.step)
                 # Without this barrier, faster processes would wait within the section "train".
                 barrier("compiled")
-            votes.hasten()  # A compilation may take minutes, so the processes vote right after this step.
+            votes.hasten()  # A signal may have arrived during the compilation, which may take minutes.
         for hook in hooks:
             hook.before_step(run)
         state.params, state.opt_state, metrics = step(
@@ -141,7 +168,10 @@ def _steps(
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
             if state.step < run.config.train.steps:
-                _compile_ahead(run, signals)
+                if samples := [*run.task.batch_samples()]:
+                    from common.train.ahead import compile_ahead
+
+                    compile_ahead(run, samples, signals)
                 votes.hasten()
         agreed = [0] * len(hooks)
         if votes.due():
@@ -161,27 +191,8 @@ def _steps(
     )
 
 
-def _compile_ahead(run: Run, signals: Signals) -> None:
-    """Starts threads that compile the training step for all shapes of `Task.batch_samples`.
-
-    On accelerators, training continues meanwhile. On CPUs, the threads would slow the steps. This function therefore
-    waits until all shapes are compiled, or until a signal arrives. The wait counts as compilation time. The processes
-    vote about once a second whether to stop waiting.
-    """
-
-    def stopped(ended: bool) -> bool:
-        compiling, number = all_reduce_max(np.asarray([not ended, signals.received or 0]))
-        return not compiling or bool(number)
-
-    samples = (put(batch, run.mesh) for batch in run.task.batch_samples())
-    run.train_step.compile_ahead(samples, run.step)
-    if run.mesh.devices.flat[0].platform == "cpu":
-        with run.clock.section("compile"):
-            run.train_step.wait(stopped)
-
-
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
-    """Waits for the metrics of a step, adds its weight and FLOPs to the run state, and passes the metrics to the hooks.
+    """Waits for the metrics of a step, adds weight and FLOPs to the run state, and passes the metrics to the hooks.
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.
@@ -195,7 +206,7 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
         # A workdir with checkpoints does not accept another learning rate.
-        other = " and another --workdir" if run.checkpoints.exist else ""
+        other = " and another --workdir" if has_checkpoints(run.workdir) else ""
         raise UserError(
             f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}: training"
             f" stopped; start again with a lower --config.optimizer.learning_rate{other}"

@@ -13,7 +13,7 @@ from common.config import from_json
 from common.errors import check
 from common.storage.addresses import shown
 from common.train import frozen
-from common.train.checkpoint import SNAPSHOTS, Checkpoints, check_snapshot, model_arrays
+from common.train.checkpoint import SNAPSHOTS, Checkpoints, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
@@ -57,6 +57,23 @@ def _described(paper: str, task: str) -> str:
     return (paper or "another program") + (f" with the task {task}" if task else "")
 
 
+def snapshots(workdir: Path) -> list[int]:
+    """Returns the steps of a run's snapshots, ascending."""
+    paths = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
+    return sorted(int(path.name) for path in paths if path.name.isdecimal())
+
+
+def check_snapshot(workdir: Path, step: int) -> None:
+    """Raises a UserError if the run has no snapshot at `step`."""
+    existing = snapshots(workdir)
+    steps = ", ".join(map(str, existing)) or "none"
+    check(
+        step in existing,
+        f"no snapshot of step {step} in {shown(workdir / 'checkpoints' / SNAPSHOTS)}; snapshots of steps: {steps}"
+        " (training with --config.checkpoint.snapshots=N saves a snapshot every N steps)",
+    )
+
+
 def load_run(
     workdir: Path,
     config: ConfigDict,
@@ -68,13 +85,14 @@ def load_run(
     snapshots: Sequence[int] = (),
     best: int = 0,
 ) -> ModelState:
-    """Loads the trained model of a run. By default loads the best checkpoint.
+    """Loads the trained model of a run, by default from the best checkpoint.
 
     Args:
       build: function that builds the model, `Task.build`.
       pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`.
       snapshots: steps of snapshots to average instead of the best checkpoint.
-      best: number of "top" checkpoints to average instead (`Checkpoints.save_top`); 0 to average none.
+      best: number of "top" checkpoints (`Checkpoints.save_top`) to average instead of the best checkpoint; 0 to average
+        none.
 
     Raises:
       UserError: a checkpoint is missing, is damaged or belongs to another model, or the pretrained weights of the run
@@ -91,7 +109,7 @@ def load_run(
                 f" {len(kept)}; {f'average at most {len(kept)}' if kept else 'average none'} (training with"
                 " --config.checkpoint.keep_best=N, at least 2, keeps N checkpoints)",
             )
-            arrays, meta = checkpoints.restore_mean("top", kept[:best], target)
+            arrays, meta = checkpoints.restore_mean("top", [*kept][:best], target)
         elif snapshots:
             for step in snapshots:
                 check_snapshot(workdir.absolute(), step)

@@ -1,9 +1,13 @@
 """Resumes a run from its newest intact checkpoint."""
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
+from common.errors import UserError, reason_of
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers
+from common.runtime.processes import barrier, is_main, warn
+from common.storage.addresses import shown
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
@@ -22,14 +26,15 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run.
 
-    Deletes best checkpoints at steps that are not in the validation curve. A killed run saved these checkpoints after
-    its newest checkpoint to resume from.
+    Deletes "best" and "top" checkpoints at steps that are not in the validation curve: a killed run has saved them
+    after its newest "latest" checkpoint.
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
-    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(model), strict=True)))
+    target = dict(zip(names, step.arguments(model), strict=True))
+    arrays, meta = _newest_intact(checkpoints, target)
     state = run_state(meta)
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.pretrained_weights(model)
@@ -37,6 +42,49 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
     values = stack_layers(values | arrays["frozen"], step.scanned.frozen)
     return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
+
+
+def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[Any, dict]:
+    """Returns arrays and `meta` of the newest checkpoint that every process can read; see `Checkpoints.read`.
+
+    Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
+
+    Raises:
+      UserError: no checkpoint is intact.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(checkpoints.steps()):
+        try:
+            result = checkpoints.read("latest", step, target)
+        # Orbax and its storage library may raise any type of exception for a damaged file.
+        except Exception as error:
+            damaged[step] = reason_of(error)
+            continue
+        # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
+        for newer, reason in damaged.items():
+            _set_aside(checkpoints, newer)
+            warn(
+                f"the checkpoint of step {newer} is damaged ({reason}): moved to"
+                f" {shown(checkpoints.directory / 'damaged')}, resuming from step {step}"
+            )
+        return result
+    reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+    raise UserError(
+        f"no intact checkpoint in {shown(checkpoints.directory)} ({reasons}): restore the files, or choose another"
+        " --workdir to start again"
+    )
+
+
+def _set_aside(checkpoints: Checkpoints, step: int) -> None:
+    """Moves the "latest" checkpoint of `step` to the folder "damaged"."""
+    if is_main():
+        damaged = checkpoints.directory / "damaged"
+        damaged.mkdir(exist_ok=True)
+        paths = (damaged / f"{step}.{n}" for n in itertools.count())
+        target = next(path for path in paths if not path.exists())
+        (checkpoints.directory / "latest" / str(step)).rename(target)
+    barrier(f"set aside {step}")
+    checkpoints.reload()
 
 
 def still_ended(run: "Run") -> str:

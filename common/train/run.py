@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import flatten, to_json
+from common.config import to_json
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers, unstack_layers
 from common.report.table import text
@@ -24,7 +24,7 @@ from common.train.clock import Clock
 from common.train.run_state import RunState
 from common.train.state import Step, TrainState
 from common.train.task import ModelState, Task
-from common.train.workdir import check_shared, open_workdir
+from common.train.workdir import open_workdir
 from common.variables import AbstractModel, Params
 
 
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def model_state(self) -> ModelState:
-        """The model with its current values, for `Task.evaluate`. Copies stacked values."""
+        """The model with its current values, for `Task.evaluate`. Copies stacked arrays to an array for each layer."""
         model = self.train_step.abstract_model
         values = unstack_layers(self.train_state.params), unstack_layers(self.frozen)
         return ModelState(model, *values, self.mesh)
@@ -101,18 +101,25 @@ def open_run(
         the frozen values are damaged, the pretrained weights have changed, the task lacks a required member or has an
         invalid mode, or the processes differ in configuration, data or frozen values.
     """
-    # Processes must agree before any file is written.
-    check_agreement(lambda: _inputs(config, task))
+
+    def inputs() -> dict[str, str]:
+        from common.train import agreement  # needed only for several processes
+
+        return agreement.inputs(config, task)
+
+    check_agreement(inputs)  # before any file is written
     step = Step.of(config, task, mesh)
     stack.callback(step.cancel)
-    lock = open_workdir(workdir, config, stack) if is_main() else None
+    upload = open_workdir(workdir, config, stack) if is_main() else None
     barrier("the workdir is open")
-    if lock:
+    if upload:
         task.save(workdir)
     elif not address(workdir):
+        from common.train.agreement import check_shared  # needed only for several processes
+
         check_shared(workdir)
     kept = config.checkpoint.keep, config.checkpoint.keep_best
-    checkpoints = Checkpoints(workdir, *kept, *([lock.upload] if lock else []))
+    checkpoints = Checkpoints(workdir, *kept, *([upload] if upload else []))
     stack.callback(checkpoints.close)
     checkpoints.share()
     resumed = bool(checkpoints.steps())
@@ -127,16 +134,8 @@ def open_run(
         run.state.stop_reason = resume.still_ended(run)
         if is_main():
             print(f"resuming from step {run.step} of {shown(workdir)}")
-    _open_displays(run, stack, name)
+    _open_displays(run, stack, name, resumed)
     return run
-
-
-def _inputs(config: ConfigDict, task: Task) -> dict[str, str]:
-    """Returns {name: value} of the inputs of a run that must be equal on all processes."""
-    fields = {f"--config.{name}": str(value) for name, value in flatten(config).items()}
-    fields.pop("--config.data.cache_dir", None)
-    prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}
-    return prints | fields
 
 
 def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
@@ -175,7 +174,7 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     return train_state, values, state, pretrained.fingerprint
 
 
-def _open_displays(run: Run, stack: ExitStack, name: str) -> None:
+def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None:
     """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
     model, config = run.train_step.abstract_model, to_json(run.config)
     if is_main():
@@ -185,7 +184,7 @@ def _open_displays(run: Run, stack: ExitStack, name: str) -> None:
         run.workdir,
         config,
         wandb_mode=names.pop("mode"),
-        resume_step=run.step if run.checkpoints.exist else None,
+        resume_step=run.step if resumed else None,
         enabled=is_main(),
         **names,
     )

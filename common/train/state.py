@@ -1,8 +1,8 @@
 """Sharded initialisation of the training state, and the compiled training step."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from concurrent import futures
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,11 @@ from common.model.layers import scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import flops
 from common.train import optimizer as optimizers
-from common.train.conditions import cores
 from common.train.task import Task, check_complete
 from common.variables import AbstractModel, Params
 
 _COUNTERS = (jnp.int32, jnp.uint32)
 """Dtypes of the step number and of the seed."""
-
 
 _MANY_ARRAYS = 256
 """A single device initialises a model with at least this many trainable arrays eagerly (without `jax.jit`), unless at
@@ -81,6 +79,10 @@ def abstract_opt_state(
     return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, trainable))
 
 
+def _shardings(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.sharding, tree)
+
+
 @dataclasses.dataclass
 class Step:
     """The training step, compiled once per batch shape and loss function.
@@ -93,6 +95,7 @@ class Step:
         gradients, optimizer state and frozen values of the step have this form. None: use `abstract_model`, with a
         separate array for each layer.
       compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
+      compiling: `cache_key` -> compilation in a thread (`common.train.ahead`).
     """
 
     task: Task
@@ -105,7 +108,7 @@ class Step:
     reduce_dtype: str = "float32"
     scanned: AbstractModel | None = None
     compiled: dict[tuple, tuple[Any, float]] = dataclasses.field(default_factory=dict)
-    _ahead: dict[tuple, futures.Future] = dataclasses.field(default_factory=dict, init=False)
+    compiling: dict[tuple, Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
@@ -132,7 +135,7 @@ class Step:
         """Returns the training state at step 0, before `Task.start`. Each device initialises only its shards."""
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
         params = stack_layers(params, self.scanned.trainable)
-        places = jax.tree.map(lambda x: x.sharding, self.arguments()[1])
+        places = _shardings(self.arguments()[1])
         return TrainState(0, params, jax.jit(self.optimizer.init, out_shardings=places)(params))
 
     def gradients(
@@ -227,72 +230,38 @@ class Step:
     def compile(self, batch: Any, number: int = 0) -> None:
         """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
 
-        If `compile_ahead` already compiles this step in a thread, waits for the thread.
+        If a thread already compiles this step (`common.train.ahead`), waits for the thread.
         """
         key = self.cache_key(batch, number)
-        if key in self._ahead:
-            self._ahead.pop(key).result()
+        if key in self.compiling:
+            self.compiling.pop(key).result()
         if key not in self.compiled:
-            self._compile(key, batch, number)
+            self.compile_now(key, batch, number)
 
-    def _compile(self, key: tuple, batch: Any, number: int) -> None:
-        lowered, count = self.lower(*self.arguments(), batch, number)
+    def compile_now(self, key: tuple, batch: Any, number: int) -> None:
+        """Compiles the training step in this thread. `key` is `cache_key(batch, number)`."""
+        lowered, count = self.lower(batch, number)
         self.compiled[key] = lowered.compile(), float(count)
 
-    def compile_ahead(self, batches: Iterable[Any], number: int) -> None:
-        """Starts to compile the training step for the shapes of several batches.
-
-        Uses one thread for each CPU core that this process may use. `compile` and `wait` raise the errors of the
-        threads.
-        """
-
-        def run(key: tuple, batch: Any) -> None:
-            with jax.set_mesh(self.mesh):  # Threads do not inherit the mesh of the main thread.
-                self._compile(key, batch, number)
-
-        threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
-        for batch in batches:
-            key = self.cache_key(batch, number)
-            if key not in self.compiled:
-                self._ahead[key] = threads.submit(run, key, batch)
-        threads.shutdown(wait=False)
-
-    def wait(self, stopped: Callable[[bool], bool]) -> None:
-        """Waits until the threads of `compile_ahead` have compiled the training step for all shapes.
-
-        Args:
-          stopped: function that is called at least every second, with True after the last compilation. When it returns
-            True, this method cancels all compilations that have not begun, and returns.
-        """
-        while not stopped(not self._ahead):
-            ended, _ = futures.wait(
-                self._ahead.values(), timeout=1, return_when=futures.FIRST_COMPLETED
-            )
-            self._ahead = {k: future for k, future in self._ahead.items() if future not in ended}
-            for future in ended:
-                future.result()
-        self.cancel()
-
     def cancel(self) -> None:
-        """Cancels all compilations of `compile_ahead` that have not begun."""
-        while self._ahead:
-            self._ahead.popitem()[1].cancel()
+        """Cancels all compilations in threads that have not begun."""
+        while self.compiling:
+            self.compiling.popitem()[1].cancel()
 
-    def lower(
-        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
-    ) -> tuple[jax.stages.Lowered, int]:
+    def lower(self, batch: Any, number: int) -> tuple[jax.stages.Lowered, int]:
         """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
 
-        The arguments may be abstract. `number` is a step number, which selects the loss function.
+        Args:
+          batch: arrays, which may be abstract.
+          number: number of a step, which selects the loss function.
         """
-        where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+        trainable, opt_state, frozen = self.arguments()
         whole = sharding.replicated(self.mesh)
         step = partial(self._step, self.task.loss_at(number))
         counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
-        arguments = (trainable, opt_state, frozen, batch, *counters)
-        places = (where(trainable), where(opt_state), whole)
+        places = (_shardings(trainable), _shardings(opt_state), whole)
         jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
-        traced = jitted.trace(*arguments)
+        traced = jitted.trace(trainable, opt_state, frozen, batch, *counters)
         return traced.lower(), flops.count(traced.jaxpr)
 
     def __call__(

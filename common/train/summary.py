@@ -52,7 +52,7 @@ def finish(run: Run, signals: Signals) -> dict:
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")
             if run.config.checkpoint.keep_best > 1:
-                arrays, _ = run.checkpoints.restore_mean("top", run.checkpoints.top(), target)
+                arrays, _ = run.checkpoints.restore_mean("top", [*run.checkpoints.top()], target)
                 mean = replace(last, trainable=arrays["trainable"])
                 tests["test_mean_of_best"] = run.task.evaluate(mean, "test")
     summary = summarize(run, tests) | {"timing": timing}

@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 
 from common.errors import Preempted, UserError
 from common.runtime.signals import Signals
-from common.train.fields import validate
 from common.train.finished import kept_summary
-from common.train.loop import make_hooks, train
+from common.train.loop import make_hooks, train, validate
 from common.train.run import Run, open_run
 from common.train.summary import finish
 from common.train.task import Task
@@ -47,30 +46,23 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         signals = stack.enter_context(Signals())
-        several = turn and len(jobs) > 1
-        names = [job.workdir.name if several else "" for job in jobs]
+        names = [job.workdir.name if turn else "" for job in jobs]
         runs = [open_run(*job, mesh, stack, name) for job, name in zip(jobs, names, strict=True)]
         kept = [kept_summary(run) if run.state.stop_reason else None for run in runs]
         open_runs = [run for run in runs if not run.state.stop_reason]
-        session = _session([run.step for run in open_runs], turn)
+        steps = [run.step for run in open_runs]
+        # After a kill, runs may resume more than one turn apart. The run that is behind then trains alone.
+        together = turn and steps and max(steps) - min(steps) <= turn
+        session = f"turns {secrets.token_hex(4)}" if together else "alone"
         live = []
         for run in open_runs:
-            run.state.conditions.begin(session, signals)
+            run.state.conditions = run.state.conditions.begin(session, signals)
             live.append((run, train(run, make_hooks(signals), signals, begun, turn)))
         _take_turns(live)
         return [
             finish(run, signals) if summary is None else summary
             for run, summary in zip(runs, kept, strict=True)
         ]
-
-
-def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session id of runs that start or resume at `steps`: a new id if the runs take turns, else "alone".
-
-    Runs that resume at steps more than one turn apart, for example after they were killed, count as "alone".
-    """
-    together = turn and steps and max(steps) - min(steps) <= turn
-    return f"turns {secrets.token_hex(4)}" if together else "alone"
 
 
 def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:

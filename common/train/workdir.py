@@ -4,15 +4,14 @@ import fcntl
 import json
 import os
 import subprocess
-import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from common.atomic import write_whole
 from common.config import flatten, from_json, to_json
-from common.data.cache import fingerprint
 from common.errors import UserError, check, file_error
 from common.storage.addresses import address, shown
 
@@ -21,9 +20,6 @@ ROOT = Path(__file__).parents[2]
 
 CONFIG = "config.json"
 LOCK = "lock"
-
-VISIBLE_SECONDS = 60
-"""Seconds that a network file system may need to show a file that another host has written."""
 
 # Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
@@ -63,11 +59,13 @@ ADDED = {
 }
 
 
-def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
-    """Creates and locks the workdir, and writes the configuration. Returns the lock, which `stack` releases.
+def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callable[[], None]:
+    """Creates the workdir, locks it until `stack` closes, and writes the configuration.
 
-    The workdir must be missing, be empty, or hold a run with this configuration (except `FREE` fields) or without
-    checkpoints.
+    Returns the function that uploads changed files (`lock_workdir`).
+
+    The workdir must be missing or empty, or hold a run that has no checkpoints or has this configuration (except `FREE`
+    fields).
 
     Raises:
       UserError: the workdir is a file, holds another run, a damaged configuration or other files, is not writable, or
@@ -75,8 +73,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
     """
     try:
         _check(workdir, config)
-        lock = Lock(workdir)
-        stack.callback(lock.release)
+        upload = stack.enter_context(lock_workdir(workdir))
         # Check again: another process may have written before this process acquired the lock.
         _check(workdir, config)
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
@@ -84,27 +81,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> "Lock":
         raise UserError(
             f"cannot write to --workdir={shown(workdir)}: {error.strerror or error}; choose another folder"
         ) from error
-    return lock
-
-
-def check_shared(workdir: Path) -> None:
-    """Checks that the workdir is the folder that process 0 has opened. Called on all processes except process 0.
-
-    Raises:
-      UserError: process 0 has opened a different folder, or the folder is not writable.
-    """
-    deadline = time.monotonic() + VISIBLE_SECONDS
-    while not (workdir / CONFIG).is_file():
-        check(
-            time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened ({CONFIG} is missing): use a folder that"
-            " all processes share",
-        )
-        time.sleep(0.5)
-    check(
-        os.access(workdir, os.W_OK),
-        f"cannot write to --workdir={workdir}: choose a writable folder",
-    )
+    return upload
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
@@ -176,52 +153,33 @@ def upgrade(config: dict) -> dict:
     return config
 
 
-class Lock:
-    """An exclusive lock on a workdir. The operating system releases the lock when the process ends.
+@contextmanager
+def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
+    """Context manager that holds an exclusive lock on a workdir. The lock ends at the latest with the process.
 
-    For a run in a bucket, the lock also holds the run's lease and uploads its files until `release`.
+    For a run in a bucket, also holds the run's lease, and uploads the last changes on exit; see `Uploads.release`.
+
+    Yields:
+      A function that uploads the changed files of a run in a bucket. For a local run, the function does nothing.
     """
-
-    def __init__(self, workdir: Path):
-        workdir.mkdir(parents=True, exist_ok=True)
-        self._bucket = None
-        with ExitStack() as stack:  # closes the file after an error
-            self._file = stack.enter_context((workdir / LOCK).open("a"))
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
-                ) from error
-            if address(workdir):
-                from common.storage.uploads import Uploads
-
-                self._bucket = Uploads(workdir)
-            stack.pop_all()
-
-    def upload(self) -> None:
-        """Uploads the changed files of a run in a bucket. Does nothing for a local run."""
-        if self._bucket:
-            self._bucket.upload()
-
-    def release(self) -> None:
-        """Releases the lock. For a run in a bucket, first uploads the last changes; see `Uploads.release`."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / LOCK).open("a") as file:
         try:
-            if self._bucket:
-                self._bucket.release()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
+            ) from error
+        if not address(workdir):
+            yield lambda: None
+            return
+        from common.storage.uploads import Uploads
+
+        uploads = Uploads(workdir)
+        try:
+            yield uploads.upload
         finally:
-            self._file.close()
-
-
-def code_version(*packages: str, root: Path = ROOT) -> str:
-    """Returns the commit of the code, and the first 12 digits of a SHA-256 of all .py files in `packages`.
-
-    The SHA-256 identifies uncommitted changes, and code outside of a git checkout.
-    """
-    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
-    names = [path.relative_to(root).as_posix() for path in files]
-    digest = fingerprint(names, (path.read_bytes().hex() for path in files))
-    return f"{commit()} ({digest[:12]})"
+            uploads.release()
 
 
 def commit() -> str:

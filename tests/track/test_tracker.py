@@ -15,7 +15,7 @@ import pytest
 
 from common.errors import UserError
 from common.track.tracker import Tracker, read_metrics
-from common.train.fields import validate
+from common.train.loop import validate
 from tests.train import toy
 
 

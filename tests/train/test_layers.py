@@ -169,7 +169,7 @@ def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     with jax.set_mesh(mesh):
         step = Step.of(config, Deep("LLLLLRLRL"), mesh)
-        text = step.lower(*step.arguments(), put(BATCH, mesh), 0)[0].as_text()
+        text = step.lower(put(BATCH, mesh), 0)[0].as_text()
     # The masks of the activation: hidden layers (4, 3, 16) of 7 trained and 2 frozen blocks.
     assert "tensor<7x4x3x16x" in text and "tensor<2x4x3x16x" in text
 

@@ -19,11 +19,11 @@ from common.errors import Preempted, UserError
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
 from common.track.tracker import read_metrics
-from common.train import checkpoint, frozen, resume, run, workdir
+from common.train import agreement, ahead, checkpoint, frozen, resume, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.state import Step
-from common.train.workdir import Lock
+from common.train.workdir import lock_workdir
 from tests.train import toy
 
 
@@ -152,7 +152,7 @@ def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
 
     In this test, the compilation threads start when the second shape arrives.
     """
-    started, compile_one = threading.Event(), Step._compile
+    started, compile_one = threading.Event(), Step.compile_now
     waited: list[int] = []
 
     def late(step, *arguments):
@@ -168,9 +168,9 @@ def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
         return compile_step(step, *arguments)
 
     compile_step = Step.compile
-    monkeypatch.setattr(Step, "_compile", late)
+    monkeypatch.setattr(Step, "compile_now", late)
     monkeypatch.setattr(Step, "compile", compile_or_wait)
-    monkeypatch.setattr(Step, "wait", lambda *_: None)
+    monkeypatch.setattr(ahead, "_wait", lambda *_: None)
     summary = toy.run(tmp_path, Buckets(), train__steps=5)
     assert waited == [1] and summary["steps"] == 5
 
@@ -190,7 +190,7 @@ def test_signal_ends_the_wait_for_compilations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal arrives while a thread compiles the second shape. This compilation ends after the run."""
-    compile_one, end = Step._compile, threading.Event()
+    compile_one, end = Step.compile_now, threading.Event()
 
     def endless(step, *arguments):
         if threading.current_thread() is threading.main_thread():
@@ -198,7 +198,7 @@ def test_signal_ends_the_wait_for_compilations(
         os.kill(os.getpid(), signal.SIGTERM)
         assert end.wait(30)
 
-    monkeypatch.setattr(Step, "_compile", endless)
+    monkeypatch.setattr(Step, "compile_now", endless)
     with pytest.raises(Preempted, match="SIGTERM: saved step 1 in"):
         toy.run(tmp_path, Buckets(), train__steps=5)
     end.set()
@@ -275,7 +275,7 @@ def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Pa
     checkpoints = Checkpoints(tmp_path, keep_best=2)
     model = variables.abstract(lambda: toy.Model(variables.ParamKeys(0)))
     _, meta = checkpoints.restore_best(checkpoint.model_arrays(model, toy.mesh()))
-    assert meta["step"] == 4 and checkpoints.top() == [4, 6]
+    assert meta["step"] == 4 and [*checkpoints.top()] == [4, 6]
     checkpoints.close()
 
 
@@ -624,7 +624,7 @@ def test_process_without_the_shared_workdir_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "is_main", lambda: False)
-    monkeypatch.setattr(workdir, "VISIBLE_SECONDS", 0)
+    monkeypatch.setattr(agreement, "VISIBLE_SECONDS", 0)
     with pytest.raises(UserError, match="is not the folder that process 0 has opened"):
         toy.run(tmp_path)
     (tmp_path / workdir.CONFIG).touch()
@@ -650,10 +650,8 @@ def test_failing_process_does_not_wait_at_the_barrier(
 
 
 def test_workdir_is_locked_while_training(tmp_path: Path) -> None:
-    lock = Lock(tmp_path)
-    with pytest.raises(UserError, match="another process"):
+    with lock_workdir(tmp_path), pytest.raises(UserError, match="another process"):
         toy.run(tmp_path)
-    lock.release()
     assert toy.run(tmp_path)["steps"] == 20
 
 
@@ -661,7 +659,7 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     toy.run(tmp_path)
     kept = {p.name for p in (tmp_path / "checkpoints" / "latest").iterdir() if p.name.isdigit()}
     assert kept == {"15", "20"}
-    assert Checkpoints(tmp_path).exist
+    assert Checkpoints(tmp_path).steps() == [15, 20]
 
 
 @pytest.mark.medium

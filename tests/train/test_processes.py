@@ -17,7 +17,7 @@ from common.runtime import processes
 from common.runtime.heartbeat import LOST
 from common.track.tracker import METRICS, read_metrics
 from common.train import command
-from common.train.workdir import code_version
+from common.train.agreement import code_version
 from tests.programs import finish, start, start_several
 from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
 

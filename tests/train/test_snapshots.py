@@ -8,8 +8,7 @@ from flax import nnx
 
 from common.errors import UserError
 from common.model.linear import Linear
-from common.train.checkpoint import snapshots
-from common.train.restore import load_run
+from common.train.restore import load_run, snapshots
 from common.train.task import ModelState
 from tests.train import toy
 

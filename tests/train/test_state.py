@@ -5,6 +5,7 @@ Shape letters of this module: B rows, F features.
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,10 @@ from common import sharding, variables
 from common.freezing import freeze, thaw
 from common.model.dropout import dropout
 from common.model.linear import Linear
+from common.runtime.signals import Signals
 from common.sharding import make_mesh
+from common.train import ahead
+from common.train.clock import Clock
 from common.train.frozen import draw_on_mesh
 from common.train.prefetch import put
 from common.train.state import Step, abstract_opt_state, initial_params
@@ -248,17 +252,19 @@ def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.Mon
         compiled.append(key)
 
     plain.step.compiled.clear()
-    monkeypatch.setattr(plain.step, "_compile", compile_slowly)
+    monkeypatch.setattr(plain.step, "compile_now", compile_slowly)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    batches = [put(rows(count, [1.0] * count), plain.mesh) for count in (4, 8)]
-    plain.step.compile_ahead(batches, 8)
+    monkeypatch.setattr(ahead, "_wait", lambda *_: None)
+    run = SimpleNamespace(train_step=plain.step, mesh=plain.mesh, step=8, clock=Clock())
+    batches = [rows(count, [1.0] * count) for count in (4, 8)]
+    ahead.compile_ahead(run, batches, Signals())
     assert begun.wait(60)
     plain.step.cancel()
     end.set()
     for thread in threading.enumerate():
         if thread.name.startswith("compile"):
             thread.join()
-    assert compiled == [plain.step.cache_key(batches[0], 8)]
+    assert compiled == [plain.step.cache_key(put(batches[0], plain.mesh), 8)]
 
 
 def test_state_is_donated_to_the_step(plain: Run) -> None:
@@ -390,9 +396,6 @@ def test_seeds_share_the_compiled_step(plain):
     """The compiled step does not depend on the seed, so runs with other seeds find it in the compilation cache."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     other = Run(seed=SEED + 1)
-    texts = [
-        run.step.lower(run.values, run.state, run.frozen, batch, 0)[0].as_text()
-        for run in (plain, other)
-    ]
+    texts = [run.step.lower(batch, 0)[0].as_text() for run in (plain, other)]
     assert texts[0] == texts[1]
     assert plain(rows(4, [1.0] * 4))["loss"] != other(rows(4, [1.0] * 4))["loss"]

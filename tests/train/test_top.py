@@ -52,7 +52,7 @@ def mean(values: list[dict], steps: tuple[int, ...]) -> dict:
 def test_best_checkpoints_are_kept_even_if_never_the_best_so_far(run) -> None:
     folder = run[0]
     checkpoints = Checkpoints(folder)
-    assert checkpoints.top() == [8, 4, 10]
+    assert [*checkpoints.top()] == [8, 4, 10]
     assert sorted(p.name for p in (folder / "checkpoints" / "top").glob("[0-9]*")) == [
         "10",
         "4",

@@ -145,9 +145,8 @@ def test_run_resumed_alone_is_marked_as_paused(tmp_path):
 
 
 def test_suspended_process_is_marked_as_paused():
-    conditions = Conditions()
     with Signals() as signals:
-        conditions.begin("turns x", signals)
+        conditions = Conditions().begin("turns x", signals)
         assert conditions.describe()["kind"] == "turns"
         os.kill(os.getpid(), signal.SIGCONT)
     assert conditions.describe()["kind"] == "paused"
@@ -173,8 +172,7 @@ def test_processor_time_of_other_processes_is_measured(monkeypatch):
     monkeypatch.setattr(conditions_module, "_busy", lambda: clock["busy"])
     monkeypatch.setattr(conditions_module, "_own", lambda: clock["own"])
     monkeypatch.setattr(conditions_module.os, "cpu_count", lambda: 2)
-    conditions = Conditions()
-    conditions.begin("alone", Signals())
+    conditions = Conditions(["alone"])
     clock.update(now=110.0, busy=59.0, own=11.0)
     assert conditions.others() == pytest.approx(5 / 20)
     assert conditions.describe() == {"kind": "shared", "sessions": ["alone"], "others": 0.25}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.train import restore, workdir
+from common.train import agreement, restore, workdir
 from tests.programs import call
 
 
@@ -25,10 +25,12 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
         folder = tmp_path / machine / "package" / "inner"
         folder.mkdir(parents=True)
         (folder / "module.py").write_text(text)
-    versions = [workdir.code_version("package", root=tmp_path / m) for m in ("one", "two", "three")]
+    versions = [
+        agreement.code_version("package", root=tmp_path / m) for m in ("one", "two", "three")
+    ]
     assert versions[0] == versions[1] != versions[2]
     shutil.move(tmp_path / "two/package/inner/module.py", tmp_path / "two/package/moved.py")
-    assert workdir.code_version("package", root=tmp_path / "two") != versions[1]
+    assert agreement.code_version("package", root=tmp_path / "two") != versions[1]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ import pytest
 from common.errors import Preempted, UserError
 from common.runtime import processes, program
 from common.sharding import make_mesh
-from common.train import checkpoint, clock, frozen, loop, state
+from common.train import ahead, checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
 from common.train.loop import fit
 from common.train.state import Step
@@ -333,7 +333,7 @@ def signal_while_compiling_ahead(workdir: Path) -> tuple[int, int]:
 
     Each shape takes half a second, one after the other. Process 1 gets SIGTERM in the compilation of its second shape.
     """
-    begun, compile_one = [], Step._compile
+    begun, compile_one = [], Step.compile_now
 
     def slow(step: Step, *arguments: object) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -344,8 +344,8 @@ def signal_while_compiling_ahead(workdir: Path) -> tuple[int, int]:
         return time.sleep(0.5)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "_compile", slow)
-        patch.setattr(state, "cores", lambda: 1)
+        patch.setattr(Step, "compile_now", slow)
+        patch.setattr(ahead, "cores", lambda: 1)
         return stopped_step(workdir, ManyShapes(), eval__steps=100), len(begun)
 
 

@@ -1,0 +1,69 @@
+"""Values that must be equal on all processes of a run. Imported only for several processes."""
+
+import os
+import time
+from argparse import Namespace
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common.config import flatten
+from common.data.cache import fingerprint
+from common.errors import check
+from common.train.task import Task
+from common.train.workdir import CONFIG, ROOT, commit
+
+VISIBLE_SECONDS = 60
+"""Seconds that a network file system may need to show a file that another host has written."""
+
+
+def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
+    """Returns {name: value} of the settings of a program "PAPER.PROGRAM": code version, options and configuration."""
+    code = code_version("common", "configs", program.partition(".")[0])
+    found = {"the program": program, "the code": code, "--workdir": options.workdir}
+    found |= {"--dry-run": options.dry_run, "--profile": options.profile}
+    return {name: str(value) for name, value in found.items()} | _fields(config)
+
+
+def inputs(config: ConfigDict, task: Task) -> dict[str, str]:
+    """Returns {name: value} of the inputs of a run: fingerprints of the data, and configuration."""
+    prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}
+    return prints | _fields(config)
+
+
+def _fields(config: ConfigDict) -> dict[str, str]:
+    """Returns {option: value} of all configuration fields except `data.cache_dir`, which may differ."""
+    fields = {f"--config.{name}": str(value) for name, value in flatten(config).items()}
+    fields.pop("--config.data.cache_dir", None)
+    return fields
+
+
+def check_shared(workdir: Path) -> None:
+    """Checks that the workdir is the folder that process 0 has opened. Called on all processes except process 0.
+
+    Raises:
+      UserError: process 0 has opened a different folder, or the folder is not writable.
+    """
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not (workdir / CONFIG).is_file():
+        check(
+            time.monotonic() < deadline,
+            f"--workdir={workdir} is not the folder that process 0 has opened ({CONFIG} is missing): use a folder that"
+            " all processes share",
+        )
+        time.sleep(0.5)
+    check(
+        os.access(workdir, os.W_OK),
+        f"cannot write to --workdir={workdir}: choose a writable folder",
+    )
+
+
+def code_version(*packages: str, root: Path = ROOT) -> str:
+    """Returns the commit of the code, and the first 12 digits of a SHA-256 of all .py files in `packages`.
+
+    The SHA-256 identifies uncommitted changes, and code outside of a git checkout.
+    """
+    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
+    names = [path.relative_to(root).as_posix() for path in files]
+    digest = fingerprint(names, (path.read_bytes().hex() for path in files))
+    return f"{commit()} ({digest[:12]})"
