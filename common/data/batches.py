@@ -1,7 +1,6 @@
 """Reads global batches in order, and gives each process its rows."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grain
 import jax
@@ -17,30 +16,20 @@ THREADS = 2
 
 
 class EndlessBatches(grain.MapDataset):
-    """Endless training batches with random access. Subclasses implement `local_batch`."""
+    """Endless training batches. Subclasses implement `__getitem__`: returns this process's rows of a global batch."""
 
     def __len__(self) -> int:
         return 2**62
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self.slice(index) if isinstance(index, slice) else self.local_batch(index)
-
-    def local_batch(self, index: int) -> Batch:
-        """Returns this process's rows of global batch `index`."""
-        raise NotImplementedError
 
 
 def iterate(
     batches: grain.MapDataset, start: dict[str, int] | None = None
 ) -> Iterator[tuple[Batch, dict[str, int]]]:
-    """Reads batches in order with prefetching threads.
+    """Yields each batch in order, with the data state after the batch: a JSON object of numbers.
 
     Args:
-        start: a data state that an earlier iteration yielded, possibly with a different number of processes. Reading
-            resumes after the batch of this data state. None starts at the first batch.
-
-    Yields:
-        A batch, and the data state after the batch: a JSON object of numbers.
+        start: data state after which to resume. An earlier iteration yielded it, possibly with another number of
+            processes. None starts at the first batch.
     """
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=16)
     iterator = iter(batches.to_iter_dataset(options))
@@ -67,7 +56,7 @@ def check_rows(rows: int, multiple: int, option: str = "--config.data.batch") ->
 
 
 def local_rows(ids: np.ndarray, rows: int) -> np.ndarray:
-    """Pads the example ids of a global batch with -1 to length `rows`; returns the ids of this process."""
+    """Pads the example ids of a global batch with -1 to `rows` ids, and returns the part of this process."""
     index, count = jax.process_index(), jax.process_count()
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids
@@ -77,10 +66,14 @@ def local_rows(ids: np.ndarray, rows: int) -> np.ndarray:
 def in_order(
     gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Yields batches that contain every example once, in order, with the array `ids`, -1 for empty rows.
+    """Yields this process's rows of batches that together contain the examples 0 to `count` - 1 once, in order.
 
     Args:
-        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
+        gather: function from example ids (-1 for an empty row) to a batch.
+        rows: number of rows of a global batch. It is rounded up to a multiple of `multiple`.
+
+    Yields:
+        The batch that `gather` returns, with the example ids as the array `ids`.
     """
     rows = -(-rows // multiple) * multiple
     for start in range(0, count, rows):

@@ -1,4 +1,4 @@
-"""Length-bucketed batches of sentences or sentence pairs in fixed shapes.
+"""Batches of sentences or sentence pairs of similar length, padded to the length of a bucket.
 
 The bucket determines the shape (B, L) of a batch, so XLA compiles a function once per bucket. Batches are global:
 process i of n gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
@@ -7,13 +7,12 @@ process i of n gets the rows i B / n to (i + 1) B / n - 1, so a run can resume w
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-import jax
 import numpy as np
 
 from common.data.batches import Batch, EndlessBatches, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS, EOS, PAD
-from common.errors import UserError, check
+from common.errors import check
 
 
 class BucketedBatches(EndlessBatches):
@@ -42,48 +41,40 @@ class BucketedBatches(EndlessBatches):
         """Sorts the examples into buckets.
 
         Args:
-            source: the source sentences.
             target: translations of the source sentences. None makes batches without targets.
-            buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
+            buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end of sentence.
             tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
                 batch has at least `multiple` rows, even if they exceed this maximum.
             rows: number of rows of every global batch. 0 takes as many rows as `tokens_per_batch` allows.
-            multiple: the number of rows of every global batch is a multiple of this number. The number of processes
-                must divide this number.
-            seed: seed of the shuffling.
+            multiple: number that divides the number of rows of every global batch. The number of processes must divide
+                `multiple`.
 
         Raises:
-            UserError: the buckets are not positive and strictly ascending, no example fits into a bucket, or `rows` is
-                neither 0 nor a positive multiple of `multiple`.
-            ValueError: `source` and `target` have different numbers of sentences, or the number of processes does not
-                divide `multiple`.
+            UserError: no example fits into a bucket, or `rows` is neither 0 nor a positive multiple of `multiple`.
         """
         super().__init__()
-        _check(source, target, buckets, multiple)
         self._source, self._target = source, target
         self._buckets = tuple(buckets)
         self._seed = seed
-        members, rest = _fill_buckets(source, target, self._buckets)
+        self._members, rest = _fill_buckets(source, target, self._buckets)
         self.dropped = len(rest)
-        if self.dropped == len(source):
-            shortest = int(_needed(source, target).min())
-            raise UserError(
-                f"all training examples are longer than {buckets[-1]} tokens, the last of --config.data.buckets: add a"
-                f" bucket of at least {shortest} tokens"
-            )
-        self._members = members
+        check(
+            self.dropped < len(source),
+            f"all training examples are longer than {buckets[-1]} tokens, the last of --config.data.buckets: add a"
+            f" bucket of at least {_needed(source, target).min()} tokens",
+        )
         if rows:
             check_rows(rows, multiple)
         self._rows = [
             rows or rows_of(length, tokens_per_batch, multiple) for length in self._buckets
         ]
-        counts = [-(-len(m) // rows) for m, rows in zip(members, self._rows, strict=True)]
+        counts = [-(-len(m) // rows) for m, rows in zip(self._members, self._rows, strict=True)]
         self._batches = [(k, i) for k, count in enumerate(counts) for i in range(count)]
         self.batches_per_epoch = len(self._batches)
         # Cache two epochs, because prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
-    def local_batch(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         order, shuffled = self._order(epoch)
         bucket, i = self._batches[order[position]]
@@ -113,17 +104,13 @@ def evaluation_batches(
     tokens_per_batch: int,
     multiple: int = 1,
 ) -> Iterator[Batch]:
-    """Yields batches that contain every example exactly once, in a fixed order.
+    """Yields this process's rows of batches that together contain every example once, in a fixed order.
 
-    Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket. For the
-    other arguments see `BucketedBatches`.
-
-    Args:
-        target: translations of the source sentences. None makes batches with only `source` and `ids`.
+    Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket.
+    `BucketedBatches` documents the arguments. If `target` is None, the batches contain only `source` and `ids`.
     """
-    _check(source, target, buckets, multiple)
     lengths = list(buckets)
-    while len(_fill_buckets(source, target, lengths)[1]):
+    while lengths[-1] < _needed(source, target).max(initial=0):
         lengths.append(2 * lengths[-1])
     members, _ = _fill_buckets(source, target, lengths)
     for length, examples in zip(lengths, members, strict=True):
@@ -133,26 +120,12 @@ def evaluation_batches(
             yield _assemble(source, target, ids, length)
 
 
-def _check(
-    source: TokenizedCorpus,
-    target: TokenizedCorpus | None,
-    buckets: Sequence[int],
-    multiple: int,
-) -> None:
-    if target is not None and len(source) != len(target):
-        raise ValueError(
-            f"source and target must have equally many sentences, got {len(source)} and {len(target)}"
-        )
-    check_buckets("--config.data.buckets", buckets)
-    if multiple % (processes := jax.process_count()):
-        raise ValueError(
-            f"multiple={multiple} is not divisible by the number of processes, {processes}: pass a multiple of"
-            f" {processes}"
-        )
-
-
 def check_buckets(option: str, buckets: Sequence[int]) -> None:
-    """Raises a UserError unless at least one length is given, and the lengths are positive and strictly ascending."""
+    """Raises a UserError unless `buckets` has at least one length, and its lengths are positive and strictly ascending.
+
+    Args:
+        option: command-line option of the buckets, for the error message.
+    """
     check(
         bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
         f"{option} must be one or more lengths above 0 in strictly ascending order, got"
@@ -199,7 +172,7 @@ def _assemble(
 
 
 def _pad(corpus: TokenizedCorpus, ids: np.ndarray, length: int) -> np.ndarray:
-    """Returns padded sentences with their end tokens, (B, length). The row of id -1 is all 0."""
+    """Returns the sentences `ids`, each with its end token and padding, (B, length). The row of an id -1 is all 0."""
     starts = corpus.offsets[ids][:, None]
     lengths = np.where(ids >= 0, corpus.lengths[ids], 0)[:, None]
     positions = np.arange(length)

@@ -54,19 +54,11 @@ class TokenizedCorpus:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Returns the token ids of a sentence, (length,)."""
-        if not 0 <= index < len(self):
-            raise IndexError(
-                f"the index of a sentence must be at least 0 and less than {len(self)}, got {index}"
-            )
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
 
 def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Returns the tokenized lines.
+    """Returns the token ids of each line.
 
     The first call for a text stores its token ids in `cache_dir`. All calls memory-map the stored ids.
 

@@ -46,7 +46,7 @@ class ExampleBatches(EndlessBatches):
             lambda epoch: np.random.default_rng((seed, epoch)).permutation(count)
         )
 
-    def local_batch(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         ids = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         return self._gather(local_rows(ids, self._rows))

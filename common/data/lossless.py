@@ -1,14 +1,11 @@
-"""Chooses, trains and loads lossless tokenizers of running text."""
+"""Chooses the lossless tokenizer of a configuration or of a run."""
 
 import os
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.atomic import write_atomic
-from common.data.cache import fingerprint, read_array
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
 from common.errors import check
 
@@ -16,17 +13,12 @@ BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 """Values of `data.tokenizer`. Any other value is the path of a tokenizer.json or a SentencePiece .model file."""
 
 
-def of_bytes() -> LosslessTokenizer:
-    """Returns the tokenizer with bytes as tokens."""
-    return LosslessTokenizer([bytes([n]) for n in range(256)])
-
-
 def in_run(workdir: Path) -> LosslessTokenizer:
     """Returns the tokenizer of the run in `workdir`. Raises a UserError if the tokenizer's file is damaged."""
     paths = (workdir / name for name in FILES)
     path = next(filter(Path.is_file, paths), None)
     if path is None:
-        return of_bytes()
+        return LosslessTokenizer()
     from common.data import subwords
 
     return subwords.load(path)
@@ -49,7 +41,7 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
     """
     kind = data.get("tokenizer", BYTES)
     if kind == BYTES:
-        return of_bytes()
+        return LosslessTokenizer()
     from common.data import subwords
 
     if kind == SENTENCEPIECE:
@@ -67,22 +59,3 @@ def vocabulary_size(data: ConfigDict) -> int:
     """Returns the vocabulary size of a configuration without reading the training text."""
     trained = data.get("tokenizer", BYTES) == SENTENCEPIECE
     return data.vocab_size if trained else choose(data, None).size
-
-
-def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDict) -> np.ndarray:
-    """Returns the token ids of a text (an array of bytes). If tokens are bytes, returns the text itself.
-
-    For other tokens, the first call stores the ids of the text in `data.cache_dir`. All calls memory-map the ids.
-
-    Raises:
-      UserError: the cached file is damaged, or the cache cannot be written.
-    """
-    if not tokenizer.name:
-        return text
-    key = fingerprint([tokenizer.fingerprint, sha256(text).hexdigest()])[:16]
-    path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"
-    if not path.exists():
-        kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
-        tokens = tokenizer.encode(text.tobytes()).astype(kind)
-        write_atomic(path, lambda file: np.save(file, tokens), "--config.data.cache_dir")
-    return read_array(path)

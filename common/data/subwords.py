@@ -1,8 +1,9 @@
-"""Loads and trains lossless subword tokenizers of running text."""
+"""Lossless tokenizers with subwords as tokens, and how they are loaded, trained and cached."""
 
 import json
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.atomic import write_atomic
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, read_array
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError
+from common.errors import UserError, check
 from common.storage.addresses import shown
 
 _TRAINER = {
@@ -27,9 +28,81 @@ _TRAINER = {
     "eos_id": -1,
     "pad_id": -1,
 }
+_BLOCK = 10_000
+"""Number of lines per call of the tokenizer. Limits memory."""
 
 
-def load(path: Path) -> LosslessTokenizer:
+class Subwords(LosslessTokenizer):
+    """A lossless tokenizer with subwords (pieces) as tokens. The base class documents the attributes."""
+
+    def __init__(
+        self,
+        pieces_V: Sequence[bytes],
+        encode: Callable[[list[str]], Iterable[list[int]]],
+        content: bytes,
+        name: str,
+    ):
+        """Makes a tokenizer.
+
+        Args:
+          pieces_V: bytes of each piece; b"" for special tokens.
+          encode: function from lines with their line feeds to the ids of each line.
+          content, name: bytes and name of the file that `save` writes.
+
+        Raises:
+          UserError: one of the 256 byte values is not a piece.
+        """
+        self.size, self.name = len(pieces_V), name
+        self.lengths_V = np.array([len(piece) for piece in pieces_V], np.int64)
+        self.fingerprint = fingerprint([name, content.hex()])
+        self._pieces_V, self._encode, self._content = pieces_V, encode, content
+        single = {piece: number for number, piece in enumerate(pieces_V) if len(piece) == 1}
+        missing = [n for n in range(256) if bytes([n]) not in single]
+        check(
+            not missing,
+            f"the tokenizer has no piece for {len(missing)} of the 256 bytes, so it would lose parts of a text: choose"
+            " a --config.data.tokenizer with byte fallback",
+        )
+        self._id_of_byte = np.array([single[bytes([n])] for n in range(256)], np.int32)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Returns the token ids of a text, (tokens,). Encodes a line as bytes if its tokens decode to other bytes."""
+        lines, tokens = text.splitlines(keepends=True), [np.zeros(0, np.int32)]
+        for start in range(0, len(lines), _BLOCK):
+            block = lines[start : start + _BLOCK]
+            # errors="replace" changes a line that is not UTF-8, so the comparison below encodes the line as bytes.
+            ids = self._encode([line.decode(errors="replace") for line in block])
+            for line, row in zip(block, ids, strict=True):
+                if self.decode(row) == line:
+                    tokens.append(np.asarray(row, np.int32))
+                else:
+                    tokens.append(self._id_of_byte[np.frombuffer(line, np.uint8)])
+        return np.concatenate(tokens)
+
+    def decode(self, tokens: np.ndarray | list[int]) -> bytes:
+        return b"".join([self._pieces_V[token] for token in tokens])
+
+    def cached_tokens(self, text: np.ndarray, data: ConfigDict) -> np.ndarray:
+        """Returns the token ids of a text (an array of bytes).
+
+        The first call stores the ids of the text in `data.cache_dir`. All calls memory-map the ids.
+
+        Raises:
+          UserError: the cached file is damaged, or the cache cannot be written.
+        """
+        key = fingerprint([self.fingerprint, sha256(text).hexdigest()])[:16]
+        path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"
+        if not path.exists():
+            tokens = self.encode(text.tobytes())
+            tokens = tokens.astype(np.uint16 if self.size <= 2**16 else np.int32)
+            write_atomic(path, lambda file: np.save(file, tokens), "--config.data.cache_dir")
+        return read_array(path)
+
+    def save(self, workdir: Path) -> None:
+        write_atomic(workdir / self.name, lambda file: file.write(self._content))
+
+
+def load(path: Path) -> Subwords:
     """Loads a lossless tokenizer from a SentencePiece model or a tokenizer.json.
 
     A tokenizer.json has byte-level BPE, or pieces as in SentencePiece ("▁" for a space, "<0x0A>" for a byte).
@@ -54,7 +127,7 @@ def load(path: Path) -> LosslessTokenizer:
         ) from error
 
 
-def trained(data: ConfigDict, training_text: np.ndarray) -> LosslessTokenizer:
+def trained(data: ConfigDict, training_text: np.ndarray) -> Subwords:
     """Trains a SentencePiece model on a text (bytes,), or loads the model of an earlier call from the cache."""
     key = fingerprint([str(data.vocab_size), repr(_TRAINER), sha256(training_text).hexdigest()])[
         :16
@@ -69,7 +142,7 @@ def trained(data: ConfigDict, training_text: np.ndarray) -> LosslessTokenizer:
     return load(path)
 
 
-def _from_model(content: bytes) -> LosslessTokenizer:
+def _from_model(content: bytes) -> Subwords:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -81,10 +154,10 @@ def _from_model(content: bytes) -> LosslessTokenizer:
         return b"" if special else model.id_to_piece(number).replace("\u2581", " ").encode()
 
     pieces_V = [piece(number) for number in range(model.get_piece_size())]
-    return LosslessTokenizer(pieces_V, model.encode, content, FILES[1])
+    return Subwords(pieces_V, model.encode, content, FILES[1])
 
 
-def _from_json(content: bytes) -> LosslessTokenizer:
+def _from_json(content: bytes) -> Subwords:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -110,7 +183,7 @@ def _from_json(content: bytes) -> LosslessTokenizer:
     def encode(lines: list[str]) -> list[list[int]]:
         return [row.ids for row in tokenizer.encode_batch(lines, add_special_tokens=False)]
 
-    return LosslessTokenizer(pieces_V, encode, content, FILES[0])
+    return Subwords(pieces_V, encode, content, FILES[0])
 
 
 def _byte_of_character() -> dict[str, int]:

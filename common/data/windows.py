@@ -33,7 +33,7 @@ class Crops(EndlessBatches):
         check_rows(rows, multiple)
         self._tokens, self._length, self._rows, self._seed = tokens, length, rows, seed
 
-    def local_batch(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         generator = np.random.default_rng((self._seed, index))
         starts = generator.integers(0, len(self._tokens) - self._length, self._rows)
         starts = local_rows(starts, self._rows)

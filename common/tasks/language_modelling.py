@@ -135,8 +135,7 @@ class LanguageModelling(Task):
         self.tokenizer = lossless.choose(config.data, texts["train"])
         self.vocabulary = self.tokenizer.size
         self.splits = {
-            split: lossless.cached_tokens(self.tokenizer, text, config.data)
-            for split, text in texts.items()
+            split: self.tokenizer.cached_tokens(text, config.data) for split, text in texts.items()
         }
         if config.eval.tokens:
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]

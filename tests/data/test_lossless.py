@@ -88,19 +88,19 @@ def test_pieces_equal_those_of_the_library(tmp_path, text):
 def test_tokens_are_read_from_the_cache(tmp_path, text):
     data = settings(tmp_path)
     tokenizer = lossless.choose(data, text)
-    tokens = lossless.cached_tokens(tokenizer, text[:5000], data)
+    tokens = tokenizer.cached_tokens(text[:5000], data)
     np.testing.assert_array_equal(tokens, tokenizer.encode(text[:5000].tobytes()))
     [path] = tmp_path.glob("text-*.npy")
-    assert isinstance(lossless.cached_tokens(tokenizer, text[:5000], data), np.memmap)
+    assert isinstance(tokenizer.cached_tokens(text[:5000], data), np.memmap)
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"text-\w+\.npy is damaged"):
-        lossless.cached_tokens(tokenizer, text[:5000], data)
+        tokenizer.cached_tokens(text[:5000], data)
     path.unlink()
     path.mkdir()
     with pytest.raises(
         UserError, match=r"^cannot read .*text-\w+\.npy: Is a directory; correct the path"
     ):
-        lossless.cached_tokens(tokenizer, text[:5000], data)
+        tokenizer.cached_tokens(text[:5000], data)
 
 
 def test_invalid_tokenizers_are_rejected(tmp_path, text):
