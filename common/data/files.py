@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import os
 import zipfile
 import zlib
@@ -14,15 +15,13 @@ from common.errors import UserError, check, file_error
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
-MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""Byte order mark at the start of a file -> encoding."""
-
 _CHUNK = 2**20
-"""Maximum number of bytes that are decoded at once."""
+"""Size in bytes of the buffer for reading."""
+
+_UNDECODABLE = "\udcff"
+"""Character in place of bytes that are not in the encoding of a file. Valid text has no such character."""
+
+codecs.register_error("mark", lambda error: (_UNDECODABLE, error.end))
 
 
 def source_folder(place: str) -> Path:
@@ -127,42 +126,28 @@ def decoded_lines(
     Raises:
         UserError: the file is not in the encoding, contains NUL bytes, is compressed, or is an Excel file.
     """
-    chunk = file.read1(_CHUNK)
-    check_is_text(name, chunk)
-    mark = next((mark for mark in MARKS if chunk.startswith(mark)), b"")
-    used = encoding or MARKS.get(mark, "utf-8")
-    decoder = codecs.getincrementaldecoder(used)()
-    pieces: list[str] = []  # parts of a line whose end is not read yet
+    buffer = io.BufferedReader(file, _CHUNK)
+    start = buffer.peek()
+    check_is_text(name, start)
+    is_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = encoding or ("utf-16" if is_utf16 else "utf-8")
+    wrong = f"is not {encoding.removesuffix('-sig').upper()}{hint}"
     number = 0
-    while True:
-        state, error = decoder.getstate(), None
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeError as caught:
-            # First yield the lines before the error, then raise the error.
-            error, undecoded = caught, len(state[0])
-            decoder.setstate(state)
-            text = decoder.decode(chunk[: max(getattr(error, "start", 0) - undecoded, 0)])
-        check("\0" not in text, f"{name} contains NUL bytes{hint}")
-        if not (number or pieces):
-            text = text.removeprefix("\ufeff")
-        *complete, rest = text.split("\n")
-        if complete:
-            complete[0] = "".join([*pieces, complete[0]])
-            pieces = []
-        for line in complete:
+    try:
+        for line in io.TextIOWrapper(buffer, encoding, errors="mark", newline="\n"):
             number += 1
-            yield line.removesuffix("\r")
-        if error:
-            shown_name = used.removesuffix("-sig").upper()
-            raise UserError(f"{name} line {number + 1} is not {shown_name}{hint}") from error
-        pieces.append(rest)
-        if not chunk:
-            break
-        chunk = file.read1(_CHUNK)
-    last = "".join(pieces).removesuffix("\r")
-    if last:
-        yield from [last] if number else last.split("\r")
+            if number == 1:
+                line = line.removeprefix("\ufeff")
+            if "\0" in line:
+                raise UserError(f"{name} contains NUL bytes{hint}")
+            if _UNDECODABLE in line:
+                raise UserError(f"{name} line {number} {wrong}")
+            if line.endswith("\n"):
+                yield line[:-1].removesuffix("\r")
+            elif last := line.removesuffix("\r"):
+                yield from [last] if number > 1 else last.split("\r")
+    except UnicodeError as error:  # `encoding` is UTF-16, but the file has no byte order mark.
+        raise UserError(f"{name} line {number + 1} {wrong}") from error
 
 
 def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
