@@ -1,5 +1,6 @@
 """Reads the twelve data sets of Table 1, and the user's own data."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,8 +9,16 @@ from ml_collections import ConfigDict
 from common.config import check_choice
 from common.data.labelled import LabelledText, load_labelled
 from common.errors import check
+from common.runtime.processes import is_main
 
 SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
+
+SHARES = {"test": 0.3, "valid": 0.1}
+"""Split -> fraction of the training examples that is cut if the split is missing. "test" is cut first, then "valid"
+from the remaining training examples."""
+
+SEED = 42
+"""Seed that selects the examples of a split that is cut from the training examples."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +157,19 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         read,
         classes=known.classes,
         unlabelled=known.unlabelled,
-        cut=cut,
+        optional=cut,
         splits=splits,
         several=data.multi_label,
     )
+    for split in SHARES:
+        if split in splits and split not in found:
+            check(
+                split in cut,
+                f"{read.source} is a single file and has no {split} split {read.splits[split]!r}: leave out"
+                f" --config.data.splits.{split} to cut the split from this file, or give a folder, files:DIR",
+            )
+            _cut(found, split, read.source)
+    found = {split: found[split] for split in splits}  # the order of the splits is saved in runs
     if not data.pair:
         found = {
             split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_E)
@@ -161,6 +179,28 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         for split in found.keys() - {"test"}:
             found[split] = draw(found[split], data.shots, config.seed)
     return found, classes
+
+
+def _cut(splits: dict[str, LabelledText], split: str, source: str) -> None:
+    """Moves random examples from the training split to the missing split `split`.
+
+    Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
+    """
+    train = splits["train"]
+    count = math.ceil(SHARES[split] * len(train))
+    check(
+        count < len(train),
+        f"{source} has only {count} training example left, too few to cut a {split} split from it: add examples, or"
+        f" add a {split} split",
+    )
+    order = np.random.default_rng(SEED).permutation(len(train))
+    for name, ids in ((split, order[:count]), ("train", order[count:])):
+        splits[name] = LabelledText([train.texts[i] for i in ids], train.labels_E[ids])
+    if is_main():
+        print(
+            f"{source} has no {split} split: using {count:,} of its {len(train):,} training examples,"
+            f" chosen with seed {SEED}"
+        )
 
 
 def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:

@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.data.labelled import SEED
 from common.errors import UserError, check
 from perception import near_duplicates
+from perception.datasets import SEED
 from perception.table_reader import WHOLE
 
 LEAST = 3

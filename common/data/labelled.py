@@ -1,6 +1,5 @@
 """Loads labelled texts and pairs of texts for classification."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,15 +10,9 @@ from common.data.cache import fingerprint
 from common.data.record import Record, has_surrogate
 from common.data.records import open_records
 from common.errors import UserError, check
-from common.runtime.processes import is_main
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
-
-LABEL = "label"
-SHARES, SEED = {"test": 0.3, "valid": 0.1}, 42
-"""SHARES: split -> fraction of the training examples that is cut if the split is missing. "test" is cut first, then
-"valid" from the remaining training examples. SEED: seed that selects the examples."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ def load_labelled(
     *,
     classes: int = 0,
     unlabelled: bool = False,
-    cut: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
     splits: tuple[str, ...] = ("train", "valid", "test"),
     several: bool = False,
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
@@ -86,20 +79,20 @@ def load_labelled(
         classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
             any number of classes.
         unlabelled: True skips examples with the label -1. False reads -1 like any other label.
-        cut: splits that are cut from the training split if they are missing.
+        optional: splits that may be missing in the source. A missing split is not returned.
         splits: splits to read.
         several: whether the label is a list of any number of classes.
 
     Raises:
         UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
-            empty or too small; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or
+            empty; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or
             not valid Unicode; a label is missing, of the wrong type or not one of the classes.
     """
     if len(data.fields.split()) not in (1, 2):
         raise UserError(
             f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space"
         )
-    label = Field(data.get("label", LABEL), "name the field of the label 'label'")
+    label = Field(data.get("label", "label"), "name the field of the label 'label'")
     if "label" in data:
         label = Field(data.label, "set --config.data.label to the field of the label")
     records, names = open_records(
@@ -108,7 +101,7 @@ def load_labelled(
         data.fields,
         label.names,
         tfds_dir=data.tfds_dir,
-        optional=cut,
+        optional=optional,
     )
     found = {split: list(examples) for split, examples in records.items()}
     if unlabelled:
@@ -127,48 +120,17 @@ def load_labelled(
             f"--config.data.source={data.source} has {len(names)} classes instead of {classes}, the number of classes"
             " of --config.dataset: choose the source of this data set"
         )
-    # Collect the classes before a missing split is cut from the training split, which may then lack a class.
     known = tuple(names or _classes(found["train"], label, classes, several))
     remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"
     check(
         len(known) > 1,
         f"{data.source} has a single class, {known[0]}; classification needs at least two: {remedy}",
     )
-    for split in SHARES:
-        if split in splits and split not in found:
-            check(
-                split in cut,
-                f"{data.source} is a single file and has no {split} split {data.splits[split]!r}: leave out"
-                f" --config.data.splits.{split} to cut the split from this file, or give a folder, files:DIR",
-            )
-            _cut(found, split, data.source)
     by_number = bool(names) or known == tuple(map(str, range(len(known))))
     return {
-        split: _read(found[split], data.fields, label, known, by_number, several)
-        for split in splits
+        split: _read(examples, data.fields, label, known, by_number, several)
+        for split, examples in found.items()
     }, known
-
-
-def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
-    """Moves random examples from the training split to the missing split `split`.
-
-    Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
-    """
-    train = splits["train"]
-    count = math.ceil(SHARES[split] * len(train))
-    if count == len(train):
-        raise UserError(
-            f"{source} has only {count} training example left, too few to cut a {split} split from it: add examples, or"
-            f" add a {split} split"
-        )
-    order = np.random.default_rng(SEED).permutation(len(train))
-    splits[split] = [train[i] for i in order[:count]]
-    splits["train"] = [train[i] for i in order[count:]]
-    if is_main():
-        print(
-            f"{source} has no {split} split: using {count:,} of its {len(train):,} training examples,"
-            f" chosen with seed {SEED}"
-        )
 
 
 def _classes(train: Sequence[Record], label: Field, count: int, several: bool) -> list[str]:

@@ -174,33 +174,17 @@ def test_single_class_raises_user_error(folder):
         load_labelled(data(f"files:{folder}"))
 
 
-def named(count: int, **fields: object) -> list[dict]:
-    return [{"text": f"text {i}", "label": i % 2, **fields} for i in range(count)]
+def named(count: int) -> list[dict]:
+    return [{"text": f"text {i}", "label": i % 2} for i in range(count)]
 
 
-def test_missing_splits_are_cut_from_train(folder, capsys):
-    """The test split has the size that Hugging Face's train_test_split(0.3) gives. A fixed seed draws its examples."""
+def test_missing_optional_splits_are_not_returned(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
-    (folder / "train.jsonl").write_text(lines(named(40)))
-    splits, _ = load_labelled(data(f"files:{folder}"), cut=("valid", "test"))
-    # 12 is 30 % of 40, and 3 is a tenth of the remaining 28, rounded up.
-    assert {name: len(text) for name, text in splits.items()} == {
-        "train": 25,
-        "valid": 3,
-        "test": 12,
-    }
-    order = np.random.default_rng(42).permutation(40)
-    assert splits["test"].texts == [(f"text {i}",) for i in order[:12]]
-    texts = [text for split in splits.values() for text in split.texts]
-    assert len(set(texts)) == 40
-    told = capsys.readouterr().out.splitlines()
-    assert told == [
-        f"files:{folder} has no test split: using 12 of its 40 training examples, chosen with seed 42",
-        f"files:{folder} has no valid split: using 3 of its 28 training examples, chosen with seed 42",
-    ]
-    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), cut=("valid", "test"))
-    assert again["test"].texts == splits["test"].texts
+    for source in (folder, folder / "train.jsonl"):
+        assert list(load_labelled(data(f"files:{source}"), optional=("valid", "test"))[0]) == [
+            "train"
+        ]
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data(f"files:{folder / 'train.jsonl'}"))
 
@@ -263,8 +247,9 @@ def test_hugging_face_data_sets(monkeypatch):
     hub = ModuleType("datasets")
     hub.load_dataset = lambda name: {"train": Split(named(20)), "test": Split(named(4))}
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    splits, classes = load_labelled(data("hf:some/name"), cut=("valid", "test"))
-    assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
+    splits, classes = load_labelled(data("hf:some/name"), optional=("valid", "test"))
+    assert classes == ("no", "yes")
+    assert {name: len(text) for name, text in splits.items()} == {"train": 20, "test": 4}
     with pytest.raises(
         UserError,
         match=r"splits.valid=validation is not a split of hf:some/name: choose one of train, test",
@@ -392,15 +377,6 @@ def test_lone_surrogate_raises_user_error(tmp_path) -> None:
     (tmp_path / "valid.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=r"valid.jsonl line 1: .* lone surrogate"):
         load_labelled(data)
-
-
-def test_rare_class_may_be_in_the_cut_split_only(tmp_path) -> None:
-    data = written(tmp_path, ["a", "b"] * 20 + ["rare"])
-    (tmp_path / "test.jsonl").unlink()
-    (tmp_path / "valid.jsonl").unlink()
-    splits, names = load_labelled(data, cut=("valid", "test"))
-    assert names == ("a", "b", "rare")
-    assert sum(map(len, splits.values())) == 41
 
 
 def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
@@ -83,6 +84,37 @@ def test_missing_test_split_takes_30_percent_of_train(tmp_path):
     chosen.eval.select = "test"
     splits, _ = datasets.load(chosen)
     assert {name: len(text) for name, text in splits.items()} == {"train": 14, "test": 6}
+
+
+def test_missing_splits_are_cut_from_train(tmp_path, capsys):
+    """The test split has the size that Hugging Face's train_test_split(0.3) gives. A fixed seed draws its examples."""
+    write(tmp_path / "train.jsonl", 40, "text", "label", 2)
+    splits, _ = datasets.load(config(**{"data.source": f"files:{tmp_path}"}))
+    # 12 is 30 % of 40, and 3 is a tenth of the remaining 28, rounded up.
+    assert [(name, len(text)) for name, text in splits.items()] == [
+        ("train", 25),
+        ("valid", 3),
+        ("test", 12),
+    ]
+    order = np.random.default_rng(42).permutation(40)
+    assert splits["test"].texts == [(f"text {i}",) for i in order[:12]]
+    assert splits["test"].labels_E.tolist() == [i % 2 for i in order[:12]]
+    assert len({text for split in splits.values() for text in split.texts}) == 40
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"files:{tmp_path} has no test split: using 12 of its 40 training examples, chosen with seed 42",
+        f"files:{tmp_path} has no valid split: using 3 of its 28 training examples, chosen with seed 42",
+    ]
+    again, _ = datasets.load(config(**{"data.source": f"files:{tmp_path / 'train.jsonl'}"}))
+    assert again["test"].texts == splits["test"].texts
+
+
+def test_rare_class_may_be_in_the_cut_split_only(tmp_path):
+    rows = [{"text": str(i), "label": "ab"[i % 2]} for i in range(40)]
+    rows.append({"text": "x", "label": "rare"})
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits, classes = datasets.load(config(**{"data.source": f"files:{tmp_path}"}))
+    assert classes == ("a", "b", "rare") and sum(map(len, splits.values())) == 41
 
 
 def test_premise_only_drops_hypotheses(tmp_path):
