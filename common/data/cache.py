@@ -1,4 +1,4 @@
-"""Fingerprints of texts and arrays, for cache keys, and arrays of the cache."""
+"""Computes fingerprints of texts and arrays, and reads arrays of the cache."""
 
 import hashlib
 from collections.abc import Iterable

@@ -28,10 +28,7 @@ class ExampleBatches(EndlessBatches):
 
         Args:
             gather: function from example indices (-1 for an empty row) to a batch.
-            count: number of examples.
-            rows: number of rows of a global batch.
-            multiple: number that must divide `rows`.
-            seed: seed of the shuffling.
+            rows: number of rows of a global batch, a multiple of `multiple`.
             option: command-line option of `rows`, for the error message.
 
         Raises:

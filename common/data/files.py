@@ -24,6 +24,14 @@ _UNDECODABLE = "\udcff"
 codecs.register_error("mark", lambda error: (_UNDECODABLE, error.end))
 
 
+_NO_TEXT = {
+    b"\x1f\x8b": "is compressed with gzip: unpack it, or add .gz to its name",
+    b"PK\x03\x04": "is an Excel file or another zip archive: save the table as CSV, or unpack the archive",
+    b"\xd0\xcf\x11\xe0": "is an Excel file: save the table as CSV",
+}
+"""First bytes of a file that is no text -> its description for the error message."""
+
+
 def source_folder(place: str) -> Path:
     """Returns the folder of --config.data.source=files:DIR.
 
@@ -59,17 +67,6 @@ def choices(folder: Path) -> str:
 
 ADVICE = "; convert the text to UTF-8"
 """Advice for errors about a wrong encoding and NUL bytes, in programs that have no option for the encoding."""
-
-
-def check_is_text(name: str | Path, start: bytes) -> None:
-    """Raises a UserError if the contents of a file start like compressed data or like an Excel file."""
-    kinds = {
-        b"\x1f\x8b": "is compressed with gzip: unpack it, or add .gz to its name",
-        b"PK\x03\x04": "is an Excel file or another zip archive: save the table as CSV, or unpack the archive",
-        b"\xd0\xcf\x11\xe0": "is an Excel file: save the table as CSV",
-    }
-    for mark, told in kinds.items():
-        check(not start.startswith(mark), f"{name} {told}")
 
 
 @contextmanager
@@ -128,7 +125,8 @@ def decoded_lines(
     """
     buffer = io.BufferedReader(file, _CHUNK)
     start = buffer.peek()
-    check_is_text(name, start)
+    for mark, told in _NO_TEXT.items():
+        check(not start.startswith(mark), f"{name} {told}")
     is_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = encoding or ("utf-16" if is_utf16 else "utf-8")
     wrong = f"is not {encoding.removesuffix('-sig').upper()}{hint}"

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from common.data.cache import fingerprint
 from common.data.record import Record, has_surrogate
 from common.data.records import open_records
 from common.errors import UserError, check
-
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Field(NamedTuple):
 
 
 def load_labelled(
-    data: "ConfigDict",
+    data: ConfigDict,
     *,
     classes: int = 0,
     unlabelled: bool = False,
@@ -85,13 +83,13 @@ def load_labelled(
 
     Raises:
         UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
-            empty; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or
-            not valid Unicode; a label is missing, of the wrong type or not one of the classes.
+            empty; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or not valid
+            Unicode; a label is missing, of the wrong type or not one of the classes.
     """
-    if len(data.fields.split()) not in (1, 2):
-        raise UserError(
-            f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space"
-        )
+    check(
+        len(data.fields.split()) in (1, 2),
+        f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space",
+    )
     label = Field(data.get("label", "label"), "name the field of the label 'label'")
     if "label" in data:
         label = Field(data.label, "set --config.data.label to the field of the label")
@@ -103,23 +101,19 @@ def load_labelled(
         tfds_dir=data.tfds_dir,
         optional=optional,
     )
-    found = {split: list(examples) for split, examples in records.items()}
-    if unlabelled:
-        found = {
-            split: [record for record in examples if str(_field(record, label)) != "-1"]
-            for split, examples in found.items()
-        }
-    for split, examples in found.items():
-        if not examples:
-            raise UserError(
-                f"--config.data.source={data.source} has no {'labelled ' * unlabelled}examples in its {split} split:"
-                f" add examples, or set --config.data.splits.{split} to another split"
-            )
-    if names and classes and len(names) != classes:
-        raise UserError(
-            f"--config.data.source={data.source} has {len(names)} classes instead of {classes}, the number of classes"
-            " of --config.dataset: choose the source of this data set"
+    found = {}
+    for split, examples in records.items():
+        found[split] = [x for x in examples if not unlabelled or str(_field(x, label)) != "-1"]
+        check(
+            bool(found[split]),
+            f"--config.data.source={data.source} has no {'labelled ' * unlabelled}examples in its {split} split:"
+            f" add examples, or set --config.data.splits.{split} to another split",
         )
+    check(
+        not names or classes in (0, len(names)),
+        f"--config.data.source={data.source} has {len(names or ())} classes instead of {classes}, the number of classes"
+        " of --config.dataset: choose the source of this data set",
+    )
     known = tuple(names or _classes(found["train"], label, classes, several))
     remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"
     check(
@@ -185,14 +179,7 @@ def _read(
     by_number: bool,
     several: bool,
 ) -> LabelledText:
-    """Returns the texts and classes of records.
-
-    Args:
-        fields: names of the text fields, separated by spaces.
-        label_field: name of the label field.
-        classes: the class names.
-        by_number: whether integer labels are class indices instead of class names.
-    """
+    """Returns the texts and classes of records. With `by_number`, integer labels are class indices, else names."""
     numbers = {name: number for number, name in enumerate(classes)}
     texts, labels = [], []
     for record in records:

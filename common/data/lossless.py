@@ -53,9 +53,3 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
         " SentencePiece model or tokenizer.json",
     )
     return subwords.load(path)
-
-
-def vocabulary_size(data: ConfigDict) -> int:
-    """Returns the vocabulary size of a configuration without reading the training text."""
-    trained = data.get("tokenizer", BYTES) == SENTENCEPIECE
-    return data.vocab_size if trained else choose(data, None).size

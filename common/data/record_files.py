@@ -39,7 +39,7 @@ def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) 
 
 
 def read_names(path: Path) -> list[str] | None:
-    """Returns the class names in a labels.json, or None without this file. Raises a UserError if it is damaged."""
+    """Returns the class names in a labels.json, or None without this file. A damaged file raises a UserError."""
     if not path.is_file():
         return None
     text = "\n".join(read_lines(path))
@@ -69,7 +69,7 @@ def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
 
 
 def _choices(folder: Path) -> str:
-    """Returns advice for a missing file. A split is named by its file without the ending."""
+    """Returns the advice for a missing file: the folder's file names without endings, as `data.splits` names files."""
     found = [path.name for path in folder.iterdir() if path.is_file()]
     names = sorted(
         {name.removesuffix(end) for name in found for end in _ENDINGS if name.endswith(end)}
@@ -103,7 +103,7 @@ def parse_json_lines(path: str | Path, lines: Iterable[str]) -> Iterator[Parsed]
             fields = json.loads(line)
         # `json` raises a RecursionError for deeply nested brackets.
         except (ValueError, RecursionError) as error:
-            # Leave out the position in the message of JSON, which counts this line as line 1.
+            # Omit the position from the error text: `json` counts this line as line 1.
             yield place, f" is not JSON: {getattr(error, 'msg', error)}"
             continue
         yield place, fields if isinstance(fields, dict) else " is not a JSON object"

@@ -32,8 +32,7 @@ def open_hugging_face(
     except ImportError as error:
         raise UserError(
             f"--config.data.source=hf:{name} needs the package datasets: pip install datasets; or save the examples as"
-            " files and use"
-            " --config.data.source=files:DIR"
+            " files and use --config.data.source=files:DIR"
         ) from error
     try:
         data = datasets.load_dataset(name)

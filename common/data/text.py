@@ -1,18 +1,17 @@
 """Reads documents of plain text: lines, paragraphs or files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ml_collections import ConfigDict
+
+from common.config import check_choice
 from common.data.files import choices, read_lines
 from common.data.text_sources import DOCUMENTS, OWN, cut, python_manual, text_folder
 from common.errors import UserError, check
 from common.storage.addresses import shown
 
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
 
-
-def load_text(data: "ConfigDict", split: str) -> list[str]:
+def load_text(data: ConfigDict, split: str) -> list[str]:
     """Returns the documents of a split, without empty documents.
 
     Args:
@@ -27,10 +26,7 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
         UserError: the source or the value of `documents` is unknown; a pattern is invalid; a file is missing, damaged
             or empty; the user's function fails; the split has no text.
     """
-    check(
-        data.documents in DOCUMENTS,
-        f"--config.data.documents={data.documents} must be one of {', '.join(DOCUMENTS)}",
-    )
+    check_choice("--config.data.documents", data.documents, DOCUMENTS)
     if data.source.startswith(OWN):
         from common.data.own import own_examples
 

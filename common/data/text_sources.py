@@ -15,16 +15,15 @@ DOCUMENTS = ("line", "paragraph", "file")
 def text_folder(source: str) -> Path | None:
     """Returns the folder of a source "files:DIR", or None for "embedded:python". Other sources raise a UserError."""
     kind, _, place = source.partition(":")
-    option = f"--config.data.source={source}"
-    check(
-        kind in ("embedded", "files"),
-        f"{option} must be embedded:python, files:DIR or import:MODULE:FUNCTION",
-    )
     if kind == "files":
         from common.data.files import source_folder
 
         return source_folder(place)
-    check(place == "python", f"{option} is unknown: use embedded:python, the Python manual")
+    check(
+        source == "embedded:python",
+        f"--config.data.source={source} must be embedded:python (the Python manual), files:DIR or"
+        " import:MODULE:FUNCTION",
+    )
     return None
 
 

@@ -18,8 +18,7 @@ class Crops(EndlessBatches):
 
         Args:
             length: window length L. A crop has L + 1 tokens, because targets are shifted by one.
-            rows: number of rows of a global batch.
-            multiple: number that must divide `rows`.
+            rows: number of rows of a global batch, a multiple of `multiple`.
 
         Raises:
             UserError: the sequence is too short, or `rows` is not a positive multiple of `multiple`.

@@ -95,8 +95,8 @@ class Generator:
         """Yields lists with the next tokens of each prompt: at most `chunk` tokens at a time, and `length` in all.
 
         A text that fills the window continues in a new window, which begins with the last half of the full window. A
-        prompt of at least `window` tokens is cut to its last `window` // 2 tokens. The texts do not depend on the chunk
-        size or the mesh, and a text does not depend on the other prompts.
+        prompt of at least `window` tokens is cut to its last `window` // 2 tokens. A text depends on its prompt and on
+        the index of the prompt, but not on the other prompts, the chunk size or the mesh.
 
         Raises:
           UserError: there are no prompts, or a prompt is empty.
@@ -104,9 +104,6 @@ class Generator:
         check(len(prompts) > 0, "there are no prompts: give at least one prompt")
         for number, prompt in enumerate(prompts, start=1):
             check(len(prompt) > 0, f"prompt {number} is empty: give it at least one token")
-        return self._texts(state, prompts, length, seed, chunk)
-
-    def _texts(self, state, prompts, length, seed, chunk) -> Iterator[list[np.ndarray]]:
         contexts = [np.asarray(prompt, np.int32) for prompt in prompts]
         missing = np.full(len(contexts), length)
         key = jax.random.key(seed)

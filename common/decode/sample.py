@@ -66,7 +66,7 @@ class Rows(NamedTuple):
 
 
 def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows: Rows) -> jax.Array:
-    """Draws a token for each row of logits; returns (B,). A token depends on the index of its row in the batch."""
+    """Draws a token for each row of logits; returns (B,). The key and the index of a row determine the row's noise."""
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     # Draw the Gumbel noise of the whole batch on each device, so that a row gets the same noise on every mesh.

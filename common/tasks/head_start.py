@@ -1,7 +1,4 @@
-"""Computes the output layer of a language model with the function that the configuration field `head_start` names.
-
-The function gets features of training tokens and the tokens that follow.
-"""
+"""Computes the output layer of a language model with the function that the configuration field `head_start` names."""
 
 from typing import TYPE_CHECKING
 
@@ -31,7 +28,8 @@ _EXAMPLES = 50_000
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
     """Returns new values of the output layer, {path: sharded array} with the paths of OUTPUT.
 
-    Calls the function that `config.head_start` names as "module:attribute" with features of the training text.
+    `config.head_start` names a function as "module:attribute". The function gets features (E, D) of training tokens and
+    the tokens (E,) that follow.
 
     Raises:
       UserError: the function cannot be imported or does not return two arrays of the right shapes, or the output layer

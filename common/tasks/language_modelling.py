@@ -20,7 +20,7 @@ from common.data import lossless
 from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint, fingerprint_arrays
-from common.data.lossless import BYTES
+from common.data.lossless import BYTES, SENTENCEPIECE
 from common.data.lossless_tokenizer import LosslessTokenizer
 from common.data.windows import Crops, scored_once
 from common.errors import check
@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
 
 
 class WindowLosses:
-    """Computes the loss of every token of a text except the first, in sliding windows of `model.length` tokens.
+    """Computes the losses of a text in sliding windows of `model.length` tokens. The first token has no loss.
 
     Args:
       config: configuration of a run. If `data.words` is set, the words of each window are also counted.
@@ -126,8 +126,10 @@ class LanguageModelling(Task):
         self._writer: Callable | None = None
         if read_data:
             self._read_data()
+        elif config.data.get("tokenizer", BYTES) == SENTENCEPIECE:
+            self.vocabulary = config.data.vocab_size
         else:
-            self.vocabulary = lossless.vocabulary_size(config.data)
+            self.vocabulary = lossless.choose(config.data, None).size
 
     def _read_data(self) -> None:
         config = self.config
@@ -164,15 +166,7 @@ class LanguageModelling(Task):
         return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters.
-
-        If `config.head_start` names a function, the named function computes the output layer from features of training
-        text.
-
-        Raises:
-          UserError: the named function cannot be imported or does not return two arrays of the right shapes, or the
-            output layer is tied to the embedding.
-        """
+        """Returns the initial parameters. A function named by `config.head_start` computes the output layer."""
         if not self.config.get("head_start"):
             return trainable
         from common.tasks.head_start import output_layer

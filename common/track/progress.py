@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 _BAR_INTERVAL = 0.5
 """Seconds between two refreshes of the bar."""
@@ -34,17 +34,14 @@ _PEAKS = (
 )
 
 
-def peak_flops(device_kind: str, dtype: Any) -> float | None:
+def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Returns the peak FLOP/s of a `jax.Device.device_kind`, for model FLOPs utilisation (MFU); None if unknown.
 
     The peak is unknown for CPUs, slices of a GPU (MIG), devices that are not in the table, and dtypes other than
     bfloat16 and float16 (the peak of float32 depends on the precision flag). V100 and T4 reach their peak in float16
     only.
     """
-    import numpy as np
-
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if name not in ("bfloat16", "float16") or "MIG" in device_kind:
+    if dtype not in ("bfloat16", "float16") or "MIG" in device_kind:
         return None
     return next((peak for pattern, peak in _PEAKS if re.search(pattern, device_kind)), None)
 

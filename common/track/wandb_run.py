@@ -104,7 +104,7 @@ def log_in() -> None:
 
 
 def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
-    """Starts a wandb run: offline if "online" fails. Returns None if both fail. Prints a warning for each failure."""
+    """Starts a wandb run: offline if "online" fails. Returns None if "offline" fails. Each failure prints a warning."""
     times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
     try:
         import wandb

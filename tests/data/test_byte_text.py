@@ -92,9 +92,13 @@ def _cut_gzip(path: Path) -> None:
         (r"enwik8.gz is damaged or truncated", _cut_gzip, {}),
         ("the train split of .* has no bytes", lambda path: (path / "enwik8").write_bytes(b""), {}),
         ("no directory", lambda path: None, {"source": "files:/nowhere"}),
-        ("embedded:python, files:DIR or import:", lambda path: None, {"source": "http://x"}),
         (
-            "is unknown: use embedded:python",
+            "must be embedded:python .*, files:DIR or import:",
+            lambda path: None,
+            {"source": "http://x"},
+        ),
+        (
+            "must be embedded:python",
             lambda path: None,
             {"source": "embedded:latin"},
         ),
