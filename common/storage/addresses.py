@@ -36,5 +36,5 @@ def address(folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """Returns the name of a folder for messages: its address in a bucket if `folder` is a local copy, else its path."""
+    """Returns the name of a folder or file for messages: the address of a local copy, the path of any other folder."""
     return address(folder) or str(folder)

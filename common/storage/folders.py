@@ -2,7 +2,7 @@
 
 A folder in a bucket has one local copy, in `.cache/buckets`, which programs read and write like any other folder. The
 path of the copy contains the name of the bucket and the path in the bucket. The modules `stores`, `mirror`, `lease` and
-`uploads` download and upload files. They are imported only for a folder in a bucket.
+`uploads` download and upload files, and are imported only for a folder in a bucket.
 """
 
 from collections.abc import Callable, Iterator
