@@ -34,10 +34,6 @@ SECONDS = "TRAINLESS_LEASE_SECONDS", 60
 """Environment variable and default of the seconds without a renewal after which a lease's holder counts as dead."""
 
 
-class LeaseLost(UserError):
-    """Raised if another process has taken the lease."""
-
-
 class Lease:
     """The lease of a folder, held from `acquire` to `release` as long as `renew` is called often enough.
 
@@ -49,8 +45,8 @@ class Lease:
         self._store, self._name = mirror.store, mirror.object_name(LEASE)
         self._address, self.seconds = address, seconds(SECONDS)
         self._me = f"process {os.getpid()} of {_user()} on {socket.gethostname()}"
-        self._version, self._content, self._beats, self._renewed = "", b"", 0, 0.0
-        self._copy, self._word = identity(), uuid.uuid4().hex
+        self._version, self._content, self._renewed = "", b"", 0.0
+        self._copy = identity()
 
     def acquire(self) -> bool:
         """Takes the lease.
@@ -100,7 +96,7 @@ class Lease:
         """Renews the lease by replacing the lease's object in the bucket.
 
         Raises:
-          LeaseLost: another process has taken the lease.
+          UserError: another process has taken the lease.
         """
         self._replace_own(self._me)
 
@@ -118,7 +114,7 @@ class Lease:
             content, version = self._store.read(self._name) or (b"", "")
             if content != self._content:
                 other = _holder(content)[0] or "another process"
-                raise LeaseLost(
+                raise UserError(
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"
                     f" {self.seconds} s; this process stops: repeat the command after the other process has ended"
                 ) from None
@@ -127,9 +123,8 @@ class Lease:
 
     def _replace(self, version: str, holder: str) -> None:
         begun = time.monotonic()  # a lower bound of the time of the write
-        self._beats += 1
         fields = {"holder": holder, "copy": self._copy, "seconds": self.seconds}
-        fields |= {"word": self._word, "beats": self._beats}  # makes each written content unique
+        fields["word"] = uuid.uuid4().hex  # makes each written content unique
         self._content = json.dumps(fields).encode()
         self._version = self._store.write(self._name, self._content, version)
         self._renewed = begun

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,11 @@ _CONNECT, _ANSWER = 10, 60
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without a response counts as 503."""
+
+_OUTAGES: set[str] = set()
+"""Addresses of buckets of whose current outage a warning was printed. Guarded by `_LOCK`."""
+
+_LOCK = threading.Lock()
 
 
 class Changed(Exception):
@@ -45,36 +51,15 @@ class Object(NamedTuple):
     time: float
 
 
-class Outage:
-    """Warns once of each outage of a bucket. Stores of several threads share one object, so only one of them warns."""
-
-    def __init__(self):
-        self._lock, self._reported = threading.Lock(), False
-
-    def report(self, line: str) -> None:
-        """Prints a warning, unless a warning was printed since the last `end`."""
-        with self._lock:
-            reported, self._reported = self._reported, True
-        if not reported:
-            print(f"warning: {line}", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        self._reported = False
-
-
 class Store:
     """The objects of one bucket. Retries requests after transient errors, with exponential backoff.
 
     Every method raises a UserError if the store refuses the request, or after TRAINLESS_BUCKET_SECONDS of transient
     errors.
-
-    Attributes:
-      outage: prints a warning if the bucket does not respond. Several stores of one bucket may share an `Outage`.
     """
 
     def __init__(self, address: str):
         self._address, self._patience = address, seconds(PATIENCE)
-        self.outage = Outage()
 
     def list(self, prefix: str) -> dict[str, Object]:
         """Returns {name: object} for all objects whose names begin with `prefix`."""
@@ -122,16 +107,14 @@ class Store:
 
     def delete(self, name: str) -> None:
         """Deletes an object. Does nothing if the object does not exist."""
-        try:
+        with suppress(Missing):
             self._repeat(self._delete, name)
-        except Missing:
-            return
 
     def _repeat(self, request: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return self._until_answered(request, *arguments)
         finally:
-            self.outage.end()
+            _OUTAGES.discard(self._address)
 
     def _until_answered(self, request: Callable[..., Any], *arguments: Any) -> Any:
         begun, pause = time.monotonic(), 1.0
@@ -156,12 +139,20 @@ class Store:
                         " network, or try again later"
                     ) from error
                 if pause == 2:  # Do not warn of the first error: servers close idle connections.
-                    self.outage.report(
+                    self._warn(
                         f"requests to {self._address} fail ({text}); retrying for {self._patience} s"
                     )
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 30)
+
+    def _warn(self, line: str) -> None:
+        """Prints a warning once per outage of the bucket, although a thread that renews a lease has its own `Store`."""
+        with _LOCK:
+            reported = self._address in _OUTAGES
+            _OUTAGES.add(self._address)
+        if not reported:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _status(self, error: Exception) -> int | None:
         """Returns the HTTP status of `error`: 503 if the store did not respond, None if `error` has no HTTP status."""
@@ -260,13 +251,10 @@ class S3Store(Store):
         )
         try:
             self._client = boto3.client("s3", config=once)
-        except exceptions.BotoCoreError as error:
+        except (exceptions.BotoCoreError, ValueError) as error:
             raise UserError(
-                f"{self._address} cannot be opened: {error} (check the AWS configuration and AWS_PROFILE)"
-            ) from error
-        except ValueError as error:
-            raise UserError(
-                f"{self._address} cannot be opened: {error} (check AWS_ENDPOINT_URL)"
+                f"{self._address} cannot be opened: {error} (check AWS_ENDPOINT_URL, AWS_PROFILE and the AWS"
+                " configuration)"
             ) from error
         self._bucket = bucket
 
