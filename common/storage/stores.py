@@ -27,11 +27,6 @@ _CONNECT, _ANSWER = 10, 60
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without a response counts as 503."""
 
-_OUTAGES: set[str] = set()
-"""Addresses of buckets of whose current outage a warning was printed. Guarded by `_LOCK`."""
-
-_LOCK = threading.Lock()
-
 
 class Changed(Exception):
     """Raised if an object has another version than the request expects."""
@@ -56,10 +51,15 @@ class Store:
 
     Every method raises a UserError if the store refuses the request, or after TRAINLESS_BUCKET_SECONDS of transient
     errors.
+
+    Attributes:
+      outage: set after a warning that the bucket does not respond, until a request ends. Stores of one bucket that
+        share this event warn once.
     """
 
     def __init__(self, address: str):
         self._address, self._patience = address, seconds(PATIENCE)
+        self.outage = threading.Event()
 
     def list(self, prefix: str) -> dict[str, Object]:
         """Returns {name: object} for all objects whose names begin with `prefix`."""
@@ -114,7 +114,7 @@ class Store:
         try:
             return self._until_answered(request, *arguments)
         finally:
-            _OUTAGES.discard(self._address)
+            self.outage.clear()
 
     def _until_answered(self, request: Callable[..., Any], *arguments: Any) -> Any:
         begun, pause = time.monotonic(), 1.0
@@ -138,21 +138,17 @@ class Store:
                         f"requests to {self._address} have failed for {waited:.0f} s ({text}): check the"
                         " network, or try again later"
                     ) from error
-                if pause == 2:  # Do not warn of the first error: servers close idle connections.
-                    self._warn(
-                        f"requests to {self._address} fail ({text}); retrying for {self._patience} s"
+                # Do not warn of the first error: servers close idle connections.
+                if pause == 2 and not self.outage.is_set():
+                    self.outage.set()
+                    print(
+                        f"warning: requests to {self._address} fail ({text}); retrying for {self._patience} s",
+                        file=sys.stderr,
+                        flush=True,
                     )
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 30)
-
-    def _warn(self, line: str) -> None:
-        """Prints a warning once per outage of the bucket, although a thread that renews a lease has its own `Store`."""
-        with _LOCK:
-            reported = self._address in _OUTAGES
-            _OUTAGES.add(self._address)
-        if not reported:
-            print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _status(self, error: Exception) -> int | None:
         """Returns the HTTP status of `error`: 503 if the store did not respond, None if `error` has no HTTP status."""

@@ -39,7 +39,9 @@ class Uploads:
         self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)
         # The thread that renews the lease needs its own connection, so it gets its own Mirror.
-        self._lease = Lease(Mirror(folder), self._address)
+        leased = Mirror(folder)
+        leased.store.outage = self._mirror.store.outage
+        self._lease = Lease(leased, self._address)
         self._error: Exception | None = None
         self._alone = threading.Lock()
         ours = self._lease.acquire()

@@ -60,6 +60,7 @@ def test_outage_is_reported_once_by_several_threads(bucket, one_store, capsys):
     for outages in (1, 2):
         bucket.proxy.status = 503
         stores = [bucket.open() for _ in range(2)]
+        stores[1][0].outage = stores[0][0].outage
         threads = [threading.Thread(target=store.read, args=(name,)) for store, name in stores]
         for thread in threads:
             thread.start()
