@@ -26,8 +26,8 @@ from common.train.state import Step
 from common.train.workdir import CONFIG
 from common.variables import Params
 from reservoir import model, run
-from reservoir.backskip import BackskipBlock
-from reservoir.skipping import ESTIMATORS, NEVER, Backskipping
+from reservoir.backskip import ESTIMATORS, NEVER, BackskipBlock
+from reservoir.skipping import Backskipping
 
 
 class Agreement(NamedTuple):

@@ -15,7 +15,7 @@ from common.model.embed import Embed
 from common.model.linear import Linear
 from common.model.stack import Stack
 from configs.reservoirs import fields
-from reservoir import options, skipping
+from reservoir import options
 from reservoir.attention_blocks import causal_block, decoder_block, encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.kinds import RESERVOIRS, Kind, Layer, find
@@ -204,7 +204,10 @@ def validate(model: ConfigDict) -> None:
     options.check_minimum(model)
     if kind := find(model.reservoir):
         _validate_reservoirs(model, kind)
-    skipping.validate(model)
+    if model.backskip.to_dict() != fields()["backskip"]:  # the default fields are valid
+        from reservoir import backskip
+
+        backskip.validate(model)
 
 
 def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:

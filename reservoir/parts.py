@@ -33,9 +33,8 @@ from common.flax_models import (
 )
 from common.model.initializers import Initializer
 from common.variables import Frozen
-from reservoir.backskip import Rule, Value, estimate
+from reservoir.backskip import ESTIMATORS, REWARDS, Rule, Value, estimate, is_skipping_step
 from reservoir.redraw import INITIALIZERS
-from reservoir.skipping import ESTIMATORS, REWARDS, is_skipping_step
 
 __all__ = ["Backskip", "Frozen", "freeze", "is_skipping_step", "thaw"]
 

@@ -13,7 +13,6 @@ from common.errors import UserError, check, last_frame
 from common.train import loop
 from common.train.task import Task
 from reservoir import model
-from reservoir.skipping import validate_steps
 
 TASKS = {
     "translation": "Translation",
@@ -68,7 +67,10 @@ def validate(config: ConfigDict) -> None:
         # A user's kind of reservoir is built in `model.validate`, so the sizes of its layers are checked before.
         task_module(config).validate(config)
         model.validate(config.model)
-        validate_steps(config)
+        if config.model.backskip.estimator != "none":
+            from reservoir.backskip import validate_steps
+
+            validate_steps(config)
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:

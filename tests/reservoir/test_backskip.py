@@ -12,9 +12,9 @@ from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
 from common.train.state import Step, abstract_opt_state
-from reservoir.backskip import Rule, observe, rewards, skip
+from reservoir.backskip import Rule, observe, rewards, skip, skips, validate_steps
 from reservoir.model import validate
-from reservoir.skipping import Backskipping, skips, validate_steps
+from reservoir.skipping import Backskipping
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])

@@ -13,9 +13,9 @@ from common.report import printed as report
 from common.sharding import make_mesh
 from configs import bytelevel, masked, translation
 from reservoir import costs, downstream, plots, reproduce, run, tables
+from reservoir.backskip import warmup
 from reservoir.experiments import ExperimentSuite
 from reservoir.model import reservoir_layers
-from reservoir.skipping import warmup
 from reservoir.targets import MODELS, NEEDS, SETTINGS, UPDATABLE, Case
 from tests.programs import call
 from tests.reservoir.known import Known

@@ -16,10 +16,10 @@ from common.model.stack import Stack
 from common.sharding import make_mesh
 from configs import masked
 from reservoir import run
+from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
 from reservoir.kinds import RESERVOIRS, find, fixed_length
 from reservoir.model import translator, validate, with_defaults
-from reservoir.skipping import skips
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
