@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.layers import layers_of
 from reservoir.methods import METHODS, of_run
-from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
+from reservoir.probing.data import TABLE_4, ProbingTask, find_task, load_task
 from reservoir.probing.data import TASKS as PROBES
 from reservoir.probing.features import open_reader
 from reservoir.probing.table import Table
@@ -110,22 +109,18 @@ class Downstream(NamedTuple):
         ]
 
 
-def fig2(suite: "ExperimentSuite") -> None:
-    """Plots AUCC and test accuracy of fine-tuning against the number of layers that fine-tuning updates."""
-    _against_depth(suite, "fig2", "updatable")
-
-
-def fig11(suite: "ExperimentSuite") -> None:
-    """Plots AUCC and test accuracy of fine-tuning against the number of encoder layers, trained and frozen."""
-    _against_depth(suite, "fig11", "total")
-
-
 def _against_depth(suite: "ExperimentSuite", name: str, x: str) -> None:
     for task, rows in _fine_tuned(suite, name).items():
         figure = layers_figure([row.group for row in rows], x, "hours")
         suite.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
         figure.savefig(suite.out / f"{name}_{task}.png")
         print(f"figure: {shown(suite.out / name)}_{task}.png")
+
+
+# AUCC and test accuracy of fine-tuning against the number of layers that fine-tuning updates (Figure 2), or against the
+# number of all encoder layers, trained and frozen (Figure 11).
+fig2 = partial(_against_depth, name="fig2", x="updatable")
+fig11 = partial(_against_depth, name="fig11", x="total")
 
 
 def fig6(suite: "ExperimentSuite") -> None:
@@ -343,7 +338,7 @@ def table4(suite: "ExperimentSuite") -> None:
         "table4 needs the probing tasks: set their folder by --data=probing=DIR"
         " (python -m reservoir.make_probes writes two of them)",
     )
-    names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
+    names = [name for name in TABLE_4 if find_task(folder, name)]
     check(
         bool(names),
         f"--data=probing={shown(folder)} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt: choose another"
@@ -375,8 +370,3 @@ def _probed(suite: "ExperimentSuite", group: Group, tasks: Sequence[ProbingTask]
             print(f"{run.name}: {task.name}", flush=True)
             table.add(task, {split: read(text) for split, text in task.sentences.items()})
     return table.rows()
-
-
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
-    plain = task_path(folder, name)
-    return plain, plain.with_name(f"{plain.name}.gz")

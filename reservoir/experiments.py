@@ -136,8 +136,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
           UserError: the reservoirs do not fit into the layers, or leave no trained layer.
         """
         usual = SETTINGS[setting].reservoirs(self.scale, layers)
-        number = self.depths.get(layers)
-        number = usual if number is None else number
+        given = self.depths.get(layers)
+        number = usual if given is None else given
         if number == 0:
             return Case(setting, model, layers, usual) if model == PLAIN else None
         kind, fields = MODELS[model]
@@ -148,7 +148,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 f"the number of reservoirs, {number}, leaves no trained layer in the row {model}",
             )
         except ValueError as error:
-            given = self.depths.get(layers)
             option = f"--depths={layers}" if given is None else f"--depths={layers}:{given}"
             raise UserError(
                 f"{option}: {error}; set a smaller number R of reservoirs by --depths={layers}:R"

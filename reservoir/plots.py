@@ -1,6 +1,7 @@
 """Figures 1, 3 to 5, 7 to 10, 12 and 13: AUCC and test scores against depth, and convergence curves."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common.report.comparison import aucc_table
@@ -12,68 +13,6 @@ from reservoir.targets import Case
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def fig1(suite: ExperimentSuite) -> None:
-    """Plots validation AUCC and test score against the number of trained layers."""
-    _depth(suite, "fig1")
-
-
-def fig3(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU of all kinds of reservoirs against the number of trained layers."""
-    _depth(suite, "fig3")
-
-
-def fig4(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on IWSLT, with 6 decoder layers, against the number of trained encoder layers."""
-    _depth(suite, "fig4")
-
-
-def fig5(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU of the placements of appendix C against the number of trained layers."""
-    _depth(suite, "fig5")
-
-
-def fig7(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test score of masked language models against the number of trained layers.
-
-    Also plots the validation curves of the deepest models.
-    """
-    for setting, groups in _depth(suite, "fig7").items():
-        deepest = max(case.layers for case in groups)
-        _curves(
-            suite, "fig7_curves", setting, [g for c, g in groups.items() if c.layers == deepest]
-        )
-
-
-def fig8(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on IWSLT against the number of encoder layers, trained and frozen."""
-    _depth(suite, "fig8", "total")
-
-
-def fig9(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on WMT against the number of encoder layers, trained and frozen."""
-    _depth(suite, "fig9", "total")
-
-
-def fig10(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test score on enwik8 against the total number of layers (trained plus frozen)."""
-    _depth(suite, "fig10", "total")
-
-
-def fig12(suite: ExperimentSuite) -> None:
-    """Plots the best validation score so far against training time. The area under such a curve is the AUCC."""
-    for setting, groups in suite.groups("fig12").items():
-        _curves(suite, "fig12", setting, list(groups.values()))
-
-
-def fig13(suite: ExperimentSuite) -> None:
-    """Plots validation curves with backskipping, and of three comparisons.
-
-    The comparisons are backpropagation through the reservoirs, the identity gradient, and a model without reservoirs.
-    """
-    for setting, groups in suite.groups("fig13").items():
-        _curves(suite, "fig13", setting, list(groups.values()))
 
 
 def _depth(
@@ -88,7 +27,7 @@ def _depth(
     return settings
 
 
-def _curves(suite: ExperimentSuite, name: str, setting: str, groups: Sequence[Group]) -> None:
+def _save_curves(suite: ExperimentSuite, name: str, setting: str, groups: Sequence[Group]) -> None:
     figure = curves_figure(groups, "hours", suite.horizon(setting))
     _save(suite, f"{name}_{setting}", setting, figure, groups)
 
@@ -99,3 +38,33 @@ def _save(
     suite.write(name, *aucc_table(groups, "hours", suite.horizon(setting)))
     figure.savefig(suite.out / f"{name}.png")
     print(f"figure: {shown(suite.out / name)}.png")
+
+
+# AUCC and test score against the number of trained layers, for the plain model and T and FFN reservoirs (Figures 1 and
+# 4), for all kinds of reservoirs (Figure 3), and for the placements of appendix C (Figure 5).
+fig1, fig3, fig4, fig5 = (partial(_depth, name=f"fig{number}") for number in (1, 3, 4, 5))
+
+# AUCC and test score against the number of all layers, trained and frozen, on IWSLT (Figure 8), WMT (Figure 9) and
+# enwik8 (Figure 10).
+fig8, fig9, fig10 = (partial(_depth, name=f"fig{number}", x="total") for number in (8, 9, 10))
+
+
+def fig7(suite: ExperimentSuite) -> None:
+    """Plots AUCC and test score of masked language models against the number of trained layers.
+
+    Also plots the validation curves of the deepest models.
+    """
+    for setting, groups in _depth(suite, "fig7").items():
+        deepest = max(case.layers for case in groups)
+        deep = [group for case, group in groups.items() if case.layers == deepest]
+        _save_curves(suite, "fig7_curves", setting, deep)
+
+
+def _curves(suite: ExperimentSuite, name: str) -> None:
+    for setting, groups in suite.groups(name).items():
+        _save_curves(suite, name, setting, list(groups.values()))
+
+
+# The best validation score so far against training time, in all settings (Figure 12) and with backskipping (Figure 13).
+# The area under such a curve is the AUCC.
+fig12, fig13 = (partial(_curves, name=name) for name in ("fig12", "fig13"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
@@ -13,25 +14,7 @@ from reservoir.targets import MODELS, PLAIN, Case
 
 HOUR = 3600
 
-
-def table1(suite: ExperimentSuite) -> None:
-    """Writes Table 1: time until the best BLEU on IWSLT, with 2 decoder layers."""
-    _convergence(suite, "table1", "s")
-
-
-def table2(suite: ExperimentSuite) -> None:
-    """Writes Table 2: time until the best BLEU on WMT, with 1 decoder layer."""
-    _convergence(suite, "table2", "h")
-
-
-def table5(suite: ExperimentSuite) -> None:
-    """Writes Table 5: time until the best BLEU on IWSLT, with 6 decoder layers."""
-    _convergence(suite, "table5", "s")
-
-
-def controls(suite: ExperimentSuite) -> None:
-    """Writes a table like Table 1 for our controls, which isolate the effects of freezing, initialization and depth."""
-    _convergence(suite, "controls", "s")
+_COLUMNS = ("model", "layers", "frozen", "")
 
 
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
@@ -41,7 +24,7 @@ def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     The column is empty if the runs were not trained in turns (--turns), or if no plain model has this depth.
     """
     (groups,) = suite.groups(name).values()
-    hours = {case: _hours_to(group, "100") for case, group in groups.items()}
+    hours = {case: _hours_to_best(group) for case, group in groups.items()}
     timed = runs_alternated([group.runs for group in groups.values()])
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == PLAIN}
     paper = printed("reservoir", name) if name.startswith("table") else {}
@@ -65,7 +48,12 @@ def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     suite.write(name, (*_COLUMNS, *columns), rows)
 
 
-_COLUMNS = ("model", "layers", "frozen", "")
+# Time until the best BLEU on IWSLT with 2 decoder layers (Table 1), on WMT (Table 2) and on IWSLT with 6 decoder layers
+# (Table 5), and our controls for Table 1, which isolate the effects of freezing, initialization and depth.
+table1 = partial(_convergence, name="table1", unit="s")
+table2 = partial(_convergence, name="table2", unit="h")
+table5 = partial(_convergence, name="table5", unit="s")
+controls = partial(_convergence, name="controls", unit="s")
 
 
 def _row(case: Case, *cells: str | None) -> tuple:
@@ -90,17 +78,8 @@ def table3(suite: ExperimentSuite) -> None:
     suite.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
 
 
-def table6(suite: ExperimentSuite) -> None:
-    """Writes Table 6: time until a run reaches 95 % of its best BLEU."""
-    _partial(suite, "table6", 95)
-
-
-def table7(suite: ExperimentSuite) -> None:
-    """Writes Table 7: time until a run reaches 99 % of its best BLEU."""
-    _partial(suite, "table7", 99)
-
-
 def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
+    """Writes a table of the time until a run reaches `percent` % of its best BLEU."""
     paper = printed("reservoir", name, keys=3)
     rows = []
     for setting, groups in suite.groups(name).items():
@@ -117,6 +96,10 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     suite.write(name, columns, rows)
 
 
+table6 = partial(_partial, name="table6", percent=95)
+table7 = partial(_partial, name="table7", percent=99)
+
+
 def _timed(group: Group) -> str:
     """Returns a table cell that says how the runs of a group were timed (`Run.timing`)."""
     return f"measured, timed {', '.join(dict.fromkeys(run.timing for run in group.runs))}"
@@ -129,14 +112,14 @@ def _best(group: Group) -> list[float]:
 def _test(group: Group) -> list[float]:
     """Returns the test BLEU of each run, or NaN for an untested run.
 
-    If a run keeps several best checkpoints, the test BLEU is that of the model with their mean parameters.
+    For a run that keeps several best checkpoints, returns the test BLEU of the model with their mean parameters.
     """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]
 
 
-def _hours_to(group: Group, percent: str) -> list[float]:
-    return [run.summary["seconds_to"][percent] / HOUR for run in group.runs]
+def _hours_to_best(group: Group) -> list[float]:
+    return [run.summary["seconds_to"]["100"] / HOUR for run in group.runs]
 
 
 def _epoch(group: Group, unit: str) -> list[float]:

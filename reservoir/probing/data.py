@@ -117,14 +117,20 @@ def _find(directory: Path, name: str) -> Path:
         directory.is_dir(),
         f"--data={shown(directory)} is not a directory: give the folder of the probing tasks",
     )
+    if path := find_task(directory, name):
+        return path
     plain = task_path(directory, name)
-    for path in (plain, plain.with_name(f"{plain.name}.gz")):
-        if path.is_file():
-            return path
     there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
     known = ",".join(task for task in TASKS if task in there)
     advice = f"choose among its tasks, --tasks={known}" if known else "give the folder of the tasks"
     raise UserError(f"--data={shown(directory)} has no {plain.name} or {plain.name}.gz: {advice}")
+
+
+def find_task(directory: Path, name: str) -> Path | None:
+    """Returns the path of NAME.txt or NAME.txt.gz; None if both are missing."""
+    plain = task_path(directory, name)
+    paths = plain, plain.with_name(f"{plain.name}.gz")
+    return next((path for path in paths if path.is_file()), None)
 
 
 def task_path(directory: Path, name: str) -> Path:

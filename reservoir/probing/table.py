@@ -7,16 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from common.report.table import mean_std, publish, write_csv
-from reservoir.probing.classifier import GRIDS, Grid, Probe, probe
+from reservoir.probing.classifier import GRIDS, Probe, probe
 from reservoir.probing.data import TASKS, ProbingTask
 
 CHOICES = ("task", "layer", "kind", "seed", "hidden", "dropout", "l2", "validation", "test")
-
-
-def grid_for(task: ProbingTask, name: str) -> Grid:
-    """Returns `GRIDS[name]`. For word content, the grid has no hidden layer, as in SentEval."""
-    grid = GRIDS[name]
-    return replace(grid, hidden=(0,), dropout=(0.0,)) if task.name == "word_content" else grid
 
 
 class Table:
@@ -43,7 +37,9 @@ class Table:
         Args:
           features: split -> sentence vectors of every layer, (P, E, D).
         """
-        grid = grid_for(task, self._grid)
+        grid = GRIDS[self._grid]
+        if task.name == "word_content":  # no hidden layer, as in SentEval
+            grid = replace(grid, hidden=(0,), dropout=(0.0,))
         self._majority[task.name] = 100 * task.majority()
         self._probes.setdefault(task.name, []).extend(
             probe(features, task.classes, len(task.labels), grid=grid, seed=seed)
@@ -52,18 +48,13 @@ class Table:
 
     def rows(self) -> list[tuple]:
         """Returns rows (layer, kind, test accuracy of each task in percent), the first row for the majority class."""
-        majority = [f"{value:.2f}" for value in self._majority.values()]
-        return [
-            (None, "majority class", *majority),
-            *(
-                (layer, kind, *(self._cell(runs, layer) for runs in self._probes.values()))
-                for layer, kind in enumerate(self._layers)
-            ),
-        ]
-
-    @staticmethod
-    def _cell(runs: list[list[Probe]], layer: int) -> str:
-        return mean_std([100 * probes[layer].test for probes in runs], digits=2)
+        rows = [(None, "majority class", *(f"{value:.2f}" for value in self._majority.values()))]
+        for layer, kind in enumerate(self._layers):
+            tests = (
+                [100 * probes[layer].test for probes in runs] for runs in self._probes.values()
+            )
+            rows.append((layer, kind, *(mean_std(values, digits=2) for values in tests)))
+        return rows
 
     def choices(self) -> list[tuple]:
         """Returns selected hyperparameters and accuracies: a row of columns `CHOICES` per task, layer and seed."""
