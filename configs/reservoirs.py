@@ -1,10 +1,11 @@
 """Default fields of `model` for reservoirs, shared by the recipes of the reservoir paper."""
 
-from reservoir.kinds import default_options
+from reservoir.kinds import RESERVOIRS
 
 
 def fields() -> dict:
     """Returns the default fields: a model without reservoirs. reservoir/backskip.py explains `backskip`."""
+    kinds = RESERVOIRS.values()
     return {
         # Kind of reservoir: a key of `reservoir.kinds.RESERVOIRS`, "none", or "my_package.kinds:my_kind".
         "reservoir": "none",
@@ -17,7 +18,7 @@ def fields() -> dict:
         "reservoir_dropout": True,
         # Hidden size of reservoirs; 0 means `model.hidden`, or `model.width` for a bigru.
         "reservoir_hidden": 0,
-        **default_options(),
+        **{name: x.default for kind in kinds for name, x in kind.options.items()},
         "layerdrop": 0.0,
         # Initialization of all layers except reservoirs: a key of `reservoir.model.INITS`.
         "init": "recipe",

@@ -25,8 +25,9 @@ from common.train.restore import load_run, read_config, snapshots
 from common.train.state import Step
 from common.train.workdir import CONFIG
 from common.variables import Params
-from reservoir import model, run
+from reservoir import run
 from reservoir.backskip import ESTIMATORS, NEVER, BackskipBlock
+from reservoir.saved import with_defaults
 from reservoir.skipping import Backskipping
 
 
@@ -90,7 +91,7 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     """
     config = read_config(workdir, "RUNS", "reservoir")
     with complete(shown(workdir / CONFIG)):
-        config.model = model.with_defaults(config.model)
+        config.model = with_defaults(config.model)
         estimator = config.model.backskip.estimator
     config.train.scan_layers = 0  # `load_run` returns an array for each layer, not stacked arrays.
     check(

@@ -57,7 +57,7 @@ ESTIMATORS = ("policy", "identity", "zero", "noise")
 REWARDS = ("signed", "own_rms")
 
 NEVER = ("none", "noise")
-"""Values of `config.model.backskip.estimator` without skipping steps."""
+"""Estimators (`config.model.backskip.estimator`) with which no step skips the reservoirs."""
 
 NOISE = 2**16 + 1
 """Number folded into a block's random key to get the key of the noise. Smaller numbers give the keys of the block's
@@ -204,7 +204,7 @@ def estimate(
     value: Callable[[jax.Array], jax.Array] | None,
     skipping: bool,
 ) -> jax.Array:
-    """Returns F(mu) or, if the estimator has noise, F(mu + sigma eps), in a training step.
+    """Returns F(mu + sigma eps) in a training step, or F(mu) for the estimators "identity" and "zero".
 
     Args:
       function: F, which may change the last axis only. All other axes are positions.
@@ -363,9 +363,9 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that a run with skipping steps has at least two steps after its warm-up.
+    """Checks that a run whose estimator skips reservoirs has at least two steps after its warm-up.
 
-    Warns if the reward is 0 by construction.
+    Prints a warning if the reward is 0 up to rounding (the reward "signed" in a pre-norm model).
 
     Raises:
       UserError: the run has at most one step after the warm-up. (The first step after the warm-up never skips.)

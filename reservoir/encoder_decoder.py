@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from common.data.special_ids import PAD
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec
 from common.model.dropout import Key, fold
@@ -15,7 +16,6 @@ class EncoderDecoder(nnx.Module):
     """The transformer of Vaswani et al. (2017), with tied input and output embeddings of the decoder.
 
     Args:
-      pad: id of the padding token.
       dtype: dtype of activations; parameters, softmax and logits are float32.
     """
 
@@ -27,15 +27,14 @@ class EncoderDecoder(nnx.Module):
         decoder: Stack,
         *,
         dtype: jnp.dtype = jnp.float32,
-        pad: int = 0,
     ):
         self.source_embed, self.target_embed = source_embed, target_embed
         self.encoder, self.decoder = encoder, decoder
-        self.dtype, self.pad = dtype, pad
+        self.dtype = dtype
 
     def encode(self, source_BS: jax.Array, key: Key = None) -> Context:
         """Returns the decoder's context: the encoder's output and the number of tokens of each source."""
-        lengths_B = jnp.sum(source_BS != self.pad, axis=1, dtype=jnp.int32)
+        lengths_B = jnp.sum(source_BS != PAD, axis=1, dtype=jnp.int32)
         # Rows of padding get length 1, because some attention kernels fail on a row without keys.
         lengths_B = jnp.maximum(lengths_B, 1)
         x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))

@@ -6,11 +6,12 @@ from common.runtime import program
 def main() -> None:
     from common.config import check_file
     from common.errors import check
+    from common.metrics.translations import bleu_metric
     from common.storage.addresses import shown
     from common.storage.folders import open_file
     from reservoir import loading
-    from reservoir.bleu import corpus_bleu
-    from reservoir.parallel_text import load_parallel, read_parallel
+    from reservoir.parallel_sources import read_parallel
+    from reservoir.parallel_text import load_parallel
 
     parser = loading.parser("reservoir.evaluate")
     parser.add_argument(
@@ -43,18 +44,24 @@ def main() -> None:
         check_file("--reference", options.reference)
     run = loading.load(options)
     split = options.split or "test"
-    text = read_parallel(*files) if any(files) else load_parallel(run.config.data, split)
-    result = run.translate(text.source)
-    metric = run.config.eval
-    bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
-    search = run.translator.search
+    if any(files):
+        sources, references = read_parallel(*files)
+    else:
+        text = load_parallel(run.config.data, split)
+        sources, references = text.source, text.target
+    result = run.translate(sources)
+    evaluation, search = run.config.eval, run.translator.search
+    metric = bleu_metric(evaluation.lowercase, evaluation.tokenize)
+    score = metric.corpus_score(result, [references]).score
     name = shown(options.source) if options.source else split
-    print(f"{name}: BLEU {bleu.score:.2f} on {len(result)} sentences")
-    if name == "valid" and 0 < metric.sentences < len(result):
+    print(f"{name}: BLEU {score:.2f} on {len(result)} sentences")
+    if name == "valid" and 0 < evaluation.sentences < len(result):
         print(
-            f"(training evaluates only the first {metric.sentences} sentences: --config.eval.sentences)"
+            f"(training evaluates only the first {evaluation.sentences} sentences: --config.eval.sentences)"
         )
-    print(f"beams {search.beams}, length penalty {search.length_penalty:g}, {bleu.signature}")
+    print(
+        f"beams {search.beams}, length penalty {search.length_penalty:g}, {metric.get_signature()}"
+    )
 
 
 if __name__ == "__main__":

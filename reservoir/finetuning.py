@@ -188,8 +188,3 @@ def prepare(
     pretrained = open_run(open_folder(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)
     return config, FineTuning(config, pretrained, mesh, read_data=read_data)
-
-
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)

@@ -5,10 +5,10 @@ A new kind is an entry of `RESERVOIRS`, or a `Kind` in a module outside this pro
 JAX: each `build` function imports its layers.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
@@ -97,21 +97,22 @@ def _gmlp(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") ->
     return transformer.make_block(model, [gated], rngs=rngs)
 
 
-def _check_bigru(model: ConfigDict) -> None:
-    name = "reservoir_hidden" if model.reservoir_hidden else "width"
+def _check_even(model: ConfigDict, default: str, parts: str) -> None:
+    """Raises a UserError if the hidden size of reservoirs is odd.
+
+    Args:
+      default: field of `config.model` with the hidden size if `reservoir_hidden` is 0.
+      parts: the two halves of the features, for the error message.
+    """
+    name = "reservoir_hidden" if model.reservoir_hidden else default
     check(
         model[name] % 2 == 0,
-        f"--config.model.{name}={model[name]}: the two directions of a bigru need an even number of features",
+        f"--config.model.{name}={model[name]}: {parts} need an even number of features",
     )
 
 
-def _check_gmlp(model: ConfigDict) -> None:
-    name = "reservoir_hidden" if model.reservoir_hidden else "hidden"
-    check(
-        model[name] % 2 == 0,
-        f"--config.model.{name}={model[name]}: the two halves of a gmlp need an even number of features",
-    )
-
+_check_bigru = partial(_check_even, default="width", parts="the two directions of a bigru")
+_check_gmlp = partial(_check_even, default="hidden", parts="the two halves of a gmlp")
 
 RESERVOIRS = {
     "transformer": Kind(_transformer, "T"),
@@ -139,38 +140,3 @@ def find(name: str) -> Kind | None:
         f"{option}={name}: the field build must be a function, got {kind.build!r}",
     )
     return kind
-
-
-def fixed_length(config: ConfigDict) -> bool:
-    """Returns whether the configured kind of reservoir has parameters for each position."""
-    kind = find(config.model.reservoir)
-    return kind is not None and kind.fixed_length
-
-
-def imported_part(name: str, kind: type) -> Any:
-    """Returns the object `name`, "module:attribute", without importing the module.
-
-    Returns None if the module is not imported yet, or the object is not a `kind`. Reports use this function, because
-    configurations may come from other people, and importing a module runs the code of the module.
-    """
-    module, _, attribute = name.rpartition(":")
-    part = getattr(sys.modules.get(module), attribute, None)
-    return part if isinstance(part, kind) else None
-
-
-def label(name: str) -> str:
-    """Returns the label of a kind of reservoir for tables and figures.
-
-    For "module:attribute", returns the name of the attribute if `imported_part` finds no kind.
-    """
-    kind = RESERVOIRS.get(name) or imported_part(name, Kind)
-    return kind.label if kind else name.rpartition(":")[2]
-
-
-def default_options() -> dict[str, Any]:
-    """Returns {name: default} of the fields that the kinds of `RESERVOIRS` add to `config.model`."""
-    return {
-        name: option.default
-        for kind in RESERVOIRS.values()
-        for name, option in kind.options.items()
-    }

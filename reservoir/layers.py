@@ -5,7 +5,7 @@ from typing import Any
 
 from common.report.groups import Layers
 from reservoir import methods
-from reservoir.kinds import label
+from reservoir.kinds import RESERVOIRS, Kind
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
@@ -24,7 +24,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
 
 
 def _pretrained(model: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers before fine-tuning."""
+    """Returns the layers before fine-tuning; None if the configuration has no number of layers."""
     total = model.get("encoder_layers", model.get("layers"))
     if total is None:
         return None
@@ -32,7 +32,8 @@ def _pretrained(model: Mapping[str, Any]) -> Layers | None:
     if reservoir == "none":
         plain = "LayerDrop" if model.get("layerdrop") else "transformer"
         return Layers(model.get("kind", plain), total, 0)
-    kind = label(reservoir)
+    found = RESERVOIRS.get(reservoir) or methods.imported_part(reservoir, Kind)
+    kind = found.label if found else reservoir.rpartition(":")[2]
     if model.get("reservoir_trained"):
         return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":

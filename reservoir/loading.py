@@ -9,17 +9,16 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import complete, float_arg, int_arg, parser_for
+from common.config import float_arg, int_arg, parser_for
+from common.data.corpus import TokenizedCorpus
 from common.errors import check
 from common.sharding import make_mesh
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
-from common.train.restore import load_run, read_config, snapshots
+from common.train.restore import snapshots
 from common.train.task import ModelState
-from common.train.workdir import CONFIG
-from reservoir import model
-from reservoir.tasks import translation
-from reservoir.tasks.translation import Translator, load_tokenizers, search_of
+from reservoir import saved
+from reservoir.tasks.translation import Translator, search_of
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -70,17 +69,42 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A trained translator with its configuration."""
+    """A trained translator with its configuration.
+
+    Attributes:
+      longest: maximum number of tokens of a line to translate.
+    """
 
     config: ConfigDict
     mesh: Mesh
     values: ModelState
     translator: Translator
+    longest: int
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Returns one translation per line."""
-        with jax.set_mesh(self.mesh):
-            return self.translator.translate(self.values, lines)
+        """Returns one translation per line. A line without tokens, such as an empty line, gives an empty line.
+
+        Raises:
+          UserError: a line has more than `longest` tokens, or `Translator.check_positions` fails.
+        """
+        encoded = self.translator.source_tokenizer.encode(lines)
+        full = [number for number, tokens in enumerate(encoded) if tokens]
+        for number in full:
+            tokens = len(encoded[number])
+            check(
+                tokens <= self.longest,
+                f"line {number + 1} of the text to translate has {tokens:,} tokens, more than"
+                f" --max_tokens={self.longest}; split the line or set --max_tokens={tokens} (memory grows with the"
+                " square of the length)",
+            )
+        result = [""] * len(lines)
+        if full:
+            corpus = TokenizedCorpus.from_lists([encoded[number] for number in full])
+            with jax.set_mesh(self.mesh):
+                translated = self.translator.translate_corpus(self.values, corpus)
+            for number, line in zip(full, translated, strict=True):
+                result[number] = line
+        return result
 
 
 def _newest(workdir: Path, count: int) -> list[int]:
@@ -122,37 +146,20 @@ def load(options: argparse.Namespace) -> TrainedRun:
         (options.length_penalty or 0) >= 0,
         f"--length_penalty must be at least 0, got {options.length_penalty}",
     )
-    config = read_config(options.workdir, paper="reservoir", task="translation")
-    with complete(shown(options.workdir / CONFIG)):
-        config.model = model.with_defaults(config.model)
-        model.validate(config.model)
-        translation.validate(config)
+    config = saved.read(options.workdir, "--workdir", "translation")
     if options.batch_tokens:
         config.eval.tokens_per_batch = options.batch_tokens
     overrides = {"beams": options.beams, "length_penalty": options.length_penalty}
     search = dataclasses.replace(
         search_of(config), **{k: v for k, v in overrides.items() if v is not None}
     )
-    tokenizers = load_tokenizers(options.workdir)
     mesh = make_mesh({"data": -1})
-    sizes = [tokenizer.size for tokenizer in tokenizers]
-    values = load_run(
+    tokenizers, values = saved.load_translator(
         options.workdir,
         config,
-        lambda rngs: model.translator(config.model, *sizes, rngs=rngs),
         mesh,
         snapshots=_newest(options.workdir, options.average) if options.average else (),
         best=options.average_best or 0,
     )
-    return TrainedRun(
-        config,
-        mesh,
-        values,
-        Translator(
-            config,
-            tokenizers,
-            mesh,
-            search,
-            options.max_tokens,
-        ),
-    )
+    translator = Translator(config, tokenizers, mesh, search)
+    return TrainedRun(config, mesh, values, translator, options.max_tokens)

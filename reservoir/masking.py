@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from common.data.special_ids import UNK
 
 REPLACED, CHANGED = 0.8, 0.1
-"""Probabilities that a masked token becomes the mask token (0.8) or a random token (0.1). Else the token stays."""
+"""Probabilities that a masked token becomes the mask token (0.8) or a random token (0.1). Otherwise, the masked token
+is left unchanged."""
 
 FIRST = UNK + 1
 """Smallest id of a text token. Smaller ids (padding, begin, end, unknown) are never masked."""

@@ -5,6 +5,7 @@ A new method is an entry of `METHODS`, or a `Method` in a module outside this pr
 `change` function imports what it needs.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from common import plugin
 from common.errors import check
 from common.plugin import Option
 from common.storage.addresses import shown
-from reservoir.kinds import imported_part
 from reservoir.placement import placement
 
 if TYPE_CHECKING:
@@ -170,12 +170,23 @@ def of(config: ConfigDict) -> Method:
 def of_run(config: Mapping[str, Any]) -> Method | None:
     """Returns the method of a run's configuration. A pretraining run has the method "keep".
 
-    Returns None for a user's method that `kinds.imported_part` does not find.
+    Returns None for a user's method that `imported_part` does not find.
     """
     if config.get("lora", {}).get("rank"):
         return LORA
     name = config.get("reservoirs", "keep")
     return METHODS.get(name) or imported_part(name, Method)
+
+
+def imported_part(name: str, kind: type) -> Any:
+    """Returns the object `name`, "module:attribute", without importing the module.
+
+    Returns None if the module is not imported yet, or the object is not a `kind`. Reports use this function, because
+    configurations may come from other people, and importing a module runs the code of the module.
+    """
+    module, _, attribute = name.rpartition(":")
+    part = getattr(sys.modules.get(module), attribute, None)
+    return part if isinstance(part, kind) else None
 
 
 def declared(config: ConfigDict) -> dict[str, Option]:

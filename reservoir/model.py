@@ -1,7 +1,7 @@
-"""Stacks with reservoirs, and the translator and language model built from them."""
+"""Stacks with reservoirs, and the translator built from them."""
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -12,17 +12,14 @@ from common.errors import UserError, check
 from common.model import transformer
 from common.model.block import Block
 from common.model.embed import Embed
-from common.model.linear import Linear
 from common.model.stack import Stack
+from common.plugin import check_minimum
 from configs.reservoirs import fields
 from reservoir import options
 from reservoir.attention_blocks import causal_block, decoder_block, encoder_block
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.kinds import RESERVOIRS, Kind, Layer, find
 from reservoir.placement import PLACEMENTS, placement
-
-if TYPE_CHECKING:
-    from common.model.language_model import LanguageModel
 
 
 class StackFields(NamedTuple):
@@ -52,17 +49,6 @@ INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in",
 """Value of `model.init` -> initializer of the matrices of trained layers. "recipe" keeps the recipe's initialization:
 Xavier or, for RoBERTa, normal with standard deviation 0.02. All other values initialise trained layers like reservoirs
 with gain 1."""
-
-
-def with_defaults(model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config.model` of an older run, in the current form.
-
-    Adds missing fields with their defaults, and renames the reward "norm" to "own_rms".
-    """
-    filled = ConfigDict({**fields(), **model.to_dict()})
-    if filled.backskip.reward == "norm":
-        filled.backskip.reward = "own_rms"
-    return filled
 
 
 def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ...]:
@@ -149,26 +135,6 @@ def translator(
     )
 
 
-def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> "LanguageModel":
-    """Returns the language model of section 4.2. Input and output embeddings are tied unless `model.tied` is False."""
-    from common.model.language_model import LanguageModel
-
-    embed = Embed(
-        vocabulary,
-        model.width,
-        rngs=rngs,
-        positions=model.positions,
-        maximum=model.length,
-        dropout_rate=model.dropout,
-        pad=None,
-    )
-    layers = blocks(model, "language model", rngs=rngs)
-    stack = transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
-    axes = ("embed", "vocab")
-    output = None if model.get("tied", True) else Linear(model.width, vocabulary, axes, rngs=rngs)
-    return LanguageModel(embed, stack, output, dtype=transformer.compute_dtype(model.dtype))
-
-
 def validate(model: ConfigDict) -> None:
     """Checks the fields of `config.model` that concern reservoirs, `layerdrop` and `init`.
 
@@ -201,7 +167,7 @@ def validate(model: ConfigDict) -> None:
     )
     check_rate("--config.model.layerdrop", model.layerdrop)
     options.add(model)
-    options.check_minimum(model)
+    check_minimum("--config.model.", model, options.declared(model))
     if kind := find(model.reservoir):
         _validate_reservoirs(model, kind)
     if model.backskip.to_dict() != fields()["backskip"]:  # the default fields are valid

@@ -7,7 +7,6 @@ from ml_collections import ConfigDict
 
 from common import plugin
 from common.plugin import Option
-from reservoir import placement
 from reservoir.kinds import RESERVOIRS, find
 
 
@@ -32,19 +31,16 @@ def add(model: ConfigDict) -> None:
       UserError: the kind of reservoir or a placement is unknown, invalid or cannot be imported.
     """
     if "reservoir" in model:
-        plugin.add_options(model, _declared(model))
+        plugin.add_options(model, declared(model))
 
 
-def check_minimum(model: ConfigDict) -> None:
-    """Raises a UserError if an option in `config.model` is below its minimum."""
-    plugin.check_minimum("--config.model.", model, _declared(model))
-
-
-def _declared(model: ConfigDict) -> dict[str, Option]:
+def declared(model: ConfigDict) -> dict[str, Option]:
     """Returns the options of all kinds in `RESERVOIRS`, and of the kind and the placements that `model` names."""
     kinds = [*RESERVOIRS.values(), find(model.reservoir)]
     options = {name: option for kind in kinds if kind for name, option in kind.options.items()}
     for field in ("placement", "decoder_placement"):
-        defaults = placement.defaults(model.get(field, ""), f"--config.model.{field}")
-        options |= {name: Option(default) for name, default in defaults.items()}
+        if ":" in (strategy := model.get(field, "")):
+            from reservoir import own_placement
+
+            options |= own_placement.options(f"--config.model.{field}", strategy)
     return options

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from common.data.cache import fingerprint
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
-from common.errors import UserError, check
-from common.storage.addresses import shown
+from common.errors import check
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -20,13 +19,6 @@ class ParallelText:
 
     source: Sequence[str]
     target: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise ValueError(
-                "source and target must have the same length, with one target line for each source line, got"
-                f" {len(self.source)} and {len(self.target)}"
-            )
 
     def __len__(self) -> int:
         return len(self.source)
@@ -53,30 +45,12 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
     languages = (data.source_language, data.target_language)
-    match kind:
-        case "embedded":
-            text = _load_embedded(place, name, languages)
-        case "files":
-            option = f"--config.data.splits.{split}" if split in data.splits else "--split"
-            text = _load_files(place, name, languages, option)
-        case "tfds":
-            text = _load_tfds(place, name, languages, data.tfds_dir)
-        case "import":
-            from common.data.own import own_examples
+    if kind == "embedded":
+        text = _load_embedded(place, name, languages)
+    else:
+        from reservoir import parallel_sources  # not needed for generated text
 
-            pairs = own_examples(data.source, split, (tuple, list), "a pair of sentences")
-            for number, pair in enumerate(pairs):
-                check(
-                    [isinstance(side, str) for side in pair] == [True, True],
-                    f"--config.data.source={data.source}: example {number} of split {split!r} is {pair!r:.80} instead"
-                    " of a pair of sentences",
-                )
-            text = ParallelText(*map(list, zip(*pairs, strict=True)))
-        case _:
-            raise UserError(
-                f"--config.data.source={data.source} must be embedded:NAME, files:DIR, tfds:NAME or"
-                " import:MODULE:FUNCTION"
-            )
+        text = ParallelText(*parallel_sources.load(data, split))
     if split == "train":
         pairs = zip(text.source, text.target, strict=True)
         kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
@@ -105,65 +79,6 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
     return ParallelText(*EMBEDDED[name](split))
 
 
-def _load_files(place: str, split: str, languages: tuple[str, str], option: str) -> ParallelText:
-    from common.data.files import source_folder
-
-    folder = source_folder(place)
-    sides = zip(("source", "target"), languages, strict=True)
-    return read_parallel(*(_find(folder, split, *side, option) for side in sides))
-
-
-def read_parallel(*paths: Path) -> ParallelText:
-    """Reads a text file and the file with its translation, line by line. Unpacks .gz and .zip.
-
-    Raises:
-        UserError: a file is missing, damaged, empty or not UTF-8, or the files have different numbers of lines.
-    """
-    from common.data.files import read_lines
-
-    source, target = (read_lines(path) for path in paths)
-    check(
-        len(source) == len(target),
-        f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line translates the"
-        f" same line of the other file, got {len(source)} and {len(target)}",
-    )
-    return ParallelText(source, target)
-
-
-def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
-    """Returns the file of a side ("source" or "target") of a split. `option` names the split, for error messages."""
-    plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
-    for path in (plain, zipped):
-        if path.is_file():
-            return path
-    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
-    splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
-    advice = (
-        f"choose one of its splits in {language!r}: {', '.join(splits)} ({option})"
-        if splits
-        else f"set --config.data.{side}_language, because no name of a file ends with .{language} or .{language}.gz"
-    )
-    raise UserError(
-        f"--config.data.source=files:{shown(folder)} has no {plain.name} or {zipped.name}: {advice}"
-    )
-
-
-def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str) -> ParallelText:
-    from common.data.tfds import in_blocks, open_tfds
-
-    _, examples = open_tfds(name, split, directory, "translate")
-    sides: tuple[list[str], list[str]] = ([], [])
-    for block in in_blocks(examples):
-        for side, language in zip(sides, languages, strict=True):
-            check(
-                language in block[0],
-                f"tfds:{name} has {', '.join(block[0])} but no {language}: set --config.data.source_language and"
-                " --config.data.target_language",
-            )
-            side.extend(example[language].decode() for example in block)
-    return ParallelText(*sides)
-
-
 def build_tokenizers(
     data: "ConfigDict", train: ParallelText, cache_dir: str | Path
 ) -> tuple[Tokenizer, Tokenizer]:
@@ -179,13 +94,9 @@ def build_tokenizers(
         The tokenizers of the source and the target.
 
     Raises:
-        UserError: `dictionaries` is unknown, the vocabulary is too small or too large for the text, or a file in the
-            cache is damaged or cannot be written.
+        UserError: the vocabulary is too small or too large for the text, or a file in the cache is damaged or cannot be
+            written.
     """
-    check(
-        data.dictionaries in ("shared", "separate"),
-        f"--config.data.dictionaries={data.dictionaries} must be shared or separate",
-    )
     settings = [str(data.vocab_size), data.dictionaries, *RECIPE]
     key = fingerprint(settings, train.source, train.target)[:16]
     paths = [Path(cache_dir) / f"tokenizer-{key}-{side}.npz" for side in ("source", "target")]

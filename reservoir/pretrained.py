@@ -6,16 +6,13 @@ from pathlib import Path
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import complete
 from common.data.cache import fingerprint
 from common.data.tokenizer import Tokenizer
-from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
-from common.train.restore import load_run, read_config
+from common.train.restore import load_run
 from common.train.task import ModelState
 from common.train.workdir import CONFIG
-from reservoir import encoder, model
-from reservoir.tasks import masked_lm
+from reservoir import encoder, saved
 from reservoir.tasks.masked_lm import TOKENIZER, vocabulary
 
 
@@ -61,9 +58,5 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
     Raises:
       UserError: the folder has no run, or the run has another task, an invalid configuration or no tokenizer.
     """
-    config = read_config(workdir, option, "reservoir", "masked_lm")
-    with complete(shown(workdir / CONFIG)):
-        config.model = model.with_defaults(config.model)
-        model.validate(config.model)
-        masked_lm.validate(config)
+    config = saved.read(workdir, option, "masked_lm")
     return Pretrained(workdir, config, Tokenizer.load(workdir / TOKENIZER))

@@ -16,7 +16,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding
-from common.config import complete
 from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS
@@ -24,11 +23,9 @@ from common.data.tokenizer import Tokenizer
 from common.errors import check
 from common.storage.addresses import shown
 from common.train.prefetch import put
-from common.train.restore import load_run, read_config
+from common.train.restore import read_config
 from common.train.task import ModelState
-from common.train.workdir import CONFIG
-from common.variables import AbstractModel
-from reservoir import model, pretrained
+from reservoir import pretrained, saved
 from reservoir.tasks import translation
 from reservoir.tasks.masked_lm import lengths
 
@@ -61,8 +58,13 @@ class Reader:
 
     @property
     def layers(self) -> list[str]:
-        """Returns the kind of each of the P layers: "embeddings", "trained" or "reservoir"."""
-        return layer_kinds(self.values.abstract_model)
+        """Kind of each of the P layers: "embeddings", "trained", or "reservoir" for a layer with frozen parameters."""
+        kinds = {}
+        model = self.values.abstract_model
+        # "reservoir" comes last to override "trained": with backskipping, a reservoir also has a trained value network.
+        for kind, names in (("trained", model.trainable), ("reservoir", model.frozen)):
+            kinds |= {int(match[1]): kind for name in names if (match := _BLOCK.match(name))}
+        return ["embeddings", *(kinds[layer] for layer in sorted(kinds))]
 
     def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of sentences, truncated to the maximum length, without the end-of-sentence token."""
@@ -128,18 +130,6 @@ class Reader:
         return jax.jit(read, out_shardings=sharding.replicated(self.values.mesh))
 
 
-def layer_kinds(abstract_model: AbstractModel) -> list[str]:
-    """Returns "embeddings", then "trained" or "reservoir" per layer. Reservoirs are layers with frozen parameters."""
-    kinds = {}
-    # "reservoir" comes last to override "trained": with backskipping, a reservoir also has a trained value network.
-    for kind, names in (
-        ("trained", abstract_model.trainable),
-        ("reservoir", abstract_model.frozen),
-    ):
-        kinds |= {int(match[1]): kind for name in names if (match := _BLOCK.match(name))}
-    return ["embeddings", *(kinds[layer] for layer in sorted(kinds))]
-
-
 def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     """Opens the encoder of a masked language model or a translator.
 
@@ -175,16 +165,8 @@ def _masked_lm(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
 
 
 def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
-    config = read_config(workdir, paper="reservoir", task="translation")
-    with complete(shown(workdir / CONFIG)):
-        config.model = model.with_defaults(config.model)
-        model.validate(config.model)
-        translation.validate(config)
-    tokenizers = translation.load_tokenizers(workdir)
-    sizes = [tokenizer.size for tokenizer in tokenizers]
-    values = load_run(
-        workdir, config, lambda rngs: model.translator(config.model, *sizes, rngs=rngs), mesh
-    )
+    config = saved.read(workdir, "--workdir", "translation")
+    tokenizers, values = saved.load_translator(workdir, config, mesh)
     return Reader(
         values,
         lambda whole, *text: whole.hidden(*text),

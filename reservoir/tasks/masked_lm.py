@@ -31,15 +31,13 @@ from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from reservoir.encoder import MaskedLanguageModel, masked_lm
+from reservoir.encoder import MaskedLanguageModel
+from reservoir.encoder import masked_lm as build
 from reservoir.masking import mask
 from reservoir.packing import PackedRows
 from reservoir.row_random import row_keys
 from reservoir.skipping import Backskipping
 from reservoir.transformer_fields import check_transformer
-
-build = masked_lm
-"""Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""
 
 TOKENIZER = "tokenizer.npz"
 
@@ -80,13 +78,12 @@ class MaskedLm(Backskipping, Task):
       read_data: False makes a task without texts, for `launch.plan`. The vocabulary size is then `data.vocab_size`.
 
     Raises:
-      UserError: the configuration or the data is invalid.
+      UserError: the data is invalid.
     """
 
     objective, mode, unit = "perplexity", "min", "masked tokens"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
-        validate(config)
         self.config, self.mesh = config, mesh
         self._size = config.data.vocab_size
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate

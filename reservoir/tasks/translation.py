@@ -1,7 +1,7 @@
 """Translation: training by teacher forcing with label smoothing, evaluation by the BLEU of beam search."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -32,16 +32,12 @@ from common.variables import AbstractModel, Params
 from reservoir import kinds
 from reservoir.beam import Search, beam_search
 from reservoir.encoder_decoder import EncoderDecoder
-from reservoir.model import translator
+from reservoir.model import translator as build
 from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
 from reservoir.skipping import Backskipping
 from reservoir.transformer_fields import check_transformer
 
 TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
-
-
-build = translator
-"""Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -87,7 +83,8 @@ def limited(config: ConfigDict) -> bool:
 
     Learned position embeddings and reservoirs with parameters for each position limit the length.
     """
-    return config.model.positions == "learned" or kinds.fixed_length(config)
+    kind = kinds.find(config.model.reservoir)
+    return config.model.positions == "learned" or (kind is not None and kind.fixed_length)
 
 
 def search_of(config: ConfigDict) -> Search:
@@ -129,11 +126,7 @@ def compiled_search(abstract_model: AbstractModel, search: Search, mesh: Mesh) -
 
 
 class Translator:
-    """Translates lines of text with an encoder-decoder and the tokenizers of its run.
-
-    Args:
-      longest: maximum number of tokens of a line.
-    """
+    """Translates a corpus by beam search."""
 
     def __init__(
         self,
@@ -141,10 +134,8 @@ class Translator:
         tokenizers: tuple[Tokenizer, Tokenizer],
         mesh: Mesh,
         search: Search,
-        longest: int = 2048,
     ):
         self.config, self.mesh, self.search = config, mesh, search
-        self.longest = longest
         self.source_tokenizer, self.target_tokenizer = tokenizers
         self._gather: Callable | None = None
         self._search: Callable | None = None
@@ -185,7 +176,11 @@ class Translator:
         )
 
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
-        """Translates every sentence of a corpus, in order."""
+        """Returns the translation of every sentence of a corpus, in order.
+
+        Raises:
+          UserError: `check_positions` fails.
+        """
         self.check_positions(source)
         if self._search is None:
             self._gather = gather_weights(values.abstract_model, self.mesh)
@@ -200,29 +195,6 @@ class Translator:
                     tokens[number] = row.tolist()
         return self.target_tokenizer.decode(tokens)
 
-    def translate(self, values: ModelState, lines: Sequence[str]) -> list[str]:
-        """Translates lines. A line without tokens, such as an empty line, gives an empty line.
-
-        Raises:
-          UserError: a line has more than `longest` tokens, or `check_positions` fails.
-        """
-        encoded = self.source_tokenizer.encode(lines)
-        full = [number for number, tokens in enumerate(encoded) if tokens]
-        for number in full:
-            tokens = len(encoded[number])
-            check(
-                tokens <= self.longest,
-                f"line {number + 1} of the text to translate has {tokens:,} tokens, more than"
-                f" --max_tokens={self.longest}; split the line or set --max_tokens={tokens} (memory grows with the"
-                " square of the length)",
-            )
-        result = [""] * len(lines)
-        if full:
-            corpus = TokenizedCorpus.from_lists([encoded[number] for number in full])
-            for number, line in zip(full, self.translate_corpus(values, corpus), strict=True):
-                result[number] = line
-        return result
-
 
 class Translation(Backskipping, Task):
     """Translation with a label-smoothed cross-entropy loss, validated by BLEU.
@@ -232,13 +204,12 @@ class Translation(Backskipping, Task):
         `data.vocab_size`.
 
     Raises:
-      UserError: the configuration or the data is invalid.
+      UserError: the data is invalid.
     """
 
     objective, mode, unit = "bleu", "max", "target tokens"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
-        validate(config)
         self.config, self.mesh = config, mesh
         self._vocabularies = config.data.vocab_size, config.data.vocab_size
         self._losses = PerExample(_losses, mesh)
@@ -357,12 +328,6 @@ class Translation(Backskipping, Task):
             save_tokenizer(tokenizer, workdir / name)
 
 
-def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
-    """Returns the source tokenizer and the target tokenizer of the run in `workdir`."""
-    source, target = (Tokenizer.load(workdir / name) for name in TOKENIZERS)
-    return source, target
-
-
 def teacher_forcing(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
@@ -377,7 +342,7 @@ def _token_losses(
     """Returns the label-smoothed cross-entropy and the weight 1 of each target token, both (B, T); 0 at padding."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
-    weights_BT = (targets_BT != model.pad).astype(jnp.float32)
+    weights_BT = (targets_BT != PAD).astype(jnp.float32)
     return cross_entropy(logits_BTV, targets_BT, smoothing) * weights_BT, weights_BT
 
 

@@ -140,11 +140,6 @@ def test_vocabulary_too_small_raises_user_error(tmp_path):
     build_tokenizers(settings(vocab_size=smallest), text, tmp_path)
 
 
-def test_unknown_dictionaries_raise_user_error(text, tmp_path):
-    with pytest.raises(UserError, match="must be shared or separate"):
-        build_tokenizers(settings(dictionaries="own"), text, tmp_path)
-
-
 def test_fingerprint_depends_on_boundaries():
     prints = [
         fingerprint(["ab", "c"]),

@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from reservoir import evaluate, loading
+from reservoir import evaluate, loading, saved
 from reservoir.parallel_text import load_parallel
 from tests.train import toy
 
@@ -78,9 +78,9 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
         asked.append([*snapshots, *(["best"] * best)])
         raise UserError("the model is not loaded in this test")
 
-    monkeypatch.setattr(loading, "load_run", load_run)
-    monkeypatch.setattr(loading, "read_config", lambda *names, **options: make_config("ffn"))
-    monkeypatch.setattr(loading, "load_tokenizers", lambda workdir: ())
+    monkeypatch.setattr(saved, "load_run", load_run)
+    monkeypatch.setattr(saved, "read_config", lambda *arguments: make_config("ffn"))
+    monkeypatch.setattr(saved, "TOKENIZERS", ())
     for given in ("", "--average=1", "--average=2", "--average_best=3"):
         with pytest.raises(UserError, match="the model is not loaded"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))

@@ -18,8 +18,9 @@ from configs import masked
 from reservoir import run
 from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
-from reservoir.kinds import RESERVOIRS, find, fixed_length
-from reservoir.model import translator, validate, with_defaults
+from reservoir.kinds import RESERVOIRS, find
+from reservoir.model import translator, validate
+from reservoir.saved import with_defaults
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
@@ -278,6 +279,5 @@ def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
 
 def test_no_kind_is_found_for_none(make_config):
     assert find("none") is None
-    assert not fixed_length(make_config("none"))
     with pytest.raises(UserError, match=r"choose one of none, transformer, .* did you mean ffn"):
         find("fnn")

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.freezing import draw_frozen
 from common.sharding import make_mesh
 from configs import finetuning as recipes
-from reservoir import encoder, finetuning
+from reservoir import encoder, finetuning, run
 from reservoir.layers import layers_of
 from reservoir.methods import METHODS
 from reservoir.pretrained import open_run
@@ -223,7 +223,7 @@ def test_incomplete_own_methods_are_rejected(
     config = classifying(reservoirs, reservoirs=f"my_package.{name}")
     told = f"^--config.reservoirs=my_package.{name}.*{message}"
     with pytest.raises(UserError, match=told) as caught:
-        finetuning.fit(config, tmp_path / "run", mesh)
+        run.fit(config, tmp_path / "run", mesh)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 

@@ -9,6 +9,7 @@ import pytest
 from common.data.files import read_lines
 from common.errors import UserError
 from reservoir.parallel_text import ParallelText, load_parallel
+from reservoir.tasks.translation import validate
 from tests.data.helpers import settings
 
 
@@ -145,9 +146,11 @@ def test_unreadable_path_raises_user_error(tmp_path):
         read_lines(tmp_path)
 
 
-def test_unequal_sides_raise_value_error():
-    with pytest.raises(ValueError, match=r"same length, .*, got 2 and 1$"):
-        ParallelText(["a", "b"], ["c"])
+def test_unknown_dictionaries_raise_user_error(make_config):
+    config = make_config("ffn")
+    config.data.dictionaries = "own"
+    with pytest.raises(UserError, match=r"data.dictionaries='own': choose one of shared, separate"):
+        validate(config)
 
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")

@@ -1,0 +1,105 @@
+"""Reads parallel text from files, TFDS or a user's function."""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common.data.files import read_lines, source_folder
+from common.errors import UserError, check
+from common.storage.addresses import shown
+
+
+def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
+    """Returns the source sentences and the target sentences of a split, for every data source except "embedded:".
+
+    `reservoir.parallel_text.load_parallel` documents the arguments and errors.
+    """
+    kind, _, place = data.source.partition(":")
+    name = data.splits.get(split, split)
+    languages = (data.source_language, data.target_language)
+    match kind:
+        case "files":
+            option = f"--config.data.splits.{split}" if split in data.splits else "--split"
+            return _load_files(place, name, languages, option)
+        case "tfds":
+            return _load_tfds(place, name, languages, data.tfds_dir)
+        case "import":
+            return _load_own(data.source, split)
+        case _:
+            raise UserError(
+                f"--config.data.source={data.source} must be embedded:NAME, files:DIR, tfds:NAME or"
+                " import:MODULE:FUNCTION"
+            )
+
+
+def _load_files(
+    place: str, split: str, languages: tuple[str, str], option: str
+) -> tuple[list[str], list[str]]:
+    folder = source_folder(place)
+    sides = zip(("source", "target"), languages, strict=True)
+    return read_parallel(*(_find(folder, split, *side, option) for side in sides))
+
+
+def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
+    """Reads a text file and the file with its translation, line by line. Unpacks .gz and .zip.
+
+    Raises:
+        UserError: a file is missing, damaged, empty or not UTF-8, or the files have different numbers of lines.
+    """
+    source, target = (read_lines(path) for path in paths)
+    check(
+        len(source) == len(target),
+        f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line translates the"
+        f" same line of the other file, got {len(source)} and {len(target)}",
+    )
+    return source, target
+
+
+def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
+    """Returns the file of a side ("source" or "target") of a split. `option` names the split, for error messages."""
+    plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
+    for path in (plain, zipped):
+        if path.is_file():
+            return path
+    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
+    splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
+    advice = (
+        f"choose one of its splits in {language!r}: {', '.join(splits)} ({option})"
+        if splits
+        else f"set --config.data.{side}_language, because no name of a file ends with .{language} or .{language}.gz"
+    )
+    raise UserError(
+        f"--config.data.source=files:{shown(folder)} has no {plain.name} or {zipped.name}: {advice}"
+    )
+
+
+def _load_tfds(
+    name: str, split: str, languages: tuple[str, str], directory: str
+) -> tuple[list[str], list[str]]:
+    from common.data.tfds import in_blocks, open_tfds
+
+    _, examples = open_tfds(name, split, directory, "translate")
+    sides: tuple[list[str], list[str]] = ([], [])
+    for block in in_blocks(examples):
+        for side, language in zip(sides, languages, strict=True):
+            check(
+                language in block[0],
+                f"tfds:{name} has {', '.join(block[0])} but no {language}: set --config.data.source_language and"
+                " --config.data.target_language",
+            )
+            side.extend(example[language].decode() for example in block)
+    return sides
+
+
+def _load_own(source: str, split: str) -> tuple[list[str], list[str]]:
+    from common.data.own import own_examples
+
+    pairs = own_examples(source, split, (tuple, list), "a pair of sentences")
+    for number, pair in enumerate(pairs):
+        check(
+            [isinstance(side, str) for side in pair] == [True, True],
+            f"--config.data.source={source}: example {number} of split {split!r} is {pair!r:.80} instead of a pair of"
+            " sentences",
+        )
+    sources, targets = map(list, zip(*pairs, strict=True))
+    return sources, targets
