@@ -35,12 +35,19 @@ class BiGru(Sublayer):
     The layer reads the whole sequence, so it cannot decode step by step.
 
     Args:
-      hidden: features of both directions together, an even number, which W projects to the width of the model; 0 means
-        the width of the model.
+      hidden: features of both directions together, which W projects to the width of the model; 0 means the width of the
+        model.
+
+    Raises:
+      ValueError: `hidden` is odd.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, hidden: int = 0):
         hidden = hidden or width
+        if hidden % 2:
+            raise ValueError(
+                f"hidden={hidden} must be even, because each direction has half of the features"
+            )
         self.forward = Direction(width, hidden // 2, rngs=rngs)
         self.backward = Direction(width, hidden // 2, rngs=rngs)
         self.out = Linear(hidden, width, ("mlp", "embed"), rngs=rngs)

@@ -83,6 +83,8 @@ def test_receptive_field(causal: bool):
     assert reached == ({1, 2, 3} if causal else {2, 3, 4})
 
 
-def test_cache_of_a_convolution_that_is_not_causal_is_rejected():
+def test_invalid_arguments_are_rejected():
+    with pytest.raises(ValueError, match="not divisible by 3 heads"):
+        DynamicConvolution(WIDTH, 3, 7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="decoding needs a causal convolution"):
         made(3, causal=False).cache(1, CacheSpec(4, jnp.float32), Context())
