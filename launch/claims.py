@@ -22,9 +22,10 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 
 
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
-    """Estimates the plans of a paper that are missing in the file `path`, and writes `path` after each estimate.
+    """Adds the chip-hours of a paper's plans to the table `path`, and saves the table after each new plan.
 
-    Removes plans from `path` that no claim of the paper needs.
+    A plan is the text of the options of `launch.plan`. Keeps plans that the table already has, but removes plans that
+    no claim of the paper needs.
 
     Args:
       ask: function from the options of a plan to its estimate.
@@ -110,25 +111,17 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     Raises:
       UserError: the options are invalid, the TPU compiler is missing, or the step does not fit into memory.
     """
-    import jax
-
-    from common import config
     from common.errors import check
     from launch import plan as program
     from launch import topology
     from launch.estimate import estimate
 
-    fields, rest = config.split_fields(shlex.split(plan))
-    options = program.arguments().parse_args(rest)
-    experiment = config.load(options.config)
-    config.override_all(experiment, fields)
+    options, experiment = program.parse(shlex.split(plan))
     check(
         topology.has_compiler(),
         f"the TPU compiler is not installed: pip install {topology.LIBTPU}",
     )
-    topology.prepare(options.topology)
-    if quick or options.quick:
-        jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    topology.prepare(options.topology, quick or options.quick)
     return estimate(experiment, topology.find(options.topology))
 
 

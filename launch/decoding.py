@@ -27,12 +27,12 @@ RUNS = {
 }
 """Name of a run -> (configuration, fields to override).
 
-The overrides reduce the number of layers, so that compilation is faster. In decoding by rows, this changes only the
-bytes of weights.
+The overrides reduce the number of layers, so that compilation is faster. In decoding by rows, the number of layers
+changes only the bytes of weights.
 """
 
 MESHES = ("fsdp", "data")
-"""Mesh axes to compare. One axis has all devices, and all other axes have size 1."""
+"""Mesh axes to compare. Each of these axes in turn has all devices, and all other axes have size 1."""
 
 COLUMNS = (
     "run",
@@ -127,19 +127,12 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
 
 
 def _placed(shapes: Any, places: Any) -> Any:
-    """Returns a tree of abstract arrays with shardings."""
+    """Returns the tree `shapes` of abstract arrays, with the shardings of the tree `places`."""
     import jax
 
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
     )
-
-
-def show(found: Traffic) -> None:
-    """Prints the traffic of decoding as a table."""
-    from common.report.table import text
-
-    print(text(("quantity", "value", ""), table_rows(found)))
 
 
 def table_rows(found: Traffic) -> list[tuple[str, str, str]]:
@@ -172,13 +165,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
     options = parser.parse_args()
 
-    import jax
-
     from common.report.table import publish
     from launch import topology
 
-    topology.prepare(options.topology)
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    topology.prepare(options.topology, quick=True)
     devices = topology.find(options.topology)
     rows = []
     for name, (path, fields) in RUNS.items():

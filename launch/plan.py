@@ -3,13 +3,15 @@
 python -m launch.plan --config=configs/wmt_ffn_res.py --topology=v5e:4x4
 """
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from common.errors import check
 from common.runtime.program import run
 
 if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
     from launch.estimate import Estimate
 
 MIB = 2**20
@@ -52,18 +54,24 @@ def arguments() -> ArgumentParser:
     return parser
 
 
+def parse(argv: list[str]) -> "tuple[Namespace, ConfigDict]":
+    """Returns the options of a command line, and its configuration with all overrides."""
+    from common import config
+
+    fields, rest = config.split_fields(argv)
+    options = arguments().parse_args(rest)
+    experiment = config.load(options.config)
+    config.override_all(experiment, fields)
+    return options, experiment
+
+
 def main() -> None:
     import os
     import sys
 
-    from common import config
-
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Set the variable before JAX is imported.
 
-    fields, rest = config.split_fields(sys.argv[1:])
-    options = arguments().parse_args(rest)
-    experiment = config.load(options.config)
-    config.override_all(experiment, fields)
+    options, experiment = parse(sys.argv[1:])
     check(
         options.price is None or options.price >= 0,
         f"--price must be at least 0, got {options.price}",
@@ -80,17 +88,15 @@ def main() -> None:
         f"--decode cannot be combined with {others}: leave out --decode, or leave out {others}",
     )
 
-    import jax
-
+    from common.report.table import text
     from launch import decoding, sweep, topology
     from launch.estimate import estimate
 
-    topology.prepare(options.topology)
-    if options.quick:
-        jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    topology.prepare(options.topology, options.quick)
     devices = topology.find(options.topology)
     if options.decode:
-        decoding.show(decoding.traffic(experiment, devices))
+        table = decoding.table_rows(decoding.traffic(experiment, devices))
+        print(text(("quantity", "value", ""), table))
         return
     result = sweep.best(experiment, devices) if options.sweep else estimate(experiment, devices)
     show(result, options.price, options.shardings)
@@ -123,40 +129,30 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
     topology, batch, chips = estimate.topology, estimate.batch, len(estimate.topology.devices)
     counts = variables.count(estimate.abstract_model)
     mesh = " x ".join(f"{axis}={size}" for axis, size in estimate.mesh.shape.items())
-    lines = [
-        ("devices", f"{chips}", f"{topology.name}, {mesh}, {estimate.dtype}"),
+    lines = [("devices", f"{chips}", f"{topology.name}, {mesh}, {estimate.dtype}")]
+    if topology.stands_in:
+        remark = "the CPU compiler, whose program differs from the program for these devices"
+        lines.append(("compiler", "", remark))
+    lines += [
         ("parameters, trained", f"{counts['trainable']:,}", ""),
         ("parameters, frozen", f"{counts['frozen']:,}", ""),
         ("tokens of a step", f"{batch.tokens:,}", _shapes(estimate)),
-    ]
-    lines += [
-        (f"MiB on each device: {name}", f"{size / MIB:,.1f}", "")
-        for name, size in estimate.held.items()
+        *(
+            (f"MiB on each device: {name}", f"{size / MIB:,.1f}", "")
+            for name, size in estimate.held.items()
+        ),
     ]
     total, chip = sum(estimate.held.values()), topology.chip
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
-    if topology.stands_in:
-        lines.insert(
-            1,
-            (
-                "compiler",
-                "",
-                "the CPU compiler, whose program differs from the program for these devices",
-            ),
-        )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
         ("FLOPs of a step", f"{estimate.flops:.4g}", "matrix products, counted in the program"),
         ("FLOPs of a token", f"{estimate.flops / batch.tokens:.4g}", ""),
     ]
     if estimate.compiled_flops is not None:
-        lines.append(
-            (
-                "FLOPs of a step, compiled",
-                f"{estimate.compiled_flops * chips:.4g}",
-                "all operations on all devices; one iteration of each loop",
-            )
-        )
+        remark = "all operations on all devices; one iteration of each loop"
+        flops = f"{estimate.compiled_flops * chips:.4g}"
+        lines.append(("FLOPs of a step, compiled", flops, remark))
     lines += [
         (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
         for kind, count, received in estimate.collectives.rows
@@ -174,13 +170,8 @@ def _shapes(estimate: "Estimate") -> str:
 
 def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
     if not estimate.bound:
-        return [
-            (
-                "time",
-                "",
-                f"the speed of {estimate.topology.name} is unknown: use a TPU slice or GPUs",
-            )
-        ]
+        name = estimate.topology.name
+        return [("time", "", f"the speed of {name} is unknown: use a TPU slice or GPUs")]
     lines = [
         (
             f"ms of a step, {part}",

@@ -96,8 +96,6 @@ def main() -> None:
     if compared:
         return
 
-    import jax
-
     from common.report.table import publish
     from launch import topology
     from launch.estimate import estimate
@@ -108,8 +106,7 @@ def main() -> None:
         f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}, or use --kind=cpu",
     )
     largest = max(SHAPES)
-    topology.prepare(f"cpu:{largest}" if cpu else f"{options.kind}:{SHAPES[largest]}")
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    topology.prepare(f"cpu:{largest}" if cpu else f"{options.kind}:{SHAPES[largest]}", quick=True)
     rows = []
     for name, (path, field, each) in RUNS.items():
         for chips, shape in SHAPES.items():
@@ -130,8 +127,6 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
       path: path of the table without suffix.
       make: function from the commit, shortened to 8 digits, to the rows.
     """
-    import jax
-
     from common.report.table import publish
     from common.train.workdir import commit
     from launch import topology
@@ -141,8 +136,7 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
         f"--{path.name} needs the TPU compiler: pip install {topology.LIBTPU}",
     )
     for name in ("cpu:8", "v5e:2x4"):
-        topology.prepare(name)
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+        topology.prepare(name, quick=True)
     code, rows = commit()[:8], []
     if path.with_suffix(".csv").exists():
         with path.with_suffix(".csv").open() as file:

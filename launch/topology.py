@@ -97,8 +97,8 @@ class Topology:
 
     Attributes:
       name: name of the topology, such as "v5e:4x4", "2xv5e:16x16", "h100:8" or "cpu:8".
-      devices: the JAX devices: TPU chips, GPUs, CPU devices that replace one of the two (`stands_in`), or, for a
-        topology such as "cpu:8", CPU devices.
+      devices: the JAX devices: TPU chips or GPUs. If their compiler is not installed (`stands_in`), and for a topology
+        such as "cpu:8", these are CPU devices.
       chip: properties of a TPU chip or GPU, also if CPU devices replace it; None for a topology of CPU devices, whose
         speed is unknown.
     """
@@ -179,18 +179,14 @@ _KNOWN = (
 def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     """Parses "2xv5e:4x4" to (2, "v5e", (4, 4)), and "cpu:8" to (1, "cpu", (8,)). Raises a UserError for other names."""
     match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    check(match is not None, f"--topology={name!r} is unknown: {_KNOWN}")
+    unknown = f"--topology={name!r} is unknown: {_KNOWN}"
+    check(match is not None and match[2] in ("cpu", *CHIPS), unknown)
     slices, kind, sizes = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
-    if kind == "cpu":
-        one = match[1] is None and len(sizes) == 1
-        check(one and sizes[0] <= 4096, f"--topology={name!r} is unknown: {_KNOWN}")
+    most = 4096 if kind == "cpu" else CHIPS[kind].most
+    if kind == "cpu" or CHIPS[kind].gpu:
+        check(match[1] is None and len(sizes) == 1 and sizes[0] <= most, unknown)
         return slices, kind, sizes
-    check(kind in CHIPS, f"--topology={name!r} is unknown: {_KNOWN}")
-    if CHIPS[kind].gpu:
-        one = match[1] is None and len(sizes) == 1
-        check(one and sizes[0] <= CHIPS[kind].most, f"--topology={name!r} is unknown: {_KNOWN}")
-        return slices, kind, sizes
-    most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
+    host = _host(CHIPS[kind], sizes)
     check(
         math.prod(sizes) <= most,
         f"--topology={name!r}: a slice of {kind} has at most {most:,} chips, not {math.prod(sizes):,}; choose a smaller"
@@ -254,10 +250,13 @@ def _cpus(name: str, count: int) -> list[Any]:
     return devices[:count]
 
 
-def prepare(name: str) -> None:
+def prepare(name: str, quick: bool = False) -> None:
     """Configures JAX to run on the CPU, with as many CPU devices as `find` needs for the topology.
 
     Must be called before JAX initialises its devices. Prints a line to stderr if CPU devices replace TPU chips or GPUs.
+
+    Args:
+      quick: whether to compile with less optimization: faster, but memory and traffic differ from a real run.
 
     Raises:
       UserError: the topology does not exist, or has several slices but the TPU compiler is missing.
@@ -265,6 +264,8 @@ def prepare(name: str) -> None:
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
+    if quick:
+        jax.config.update("jax_exec_time_optimization_effort", -1.0)
     if kind != "cpu" and has_compiler(kind):
         # Only a machine with such devices can load their programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)

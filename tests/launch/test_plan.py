@@ -551,7 +551,7 @@ def test_sweep_on_cpu_raises_error() -> None:
 def test_invalid_options_raise_errors(monkeypatch, options: list[str], words: str) -> None:
     given = ["plan", "--config=configs/mnist_explicit.py", *options]
     monkeypatch.setattr(sys, "argv", given)
-    monkeypatch.setattr(topology, "prepare", lambda name: None)
+    monkeypatch.setattr(topology, "prepare", lambda name, quick: None)
     with pytest.raises(UserError, match=words):
         plan.main()
 
