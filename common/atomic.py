@@ -13,17 +13,16 @@ from common.errors import UserError
 
 @contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
-    """Context manager that yields a temporary path, where the caller writes a file.
+    """Context manager that yields a temporary path, to which the caller writes a file.
 
-    On exit, renames this file to `path`; after an exception, deletes this file. Several processes may write the same
-    path. The last rename wins.
+    On exit, renames the temporary file to `path`; after an exception, deletes the temporary file. If several processes
+    write the same path, the last rename wins.
 
     Args:
         option: command-line option that names the folder of `path`, for the error message; "" for no option.
 
     Raises:
-        UserError: the folder of `path` cannot be created or written, the disk is full, or the caller's block raises any
-            other OSError.
+        UserError: writing fails with an OSError, for example because the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -42,7 +41,7 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], None], option: str = "") -> None:
-    """Writes a file atomically: calls `write` with a temporary file that is open for writing; see `replacing`."""
+    """Writes a binary file atomically: calls `write` with an open temporary file. See `replacing`."""
     with replacing(path, option) as temporary, temporary.open("xb") as file:
         write(file)
 

@@ -40,9 +40,9 @@ def read_json_if(
     """Reads a JSON file if its content is valid. All processes must call this function.
 
     Args:
-      is_valid: function (content of the file) -> whether to return the content. Called on process 0 only. If the
-        function raises a UserError, so does this function. Any other OSError, ValueError, KeyError, TypeError or
-        AttributeError counts as False.
+      is_valid: function (content of the file) -> whether to return the content. Called on process 0 only. A UserError
+        that `is_valid` raises is passed on. Any other ValueError, and an OSError, KeyError, TypeError or AttributeError
+        count as False.
 
     Returns:
       The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or

@@ -67,7 +67,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
             near = f"; did you mean {near[0]}?" if near else ""
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
-        # A call of get_config with a wrong number of arguments raises in this file, an unreadable file in importlib.
+        # The innermost frame is in this file if get_config takes no argument, and in importlib for an unreadable file.
         outside = frame.filename != __file__ and not frame.filename.startswith("<frozen")
         place = f"{frame.filename}, line {frame.lineno}" if outside else f"{option}={spec}"
         raise UserError(f"{place}: {reason}") from error
@@ -81,9 +81,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
-    `config` may name a part that has options of its own, such as a user's kind of layer. If `key` is missing in
-    `config` and the paper has a module `options`, calls its function `add_to(config)`, which adds the fields of these
-    options.
+    If `key` is missing in `config`, it may be an option of a part that `config` names, such as a kind of layer. So the
+    function `PAPER.options.add_to(config)`, if the paper has one, first adds the options of all named parts.
 
     Raises:
       UserError: the field does not exist or is a group, or `text` cannot be converted.
@@ -197,34 +196,6 @@ def from_json(values: dict) -> ConfigDict:
     return ConfigDict(restore(values))
 
 
-def imported(option: str, name: str) -> Any:
-    """Imports a module and returns one of its attributes.
-
-    Args:
-      option: name of the command-line option, for the error message.
-      name: value of the option, "module:attribute" or "import:module:attribute".
-
-    Raises:
-      UserError: `name` lacks ":attribute", importing the module fails, or the module lacks the attribute.
-    """
-    module, _, attribute = name.removeprefix("import:").partition(":")
-    check(
-        bool(attribute),
-        f"{option}={name} lacks the name of a function or object: give {option}={name.rstrip(':')}:NAME",
-    )
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # A user's module may raise any type of exception.
-        frame, kind = last_frame(error), type(error).__name__
-        remedy = "correct the name, or add the folder of the module to PYTHONPATH"
-        # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
-            kind += f" in {frame.filename}, line {frame.lineno}"
-            remedy = "correct this line"
-        reason = f": {error}" if str(error) else ""
-        raise UserError(f"{option}={name} cannot be imported ({kind}){reason}; {remedy}") from error
-
-
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
     """Raises a UserError if `value` is not in `known`. If a choice has a similar name, the message suggests it."""
     check(
@@ -234,21 +205,13 @@ def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> N
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Checks that `folder` is writable or can be created, without creating it.
-
-    Raises:
-      UserError: `folder`, or its nearest existing parent if `folder` is missing, is a file or not writable.
-    """
+    """Raises a UserError unless `folder` is writable or can be created. Does not create the folder."""
     path = folder.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     check(
-        existing.is_dir(),
-        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder; choose another folder",
-    )
-    check(
-        os.access(existing, os.W_OK),
-        f"cannot write to {option}={shown(folder)}: {existing} is not writable; make it writable, or choose another"
-        " folder",
+        existing.is_dir() and os.access(existing, os.W_OK),
+        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder or is not writable; choose"
+        " another folder",
     )
 
 
@@ -303,8 +266,8 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    The message begins with `source`, the file or option of the configuration. Other UserErrors also begin with
-    `source`, unless it is "--config": they name the option themselves.
+    The message begins with `source`, the file or option of the configuration. Adds `source` to the beginning of all
+    other UserErrors too, unless `source` is "--config": these messages already name the option.
     """
     try:
         yield
@@ -320,11 +283,7 @@ def complete(source: object) -> Iterator[None]:
 
 
 def check_paper(file: str, config: ConfigDict, program: str) -> None:
-    """Checks that a configuration is for the paper of `program`, "PAPER.PROGRAM", or names no paper.
-
-    Raises:
-      UserError: the configuration, which was loaded from `file`, is for another paper.
-    """
+    """Raises a UserError if a configuration, loaded from `file`, is for another paper than `program`, "PAPER.NAME"."""
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
@@ -333,11 +292,7 @@ def check_paper(file: str, config: ConfigDict, program: str) -> None:
 
 
 def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into overrides "--config.a.b=VALUE" and all other arguments.
-
-    Raises:
-      UserError: an override lacks "=VALUE".
-    """
+    """Splits a command line into overrides and other arguments. Raises a UserError if an override lacks "=VALUE"."""
     fields = [a for a in argv if a.startswith("--config.")]
     for field in fields:
         check("=" in field, f"{field} needs a value: {field}=VALUE")
@@ -345,13 +300,9 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" to `config`.
+    """Applies overrides "--config.a.b=VALUE" to `config`. For the errors see `override`.
 
-    First sets the fields that `config` has, because one of them may name a part, such as a user's kind of layer. The
-    options of the part are further fields (see `override`), which this function sets afterwards.
-
-    Raises:
-      UserError: a field does not exist or is a group, or a value cannot be converted.
+    Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """
     known = flatten(config)
     pairs = [field.removeprefix("--config.").partition("=")[::2] for field in fields]
@@ -367,10 +318,10 @@ def parse(
     The default workdir is named after the configuration file and its argument, so the same command resumes the run.
 
     Args:
-      flags: name of each additional option without a value -> help text of the option.
+      flags: additional options without a value, name -> help text.
 
     Returns:
-      (configuration with its overrides, options that are not overrides).
+      (configuration with the overrides of the command line, all other options).
 
     Raises:
       UserError: the command line is wrong, or the configuration cannot be loaded or is for another paper.

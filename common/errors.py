@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 
 class Preempted(Exception):
-    """Raised after a signal has stopped a run and the run is saved.
+    """Raised after a signal has stopped a run and the run has been saved.
 
     `common.runtime.program` prints the message and exits with 128 plus the number of the signal, as a shell does.
     """
@@ -53,10 +53,10 @@ def last_frame(error: Exception) -> traceback.FrameSummary:
 
 
 def file_error(path: object, error: Exception) -> UserError:
-    """Returns a UserError for the exception `error`, which reading the file `path` has raised.
+    """Returns a UserError for an exception that reading the file `path` has raised.
 
-    For an OSError with an error number, the message says that the file cannot be read. For any other exception, the
-    message says that the file is damaged.
+    The message says that the file cannot be read if `error` is an OSError with an error number, otherwise that the file
+    is damaged.
 
     Args:
       path: name of the file for the message; for a file in a bucket, its address (`common.storage.addresses.shown`).

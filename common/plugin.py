@@ -1,16 +1,17 @@
-"""Plugins: a configuration may name a part as "module:attribute", in a user's module outside of this project.
+"""Imports parts of models and methods from a user's module, and adds their options to configurations.
 
-A part is, for example, a kind of layer. Its dataclass has a field `options`: name -> `Option`. Configurations import
-this module, so this module must not import JAX.
+A part is an instance of a paper's dataclass, such as a kind of layer. A configuration names a user's part as
+"module:attribute". Configurations import this module, so this module must not import JAX.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from common.config import check_choice, flatten, imported
-from common.errors import check
+from common.config import check_choice, flatten
+from common.errors import UserError, check, last_frame
 
 
 class Option(NamedTuple):
@@ -24,8 +25,36 @@ class Option(NamedTuple):
     minimum: float | None = None
 
 
+def imported(option: str, name: str) -> Any:
+    """Imports a module and returns one of its attributes.
+
+    Args:
+      option: name of the command-line option, for error messages.
+      name: value of the option, "module:attribute" or "import:module:attribute".
+
+    Raises:
+      UserError: `name` lacks ":attribute", importing the module fails, or the module lacks the attribute.
+    """
+    module, _, attribute = name.removeprefix("import:").partition(":")
+    check(
+        bool(attribute),
+        f"{option}={name} lacks the name of a function or object: give {option}={name.rstrip(':')}:NAME",
+    )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # A user's module may raise any type of exception.
+        frame, kind = last_frame(error), type(error).__name__
+        remedy = "correct the name, or add the folder of the module to PYTHONPATH"
+        # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
+            kind += f" in {frame.filename}, line {frame.lineno}"
+            remedy = "correct this line"
+        reason = f": {error}" if str(error) else ""
+        raise UserError(f"{option}={name} cannot be imported ({kind}){reason}; {remedy}") from error
+
+
 def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
-    """Returns the part `name`: an entry of `known`, or the part of a user's module for "module:attribute".
+    """Returns the part `name`: an entry of `known`, or for "module:attribute" the attribute of a user's module.
 
     Args:
       option: command-line option that names the part, for error messages.
@@ -33,8 +62,8 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
       known: name -> part of this project.
 
     Raises:
-      UserError: no such part exists, importing the module fails, the attribute is missing or is not a `kind`, or its
-        label, options or check are invalid.
+      UserError: `known` has no such part, the module or the attribute cannot be imported, or the attribute is not a
+        `kind` with a valid label, check and options.
     """
     if ":" not in str(name):
         check_choice(option, name, known)
@@ -44,18 +73,16 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
         isinstance(part, kind),
         f"{option}={name} is of type {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
     )
-    check(
-        isinstance(part.options, Mapping),
-        f"{option}={name}: the field 'options' of the {kind.__name__} must be a dictionary, got {part.options!r}",
-    )
-    check(
-        isinstance(part.label, str),
-        f"{option}={name}: the field 'label' of the {kind.__name__} must be a string, got {part.label!r}",
-    )
-    check(
-        callable(part.check),
-        f"{option}={name}: the field 'check' of the {kind.__name__} must be a function, got {part.check!r}",
-    )
+    for field, valid, expected in (
+        ("options", isinstance(part.options, Mapping), "dictionary"),
+        ("label", isinstance(part.label, str), "string"),
+        ("check", callable(part.check), "function"),
+    ):
+        check(
+            valid,
+            f"{option}={name}: the field {field!r} of the {kind.__name__} must be a {expected}, got"
+            f" {getattr(part, field)!r}",
+        )
     for key, declared in part.options.items():
         check(
             isinstance(key, str) and all(map(str.isidentifier, key.split("."))),

@@ -1,4 +1,4 @@
-"""Error messages for exceptions in a user's plugin. Imported only for plugins."""
+"""Error messages for exceptions in a user's part (`common.plugin`). Imported only if a configuration names one."""
 
 import re
 import traceback
@@ -15,12 +15,12 @@ from common.errors import UserError, last_frame, reason_of
 def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
     """Context manager that turns any exception of a user's part into a UserError.
 
-    The message contains the place in the user's code, except for a ValueError.
+    The message names function, file and line of the user's code, unless the exception is a ValueError.
 
     Args:
       option: command-line option that names the part, for the error message.
       kind: dataclass of the part.
-      fields: name of the configuration that the part reads, such as "model".
+      fields: name of the configuration that the part reads, such as "model", for the error message.
     """
     try:
         yield

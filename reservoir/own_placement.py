@@ -9,7 +9,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from common.config import imported
+from common.plugin import imported
 from common.errors import UserError, check, named
 from common.plugin import Option
 

@@ -5,7 +5,7 @@ import inspect
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import imported
+from common.plugin import imported
 from common.errors import UserError, check, last_frame
 from common.train.task import Task
 

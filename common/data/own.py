@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from common.config import imported
 from common.errors import UserError, check, last_frame
+from common.plugin import imported
 
 
 def own_examples(

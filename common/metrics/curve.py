@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from common.errors import UserError
 
@@ -28,16 +28,9 @@ class Point:
 
     def at(self, axis: Axis) -> float:
         """Returns the x coordinate of this point on an axis."""
-        match axis:
-            case "seconds":
-                return self.seconds
-            case "hours":
-                return self.seconds / 3600
-            case "step":
-                return float(self.step)
-            case "flops":
-                return self.flops
-        raise UserError(f"unknown axis {axis!r}: use seconds, hours, step or flops")
+        if axis not in get_args(Axis):
+            raise UserError(f"unknown axis {axis!r}: use {', '.join(get_args(Axis))}")
+        return self.seconds / 3600 if axis == "hours" else float(getattr(self, axis))
 
 
 @dataclass

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from common import sharding, variables
-from common.config import imported
 from common.data.windows import scored_once
 from common.errors import check
 from common.model.language_model import LanguageModel
+from common.plugin import imported
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState
 from common.variables import Params
