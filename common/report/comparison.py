@@ -14,7 +14,7 @@ from typing import Literal
 from common.errors import check
 from common.metrics.aucc import aucc, reaching, shared_horizon
 from common.metrics.curve import Axis, Point
-from common.report.axis import area_unit, shown_name, units
+from common.report.curve_plot import area_unit, shown_name, units
 from common.report.groups import Group
 from common.report.runs import runs_alternated
 from common.report.table import Table, digits_for, mean_std

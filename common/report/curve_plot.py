@@ -1,5 +1,6 @@
 """Plots of a validation metric over training time, steps or FLOPs, with the area under the convergence curve shaded."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,20 +10,19 @@ import numpy as np
 from common.errors import check
 from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
-from common.report.axis import area_unit, shown_name, units
-from common.report.panels import COLOURS
+from common.report.panels import COLOURS, panels
 from common.report.table import digits_for, mean_std
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK = "#333333"
 _STYLES = ("-", "--", ":")
+_TIMES = ((3600.0, "h"), (60.0, "min"))
+_PREFIXES = " kMGTPEZY"
 
 
 def plot_curve(curves: Mapping[str, Curve], path: str | Path) -> None:
-    """Writes a figure of curves, name -> curve, to a PNG file. See `curve_figure`."""
+    """Writes a figure of the validation curves of runs, name -> curve, to a PNG file. See `curve_figure`."""
     figure = curve_figure({name: [curve] for name, curve in curves.items()})
     figure.savefig(path, format="png")
 
@@ -34,7 +34,8 @@ def curve_figure(
 
     A line shows the best value so far. The area below the line is the AUCC, which the legend states as a number. Small
     dots show the measured values, and a ring marks the best value up to the horizon. For several seeds, a thin line
-    shows each seed, a thick line shows their mean, and the numbers in the legend are means.
+    shows each seed, a thick line shows the mean of the seeds, and the legend states the mean and standard deviation of
+    the AUCC and the mean of the best values.
 
     Args:
       curves: name -> one curve for each seed.
@@ -42,8 +43,8 @@ def curve_figure(
       horizon: end of the x-axis in units of `axis`. None takes the end of the longest curve.
 
     Raises:
-      UserError: `curves` or a curve is empty, the metrics differ, or the horizon is not a positive number or is before
-        the first point of a curve.
+      UserError: `curves` or a curve is empty, the metrics differ, the horizon is not a finite number above 0, or the
+        horizon is before the first point of a curve.
     """
     flat = [curve for seeds in curves.values() for curve in seeds]
     check(bool(flat), "there are no curves to plot: give at least one curve")
@@ -54,17 +55,13 @@ def curve_figure(
         f"curves of different metrics cannot share a plot ({metrics}): give curves of one metric",
     )
 
-    # Do not use pyplot, which would keep the figure in memory and choose a backend.
-    from matplotlib.figure import Figure
-
     horizon = shared_horizon(flat, axis) if horizon is None else horizon
     end = horizon or 0.0
     scale, unit, label = units(axis, end)
     # The legend of a single curve fits into the plot. A longer legend would cover the curves: put it below the plot.
     alone = len(flat) == 1
-    height = 4.2 if alone else 4.2 + 0.2 * len(curves)
-    figure = Figure(figsize=(7.2, height), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(1, 7.2, 4.2 if alone else 4.2 + 0.2 * len(curves))
+    values = []
     for number, (name, seeds) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         style = {"color": colour, "linestyle": _STYLES[number // len(COLOURS) % len(_STYLES)]}
@@ -82,49 +79,58 @@ def curve_figure(
             best = sum(curve.best.value for curve in marked) / len(marked)
             entry = f"best {best:.4g}, {entry}"
         axes.plot(xs / scale, ys, linewidth=1.8, label=f"{name}: {entry}", **style)
-        for curve, points in zip(seeds, marked, strict=True):
+        for curve, until_end in zip(seeds, marked, strict=True):
             if len(seeds) > 1:
                 xs, ys = np.transpose(outline(curve, axis, horizon))
                 axes.plot(xs / scale, ys, linewidth=0.8, alpha=0.45, **style)
-            # With several curves, labels of the best values would overlap. The legend shows their mean for each name.
-            _mark(axes, points, axis, scale, colour, with_value=alone)
-    _frame(axes, flat[0], [p.value for curve in flat for p in curve.until(axis, end).points])
-    axes.set_xlim(0, end / scale or None)
-    axes.set_xlabel(label, color=_INK)
-    axes.set_ylabel(f"validation {shown_name(flat[0])}", color=_INK)
-    text = {"frameon": False, "fontsize": 9, "labelcolor": _INK}
+            xs = [point.at(axis) / scale for point in until_end.points]
+            ys = [point.value for point in until_end.points]
+            values += ys
+            # Do not clip the dots and the ring: the last point is often on the right edge of the plot.
+            marks = {"linestyle": "none", "marker": "o", "clip_on": False}
+            axes.plot(xs, ys, markersize=3, color=colour, alpha=0.7, **marks)
+            best = (until_end.best.at(axis) / scale, until_end.best.value)
+            axes.plot(*best, markersize=9, fillstyle="none", color=colour, **marks)
+            # With several curves, labels of the best values would overlap. The legend shows the mean best value.
+            if alone:
+                above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(f"{best[1]:.4g}", best, color=colour, fontsize=9, **above)
+    rising = flat[0].mode == "max"
+    margin = 0.12 * (max(values) - min(values) or abs(max(values)) or 1.0)
+    bottom = 0.0 if rising and min(values) >= 0 else min(values) - margin
+    axes.set(xlim=(0, end / scale or None), ylim=(bottom, max(values) + margin))
+    axes.set(xlabel=label, ylabel=f"validation {shown_name(flat[0])}")
     if alone:
-        axes.legend(loc="lower right" if flat[0].mode == "max" else "upper right", **text)
+        axes.legend(loc="lower right" if rising else "upper right", frameon=False, fontsize=9)
     else:
-        figure.legend(loc="outside lower left", **text)
+        figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     return figure
 
 
-def _mark(
-    axes: "Axes", curve: Curve, axis: Axis, scale: float, colour: str, *, with_value: bool
-) -> None:
-    """Draws the measured values as dots and a ring around the best value. `with_value` also writes the best value."""
-    # Do not clip the dots: the last dot is often on the right edge of the plot.
-    dots = {"linestyle": "none", "marker": "o", "clip_on": False}
-    xs = [point.at(axis) / scale for point in curve.points]
-    ys = [point.value for point in curve.points]
-    axes.plot(xs, ys, markersize=3, color=colour, alpha=0.7, **dots)
-    best = (curve.best.at(axis) / scale, curve.best.value)
-    ring = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.6}
-    axes.plot(*best, markersize=9, **ring, **dots)
-    if with_value:
-        above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(f"{best[1]:.4g}", best, color=colour, fontsize=9, **above)
+def units(axis: Axis, end: float) -> tuple[float, str, str]:
+    """Returns (scale, unit, label) for an axis from 0 to `end`, which is in seconds, hours, steps or FLOPs.
+
+    Axis values divided by the scale are in the unit. For example, the scale 3600 converts seconds to the unit "h".
+    """
+    match axis:
+        case "seconds":
+            scale, unit = next((time for time in _TIMES if end >= 2 * time[0]), (1.0, "s"))
+            return scale, unit, f"training time ({unit})"
+        case "hours":
+            return 1.0, "h", "training time (h)"
+        case "step":
+            return 1.0, "steps", "training steps"
+    power = min(int(math.log10(max(end, 1.0))) // 3, len(_PREFIXES) - 1)
+    unit = f"{_PREFIXES[power]}FLOP".strip()
+    return 1000.0**power, unit, f"training compute ({unit})"
 
 
-def _frame(axes: "Axes", curve: Curve, values: list[float]) -> None:
-    """Sets y limits, grid and spines."""
-    low, high = min(values), max(values)
-    margin = 0.12 * (high - low or abs(high) or 1.0)
-    bottom = 0.0 if curve.mode == "max" and low >= 0 else low - margin
-    axes.set_ylim(bottom, high + margin)
-    axes.grid(color="#e6e6e6", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#bbbbbb")
-    axes.tick_params(colors=_INK, length=3)
+def shown_name(curve: Curve) -> str:
+    """Returns the display name of a curve's metric."""
+    return "BLEU" if curve.name == "bleu" else curve.name.replace("_", " ")
+
+
+def area_unit(curve: Curve, unit: str) -> str:
+    """Returns the unit of the area under a curve: the curve's metric times `unit`, the unit of the x-axis."""
+    name = shown_name(curve)
+    return f"({name})·{unit}" if " " in name else f"{name}·{unit}"

@@ -1,4 +1,4 @@
-"""Figures of several panels in one style."""
+"""Figures of one or several panels, in the style of all figures of this project."""
 
 from typing import Any
 
@@ -8,16 +8,20 @@ import numpy as np
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
-def panels(count: int) -> tuple[Any, np.ndarray]:
-    """Returns a figure, and an array of its `count` axes, which are side by side.
+def panels(count: int, width: float = 5.2, height: float = 4.2) -> tuple[Any, np.ndarray]:
+    """Returns a matplotlib figure, and an array of its `count` axes, which are side by side.
 
     Does not use pyplot, which would keep the figure in memory and choose a backend.
+
+    Args:
+      width, height: size of a panel in inches.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * count, 4.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width * count, height), dpi=150, layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, count))
-    for part in axes:
-        part.grid(color="#e6e6e6", linewidth=0.7)
-        part.spines[["top", "right"]].set_visible(False)
+    for panel in axes:
+        panel.grid(color="#e6e6e6", linewidth=0.7)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
     return figure, axes
