@@ -6,12 +6,12 @@ BLEU-hours: Table 3 has an AUCC of 114.57 for a best BLEU of 34.59 and 4 hours, 
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
+from common.config import check_number
 from common.errors import UserError
 from common.metrics.curve import Axis, Curve, Point
 
@@ -36,8 +36,8 @@ def outline(
     Raises:
       UserError: the curve is empty or the horizon is not a finite number above 0.
     """
-    if horizon is not None and not (math.isfinite(horizon) and horizon > 0):
-        raise UserError(f"the horizon of the AUCC must be a finite number above 0, got {horizon}")
+    if horizon is not None:
+        check_number("the horizon of the AUCC", horizon, positive=True)
     if not curve.points:
         raise UserError(
             f"the {curve.name} curve has no validation points: use a run with an evaluation"
@@ -72,8 +72,8 @@ def mean_outline(
 ) -> list[tuple[float, float]]:
     """Returns the mean convergence curve of several seeds as points (x, value). The area below is the mean AUCC.
 
-    With horizon=None, the mean ends at the last point of the longest curve; shorter curves are extended with their best
-    value. For the other arguments and the errors see `outline`.
+    With horizon=None, the mean ends at the last point of the longest curve, and shorter curves are constant after their
+    last point. For the other arguments and the errors see `outline`.
     """
     lines = [outline(curve, axis, horizon) for curve in curves]
     if len(lines) == 1:
@@ -85,8 +85,8 @@ def mean_outline(
 def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:
     """Returns the first validation point that reaches a fraction of the best value (appendix, Tables 6 and 7).
 
-    Does not interpolate between points. The value to reach is fraction * best or best / fraction, whichever is worse
-    than the best value. A metric that is minimised and positive must fall to best / fraction.
+    The value to reach is fraction * best. If this value is better than `best`, as for a metric that is minimised and
+    positive, the value to reach is best / fraction. Does not interpolate between points.
 
     Args:
       fraction: a number in (0, 1].
@@ -94,7 +94,7 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
         of this curve.
 
     Returns:
-      The point, or None if the curve never reaches the fraction.
+      The point, or None if no point reaches the value.
 
     Raises:
       UserError: `fraction` is not in (0, 1], or the curve is empty and `best` is None.

@@ -114,7 +114,7 @@ def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
 def run_of(
     summary: Any, name: str, source: str | Path | None = None, folder: Path | None = None
 ) -> Run:
-    """Makes a `Run` from a summary.
+    """Makes a `Run` from the content of a `summary.json`.
 
     Args:
       source: origin of the summary, for error messages. None means `name`.
@@ -123,36 +123,27 @@ def run_of(
     Raises:
       UserError: the summary lacks a field, or a field is damaged.
     """
-    source, remedy = source or name, "restore the summary, or leave it out"
-    check(
-        isinstance(summary, Mapping),
-        f"{source} is not the summary of a run, because it is not a JSON object: {remedy}",
-    )
-    missing = [name for name in _NEEDED if name not in summary]
-    check(
-        not missing,
-        f"{source} is not the summary of a run, because it lacks {', '.join(missing)}: {remedy}",
-    )
-    damaged = f"the summary {source} is damaged"
-    wrong = [name for name, kind in _NEEDED.items() if not isinstance(summary[name], kind)]
-    check(not wrong, f"{damaged}: wrong type of {', '.join(wrong)}; {remedy}")
-    params, timing = summary["params"], summary.get("timing", {})
-    check(
-        all(isinstance(params.get(name), int | float) for name in ("trainable", "total")),
-        f"{damaged}: params is {params!r:.80}, without the numbers trainable and total; {remedy}",
-    )
-    check(
-        isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
-        f"{damaged}: timing is {timing!r:.80}, not an object with a list of sessions; {remedy}",
-    )
     try:
+        check(isinstance(summary, Mapping), "it is not a JSON object")
+        missing = [field for field in _NEEDED if field not in summary]
+        check(not missing, f"it lacks {', '.join(missing)}")
+        wrong = [field for field, kind in _NEEDED.items() if not isinstance(summary[field], kind)]
+        check(not wrong, f"wrong type of {', '.join(wrong)}")
+        params, timing = summary["params"], summary.get("timing", {})
+        check(
+            all(isinstance(params.get(field), int | float) for field in ("trainable", "total")),
+            f"params is {params!r:.80}, without the numbers trainable and total",
+        )
+        check(
+            isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
+            f"timing is {timing!r:.80}, not an object with a list of sessions",
+        )
         curve = Curve.from_json(summary["curve"])
+        check(bool(curve.points), f"the {curve.name} curve has no validation points")
     except UserError as error:
-        raise UserError(f"{damaged}: {error}; {remedy}") from error
-    check(
-        bool(curve.points),
-        f"{damaged}: the {curve.name} curve has no validation points; {remedy}",
-    )
+        raise UserError(
+            f"{source or name} is not the summary of a run: {error}; restore the summary, or leave it out"
+        ) from error
     return Run(name, summary, curve, folder)
 
 
@@ -260,7 +251,7 @@ def _tell(message: str, names: Sequence[str]) -> None:
 
 
 def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[Run]:
-    """Loads the finished runs of a wandb project, oldest first. Prints the names of skipped runs to stderr.
+    """Loads the finished runs of a wandb project, oldest first. Prints the names of unfinished runs to stderr.
 
     Args:
       project: "ENTITY/PROJECT".
@@ -281,13 +272,9 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
         api = wandb.Api(timeout=WANDB_TIMEOUT)
         # lazy=True would send a request for each summary.
         remotes = [(r, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
-    except ValueError as error:  # wandb raises a ValueError for an unknown project.
-        raise UserError(
-            f"cannot read the wandb project {project}: {reason_of(error)} (check its name and your access)"
-        ) from error
     except Exception as error:  # wandb does not document its exceptions.
         raise UserError(
-            f"cannot read the wandb project {project}: {reason_of(error)}; check the network and your login"
+            f"cannot read the wandb project {project}: {reason_of(error)}; check its name, your login and the network"
         ) from error
     ended = [(remote, summary) for remote, summary in remotes if "curve" in summary]
     check(

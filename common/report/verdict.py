@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
+from common.config import check_number
 from common.errors import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
@@ -126,7 +127,8 @@ class Comparison:
     def _spread(self, more: int = 0) -> tuple[float, float]:
         """Returns the standard error and the degrees of freedom of A - B.
 
-        `more` predicts them for so many additional seeds in each group with randomness, with unchanged seed variances.
+        With `more` above 0, predicts both for `more` additional seeds in each group with randomness, if the seed
+        variances stay the same.
         """
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):
@@ -262,9 +264,10 @@ def compare(
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
     Omits test metrics if a run has no predictions, because their noise is then unknown. Omits the test loss and
-    perplexity of translations if the runs split the references into different numbers of tokens. "mean METRIC over
-    AXIS" is the AUCC up to the end of the shortest curve, divided by this end. Compares seconds only if the runs took
-    turns on the machine (`runs_alternated`). The intervals of all but the test metrics cover only the noise of seeds.
+    perplexity of translations if the runs split the references into different numbers of tokens. The metric "mean
+    METRIC over AXIS" is the AUCC up to the end of the shortest curve, divided by this end. Compares seconds only if the
+    runs took turns on the machine (`runs_alternated`). All intervals cover the noise of seeds. Only the intervals of
+    test metrics also cover the noise of test examples.
 
     Args:
       margins: metric -> margin of equivalence.
@@ -274,10 +277,7 @@ def compare(
       UserError: the groups have different test examples or metrics, or a margin is negative or not finite.
     """
     for name, margin in margins.items():
-        check(
-            math.isfinite(margin) and margin >= 0,
-            f"the margin of {name} must be a finite number of at least 0, got {margin}",
-        )
+        check_number(f"the margin of {name}", margin)
     found = _on_examples(a, b, margins)
     objective, mode = a[0].curve.name, a[0].curve.mode
     best = [sample_of(group, [run.curve.best.value for run in group]) for group in (a, b)]

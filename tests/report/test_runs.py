@@ -51,11 +51,11 @@ def test_load_the_repository_results():
         ("[1, 2]", "is not the summary of a run"),
         (
             {"benchmark": 1},
-            "because it lacks config, curve, test, params, seed: restore the summary",
+            "it lacks config, curve, test, params, seed; restore the summary",
         ),
         (
             summary([1.0]) | {"seed": "one"},
-            "is damaged: wrong type of seed; restore the summary, or",
+            "is not the summary of a run: wrong type of seed; restore the summary, or",
         ),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "timing is {'sessions': None}, not"),
@@ -206,7 +206,7 @@ def test_wandb_errors_are_one_line(wandb):
             load_wandb(name)
     with pytest.raises(
         UserError,
-        match=r"^cannot read the wandb project me/typo: Could not find project typo \(check",
+        match=r"^cannot read the wandb project me/typo: Could not find project typo; check",
     ):
         load_wandb("me/typo")
     with pytest.raises(UserError, match=r"me/none has no matching run .* \(unfinished runs: 0\)"):
@@ -218,11 +218,11 @@ def test_wandb_errors_are_one_line(wandb):
     wandb.fault = RuntimeError("no\nnetwork")
     with pytest.raises(
         UserError,
-        match=r"^cannot read the wandb project me/p: no network; check the network and your login$",
+        match=r"^cannot read the wandb project me/p: no network; check its name, your login and the network$",
     ):
         load_wandb("me/p")
     wandb.fault = TimeoutError()
-    with pytest.raises(UserError, match=r"the wandb project me/p: TimeoutError; check the network"):
+    with pytest.raises(UserError, match=r"the wandb project me/p: TimeoutError; check its name"):
         load_wandb("me/p")
     wandb.fault, wandb.key = None, False
     with pytest.raises(UserError, match="no API key"):
