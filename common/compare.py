@@ -22,7 +22,7 @@ from common.storage.folders import open_folder
 
 @dataclass(frozen=True)
 class Cases(ExperimentSuite):
-    """Cases of an experiment. A case is a configuration file with overrides.
+    """Cases of an experiment. A case is a configuration file with overrides of its fields.
 
     Attributes:
       spec: the configuration file of all cases, "FILE" or "FILE:ARGUMENT".
@@ -36,10 +36,8 @@ class Cases(ExperimentSuite):
     def configuration(self, name: str, seed: int) -> ConfigDict:
         """Returns the configuration of the case `name` with a seed.
 
-        The overrides of the case are applied last. In their values, "{seed}" becomes the seed.
-
-        Raises:
-          UserError: the file cannot be loaded, a field is unknown, or a value is invalid.
+        Applies the overrides of the command line first, then the overrides of the case, in which the text "{seed}"
+        stands for the seed.
         """
         fields = {
             key: text.replace("{seed}", str(seed)) for key, text in self.overrides[name].items()
@@ -54,9 +52,8 @@ class Cases(ExperimentSuite):
 def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
     """Parses the values of --case to {name: {field: value}}. Each value is a list: a name, then FIELD=VALUE texts.
 
-    Raises:
-      UserError: there are fewer than two cases, a name is repeated or is not valid as a folder name, or a field is
-        malformed, is repeated or is the seed.
+    Raises a UserError if there are fewer than two cases, a name is repeated or is not valid as a folder name, or a
+    field is malformed, is repeated or is the seed.
     """
     cases: dict[str, dict[str, str]] = {}
     for name, *texts in options:

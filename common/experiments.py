@@ -75,7 +75,7 @@ def _run_name(case: str, seed: int, point: Point) -> str:
 
 
 def _best(tried: Sequence[tuple[Point, Run]]) -> tuple[Point, Run]:
-    """Returns the (point, run) whose run has the best validation value."""
+    """Returns the pair of grid point and run with the best validation value."""
     order = max if tried[0][1].curve.mode == "max" else min
     return order(tried, key=lambda one: one[1].curve.best.value)
 
@@ -88,8 +88,7 @@ def _number_first(text: str) -> tuple[bool, float | str]:
 def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parses the values of --sweep, each "a.b=V1,V2", to {field: values}.
 
-    Raises:
-      UserError: an option is malformed, or a field or a value is repeated.
+    Raises a UserError if an option is malformed, or if a field or a value is repeated.
     """
     sweep: dict[str, tuple[str, ...]] = {}
     for text in options:
@@ -140,11 +139,7 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Calls the paper's `run.prepare`, which loads the data. Returns the completed configuration and the task.
-
-        Raises:
-          UserError: the configuration is invalid or names no paper, or its data are invalid.
-        """
+        """Calls the paper's `run.prepare`, which loads the data. Returns the completed configuration and the task."""
         return run_module(config).prepare(config, self.mesh)
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
@@ -211,7 +206,7 @@ class ExperimentSuite:
         return found
 
     def _write_sweep(self, tried: Mapping[str, Sequence[tuple[Point, Run]]]) -> None:
-        """Prints and writes the table `sweep`, sorted by case, whichever cases were tuned first."""
+        """Prints and writes the table `sweep`: a row for each case and grid point, sorted by case."""
         rows = []
         for case, runs in sorted(tried.items()):
             _, best = _best(runs)
@@ -219,16 +214,16 @@ class ExperimentSuite:
                 measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
                 mark = "chosen" if run is best else ""
                 rows.append((case, *point.values(), run.curve.name, *measured, mark))
-        self.write(
-            "sweep", ("case", *self.sweep, "metric", "best valid", "steps", "FLOPs", ""), rows
-        )
+        columns = ("case", *self.sweep, "metric", "best valid", "steps", "FLOPs", "")
+        self.write("sweep", columns, rows)
 
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
-        A run is finished if its workdir has a summary and the same requested configuration. If the workdir still has
-        checkpoints, the summary must also be newer than data files, a user's data module and pretrained weights. If the
-        workdir has no checkpoints, the stored configuration may lack fields that the code has gained since the run.
+        A run is finished if its workdir has a summary, and REQUESTED_CONFIG with the same configuration. If the workdir
+        still has checkpoints, the summary must also be newer than the data files, the user's data module and the
+        pretrained weights. If the workdir has no checkpoints, fields that the code has gained since the run may be
+        missing in REQUESTED_CONFIG.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -260,9 +255,7 @@ class ExperimentSuite:
         return read_json_if(workdir / SUMMARY, bool)
 
     def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains or resumes runs, {name: configuration}. Several runs take turns of `turns` steps.
-
-        Returns {name: summary}.
+        """Trains or resumes runs, {name: configuration}, in turns of `turns` steps. Returns {name: summary}.
 
         Raises:
           UserError: a workdir has a summary that cannot be reused and no checkpoints, or training fails.
@@ -306,9 +299,6 @@ class ExperimentSuite:
         """Returns the finished runs of a case in --out that have test results.
 
         If runs at several points of a grid have test results, returns the runs at the point with the most seeds.
-
-        Raises:
-          UserError: a summary is damaged.
         """
         # The pattern does not match folders of other cases, such as "NAME_seed1_x_seed1".
         pattern = re.compile(rf"{re.escape(name)}_seed\d+((_[a-z0-9_]+=[^=]+)*)")
@@ -324,9 +314,6 @@ class ExperimentSuite:
 
         Args:
           only_kept: train nothing and read no data; a case without finished runs counts as missing.
-
-        Raises:
-          UserError: a claim has an unknown case or metric.
         """
         read = claims.read(paper)
         names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
@@ -356,9 +343,9 @@ class ExperimentSuite:
 
 
 def portable(config: dict) -> dict:
-    """Makes a configuration in JSON equal on all machines, in place, and returns it.
+    """Removes paths that differ between machines from a configuration in JSON, in place, and returns it.
 
-    Removes `data.cache_dir`, and the parent folders of the paths in `data.source` and `pretrained`.
+    These are `data.cache_dir`, and the parent folders in `data.source` and `pretrained`.
     """
     kind, colon, path = config["data"]["source"].partition(":")
     if kind == "files":
@@ -370,15 +357,16 @@ def portable(config: dict) -> dict:
 
 
 def evaluations(workdir: Path, name: str) -> list[dict]:
-    """Returns the logged metrics of every evaluation of a finished run, in the order of the steps.
+    """Returns the logged metrics {name: value} of each evaluation of a finished run, in the order of the steps.
 
-    A value that was not finite is NaN. The validation curve lacks evaluations whose objective was not finite.
+    NaN and infinite values, which are null in `metrics.jsonl`, are returned as NaN.
 
     Args:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: the steps of the evaluations in `metrics.jsonl` are not the steps of the run's validation curve.
+      UserError: the evaluations in `metrics.jsonl`, except those whose objective was not finite, are not at the steps
+        of the run's validation curve.
     """
     logged = [
         {key: math.nan if value is None else value for key, value in m.items()}
@@ -387,9 +375,8 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
     ]
     curve = json.loads((workdir / SUMMARY).read_text())["curve"]
     finite = [m["step"] for m in logged if not math.isnan(m[f"valid/{curve['name']}"])]
-    whole = finite == [point["step"] for point in curve["points"]]
     check(
-        whole,
+        finite == [point["step"] for point in curve["points"]],
         f"{shown(workdir / METRICS)} and the validation curve in {SUMMARY} have evaluations at different steps: remove"
         f" {shown(workdir)} to train the run again",
     )

@@ -1,7 +1,7 @@
 """Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of modules.
 
-The model may be any `nnx.Module`, such as a model of another library. The file `parts.py` in the folder of a paper uses
-these functions: it has the modules and functions that a user adds to such a model.
+The model may come from another library. The modules `parts` of the papers, whose classes and functions a user adds to
+such a model, import this module.
 """
 
 import math
@@ -97,8 +97,7 @@ def check_rngs(rngs: nnx.Rngs, *streams: str) -> None:
 def floating(x: ArrayLike) -> jax.Array:
     """Returns the input x of a module as a floating-point array. Integers and booleans become float32.
 
-    Raises:
-      UserError: the input is not an array of real numbers.
+    Raises a UserError if the input is not an array of real numbers.
     """
     try:
         array = jnp.asarray(x)
@@ -112,7 +111,7 @@ def floating(x: ArrayLike) -> jax.Array:
 
 
 def frozen(variable: nnx.Variable) -> Frozen:
-    """Returns a Frozen variable with the value and the metadata of `variable`, marked as loaded."""
+    """Returns a Frozen variable with the value and the metadata of `variable`, marked as not drawn from a seed."""
     return Frozen.from_metadata(variable.get_value(), variable.get_metadata() | {"draw": None})
 
 

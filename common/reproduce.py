@@ -24,7 +24,7 @@ CLAIMS = "claims"
 def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
     """Returns an argument parser with the options of `reproduce` that all papers share.
 
-    `targets` are the names of the paper's tables and figures.
+    `targets` has the names of the paper's tables and figures.
     """
     parser = config.parser_for(f"{paper}.reproduce")
     parser.add_argument("target", choices=(*targets, CLAIMS))
@@ -54,10 +54,9 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
 
 
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Parses the values NAME=PATH of an option, where NAME is one of `names`. Returns {name: path as text}.
+    """Parses the values NAME=PATH of an option to {name: path as text}.
 
-    Raises:
-      UserError: a value is malformed, or its name is unknown.
+    Raises a UserError if a value is malformed, or its name is not one of `names`.
     """
     values = {}
     for text in texts:
@@ -72,10 +71,9 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
 
 
 def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
-    """Returns {name: path} for the values NAME=PATH of an option. Downloads files and folders in a bucket.
+    """Parses the values NAME=PATH of an option to {name: path}. Downloads files and folders in a bucket.
 
-    Raises:
-      UserError: a value is malformed, its name is unknown, or its path does not exist.
+    Raises a UserError if a value is malformed, its name is not one of `names`, or its path does not exist.
     """
     paths = {}
     for name, value in named_values(option, texts, names).items():
@@ -89,10 +87,7 @@ def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict
 
 
 def add_fairness(parser: ArgumentParser) -> None:
-    """Adds the options --turns and --sweep, which make a comparison fair.
-
-    --turns makes training seconds comparable; --sweep tunes all cases equally.
-    """
+    """Adds the options --turns, which makes training seconds comparable, and --sweep, which tunes all cases equally."""
     parser.add_argument(
         "--turns",
         type=config.int_arg("--turns"),
@@ -111,12 +106,9 @@ def add_fairness(parser: ArgumentParser) -> None:
 
 
 def make_mesh_of(fields: Iterable[str]) -> "Mesh":
-    """Makes a device mesh from the overrides "--config.mesh.AXIS=SIZE" among `fields`; ignores other fields.
+    """Makes a device mesh from the overrides "--config.mesh.AXIS=SIZE" among `fields`.
 
-    Without overrides, all devices are on the axis "data".
-
-    Raises:
-      UserError: a field or a size of the mesh is invalid.
+    Without such overrides, all devices are on the axis "data".
     """
     from common.sharding import make_mesh
 
@@ -138,7 +130,7 @@ def reproduce(
 
     Args:
       targets: target -> name of the paper's module that has a function with the name of the target.
-      own: function from the parsed options to additional arguments of the paper's `ExperimentSuite`.
+      own: function from the parsed options to further keyword arguments of the paper's `ExperimentSuite`.
     """
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)

@@ -1,4 +1,4 @@
-"""Error messages for exceptions in a user's part (`common.plugin`). Imported only if a configuration names one."""
+"""Error messages for exceptions in a user's part (`common.plugin`). Imported only for such parts."""
 
 import re
 import traceback

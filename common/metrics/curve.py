@@ -99,7 +99,7 @@ class Curve:
         return choose(self.points, key=lambda point: point.value)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the curve as a JSON object, for `from_json`."""
+        """Returns the curve as a JSON object."""
         return asdict(self)
 
     @classmethod

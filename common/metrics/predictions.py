@@ -1,7 +1,7 @@
 """Per-example predictions of a run on its test split, and their metrics.
 
-Every metric is a function of statistics summed over examples: confusion counts, n-gram counts, nats. A bootstrap
-resample of the test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
+Every metric is a function of statistics summed over examples, such as confusion counts, n-gram counts and losses. A
+bootstrap resample of the test set is a vector of weights, and its metrics are `measure(weights @ statistics)`.
 
 Each kind of predictions has a module in this folder.
 

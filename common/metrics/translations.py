@@ -30,7 +30,7 @@ class Translations(Predictions):
     """Translations of test sentences, each with one reference.
 
     Attributes:
-      hypotheses, references: one translation and one reference for each sentence.
+      hypotheses, references: the translation and the reference of each sentence.
       nats_E: loss of each reference under teacher forcing, summed over its tokens.
       tokens_E: number of tokens in each reference.
       lowercase, tokenize: options of `bleu_metric`.

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _show_examples(options: Namespace) -> None:
-    """Prints the table of --examples."""
+    """Prints the test examples on which the two runs of --examples differ most."""
     from common.report.runs import load_group
     from common.report.table import text
     from common.report.versus import example_table

@@ -100,7 +100,7 @@ def read(paper: str) -> list[Claim]:
 
 
 def chip_hours(paper: str) -> dict[str, str]:
-    """Returns {options of `launch.plan`: estimated chip-hours}; {} if the paper has no estimates."""
+    """Returns {options of `launch.plan`: estimated chip-hours, as text}; {} if the paper has no estimates."""
     path = files(paper) / PLANS
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return {options: hours for options, hours, *_ in list(csv.reader(text.splitlines()))[1:]}

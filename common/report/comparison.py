@@ -1,9 +1,7 @@
 """Tables that compare groups of runs: AUCC, and times until runs have nearly converged.
 
-The paper of Shen et al. has such tables: Tables 1 to 3 and 5 to 7.
-
-All runs of a table have the same metric and horizon. `common.metrics.aucc` defines the AUCC. Training time excludes
-compilation, evaluation and checkpoints (`common.train.clock`).
+Shen et al. (2021) print such tables (Tables 1 to 3 and 5 to 7). All runs of a table have the same metric and horizon.
+Training time excludes compilation, evaluation and checkpoints (`common.train.clock`).
 """
 
 import math
@@ -44,10 +42,9 @@ class AuccRow:
 
 
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """Returns the horizon in units of the axis.
+    """Returns the horizon in units of the axis; None if `horizon` is a text and all curves end at 0 on the axis.
 
-    Returns None if `horizon` names the longest or the shortest curve, and all curves end at 0 on the axis. An example
-    is the axis "flops" for runs without a FLOP count.
+    All curves end at 0 on the axis "flops" if the runs have no FLOP count.
 
     Raises:
       UserError: the horizon is not a finite number above 0, or is before the first validation of a run, or some but not
@@ -65,7 +62,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         if horizon is None:
             return None
     check(
-        not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
+        not isinstance(horizon, str) and 0 < horizon < math.inf,
         f"--horizon={horizon} must be a finite number above 0, longest or shortest",
     )
     for run in runs:
@@ -106,7 +103,7 @@ def time_rows(
 ) -> list[list[list[Point | None]]]:
     """Finds the first point at which each run reaches each percentage of the best value, up to the horizon.
 
-    If the metric is minimised, 95 % of the best value 2 is 2 / 0.95.
+    If the metric is minimised, 95 % of the best value 2 is 2 / 0.95 (`common.metrics.aucc.reaching`).
 
     Args:
       axis: x-axis of the horizon.
@@ -205,9 +202,8 @@ def seed_table(
 ) -> Table:
     """Returns a table with unrounded numbers and a row for each run.
 
-    The columns after the seed are the best value, the test value, the AUCC and its ratio to the largest AUCC. The last
-    columns are the axis values at which the run first reaches the PERCENTS of its own best value, and of the best value
-    of all runs; None if the run does not reach the percentage.
+    The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value, and
+    of the best value of all runs; None if the run does not reach the percentage.
     """
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))

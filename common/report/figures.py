@@ -33,9 +33,9 @@ def layers_figure(
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
 ) -> "Figure":
-    """Plots normalised AUCC and test metric over the number of layers. Error bars are standard deviations over seeds.
+    """Returns a figure of normalised AUCC and test metric over the number of layers, as in Figures 1 and 8 to 10.
 
-    Groups with equal `Group.line` share a line.
+    Error bars are standard deviations over seeds. Groups with equal `Group.line` share a line.
 
     Args:
       x: "updatable" counts trained layers on the x-axis (Figure 1), "total" counts all layers (Figures 8 to 10).

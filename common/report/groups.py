@@ -51,7 +51,7 @@ class Group:
 
     Attributes:
       name: the name from the command line (`versus.named_groups`). Without such a name, the layers and the settings in
-        which the group differs from other groups; if there are none, the name of the first run.
+        which the group differs from other groups. Without layers and such settings, the name of the first run.
       line: the name from the command line, or else the text of `name` without the number of layers and without the name
         of a run. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
@@ -69,7 +69,7 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of a configuration; None if the paper cannot count them, or if there is no number of layers.
+    """Returns the layers of the model of a configuration; None if their number is unknown.
 
     Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, all layers count as trained.
     """
@@ -87,7 +87,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
+    """Groups runs with equal configurations (except for IGNORED) and devices, in the order of their first runs.
 
     Raises:
       UserError: `runs` is empty, the metrics differ, a run is given twice, or two runs of a group have the same seed
@@ -124,10 +124,7 @@ def differences(compared: Sequence[Group]) -> Table:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Returns {name: value} of the settings that define a run's group: configuration without IGNORED, and device.
-
-    The device is a setting because the training time depends on the device.
-    """
+    """Returns the settings that define a run's group: configuration without IGNORED, and device, which affects time."""
     flat = {"device": run.summary.get("device", "")}
     flat |= {k: _frozen(v) for k, v in sorted(flatten(run.config).items())}
     prefixes = tuple(name for name in IGNORED if name.endswith("."))

@@ -7,6 +7,7 @@ from common.errors import check
 from common.report import comparison, figures, groups, versus
 from common.report.groups import Group
 from common.report.table import publish
+from common.storage.addresses import shown
 from common.storage.folders import output
 
 
@@ -19,7 +20,7 @@ def write(
     horizon: float | str = "longest",
     reference: str = "own",
 ) -> None:
-    """Prints the tables of groups of runs, and writes tables and figures to `out`.
+    """Prints tables that compare groups of runs, and writes the tables and figures to `out`.
 
     Verdicts compare each group with the first group.
 
@@ -54,12 +55,11 @@ def write(
     if all(group.layers for group in compared):
         for x in ("updatable", "total"):
             drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
-    paths = {name: out / f"{name}.png" for name in drawn}
     with output(out):
         for name, table in tables.items():
             publish(out / name, *table)
             if name == "verdicts":
                 print(versus.explanation(comparisons, compared))
         for name, figure in drawn.items():
-            figure.savefig(paths[name])
-    print(f"figures: {', '.join(map(str, paths.values()))}")
+            figure.savefig(out / f"{name}.png")
+    print(f"figures: {', '.join(shown(out / f'{name}.png') for name in drawn)}")

@@ -29,9 +29,6 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
     Integers get thousands separators. Floats get two decimals, or four significant digits if their absolute value is
     below 1 (except 0) or at least a million. None becomes an empty cell.
-
-    Raises:
-      ValueError: a row has more or fewer cells than the table has columns.
     """
     cells = [[cell.replace("|", "\\|") for cell in line] for line in _cells(columns, rows)]
     (header, *body), right = _aligned(cells)
@@ -56,13 +53,13 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def keep(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a table to STEM.csv and STEM.md."""
+    """Writes a table to the files `stem`.csv and `stem`.md."""
     write_csv(f"{stem}.csv", columns, rows)
     Path(f"{stem}.md").write_text(markdown(columns, rows), encoding="utf-8")
 
 
 def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a table to STEM.csv and STEM.md and prints it."""
+    """Writes a table to the files `stem`.csv and `stem`.md, and prints the table."""
     keep(stem, columns, rows)
     print(f"\n{text(columns, rows)}\nwritten: {shown(stem)}.csv, .md")
 
@@ -74,7 +71,10 @@ def mean_std(values: Sequence[float], digits: int = 1) -> str:
 
 
 def digits_for(values: Iterable[float]) -> int:
-    """Returns the number of decimals for a column: 3 if all absolute values are below 10, 2 if below 1,000, else 0."""
+    """Returns the number of decimals for a column: 3 if all absolute values are below 10, 2 if below 1,000, else 0.
+
+    Ignores NaN and infinite values.
+    """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 2 if largest < 1000 else 0
 
@@ -109,9 +109,8 @@ def _cell(value: Any) -> str:
 def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool]]:
     """Pads the cells of each column to equal width. The first line is the header.
 
-    Returns:
-      The padded lines, and for each column whether it is right-aligned: all cells below its header are empty or begin
-      with a number.
+    Returns the padded lines, and for each column whether it is right-aligned. A column is right-aligned if all cells
+    below its header are empty or begin with a number.
     """
     padded, right = [], []
     for header, *body in zip(*lines, strict=True):

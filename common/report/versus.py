@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import flatten
-from common.errors import UserError, check
+from common.config import check_choice, check_number, flatten, float_or_text
+from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
 from common.report.groups import Group, check_metric, groups
@@ -59,24 +59,20 @@ def _split_name(argument: str) -> tuple[str, str]:
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
-    """Parses the values of --margin, each METRIC=NUMBER. Returns {metric: margin of equivalence}.
+    """Parses the values of --margin, each METRIC=NUMBER, to {metric: margin of equivalence}.
 
-    Raises:
-      UserError: a value is malformed, or a metric has two margins.
+    Raises a UserError if a value is malformed or a metric has two margins.
     """
     chosen: dict[str, float] = {}
     for text in options:
         metric, equals, number = text.partition("=")
-        form = f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5"
-        check(bool(metric and equals), form)
-        known = ", ".join(MODES)
-        check(metric in MODES, f"--margin={text}: unknown metric {metric}; choose one of {known}")
-        try:
-            margin = float(number)
-        except ValueError as error:
-            raise UserError(form) from error
-        valid = math.isfinite(margin) and margin >= 0
-        check(valid, f"--margin={text}: a margin must be a finite number of at least 0")
+        check(
+            bool(metric and equals),
+            f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5",
+        )
+        check_choice(f"--margin={text}: metric", metric, MODES)
+        margin = float_or_text(number)
+        check_number(f"--margin={text}: the margin", margin)
         check(metric not in chosen, f"--margin={text} is a second margin of {metric}: give one")
         chosen[metric] = margin
     return chosen
@@ -111,10 +107,10 @@ def against_first(
 
 
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if the configurations of two groups name different data.
+    """Raises a UserError if the configurations of two groups name different data, and a run has no predictions.
 
-    Checks nothing if all runs have predictions: then `compare` checks that the test examples are the same.
-    Of a source files:PATH, compares only the last part of PATH, because paths differ between machines.
+    If all runs have predictions, `compare` checks that the test examples are the same. Of a source files:PATH, compares
+    only the last part of PATH, because paths differ between machines.
     """
     if all(run.predictions() is not None for run in (*a, *b)):
         return

@@ -276,14 +276,17 @@ def test_example_table_of_classes(tmp_path, report):
     [
         (
             ["a", "b", "--margin=bleu=-1"],
-            "--margin=bleu=-1: a margin must be a finite number of at",
+            "--margin=bleu=-1: the margin must be a finite number of at least 0, got -1.0",
         ),
         (["a", "b", "--margin=bleu"], "--margin=bleu: give METRIC=NUMBER"),
         (
             ["a", "b", "--margin=blue=1"],
-            "--margin=blue=1: unknown metric blue; choose one of accur",
+            "--margin=blue=1: metric='blue': choose one of accuracy",
         ),
-        (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: give METRIC=NUMBER"),
+        (
+            ["a", "b", "--margin=bleu=much"],
+            "--margin=bleu=much: the margin must be a finite number",
+        ),
         (
             ["a", "other"],
             "a/s1 and other/s1 have different test examples or metrics",
