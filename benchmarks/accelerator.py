@@ -1,34 +1,34 @@
 """Times our training steps on one GPU against PyTorch's, in bfloat16: python -m benchmarks.accelerator
 
 Uses the recipes of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
-instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs
-eagerly and with `torch.compile`, both with autocast, fused attention and fused Adam.
+instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs eagerly and with
+`torch.compile`, both with autocast, fused attention and fused Adam.
 
 A timed call runs several steps and waits only for the last. The calls take turns, one at a time. Every case has its own
-process; the processes of a group of rows compile at the same time, and only their memory is on the GPU. Model FLOPs
-utilisation (MFU) is the FLOPs of the matrix products of our step (`common.train.flops`), for both sides, over the time
-and over the rate of a large bfloat16 matrix product that JAX reaches in the same group.
+process. The processes of a group of rows (GROUPS) compile at the same time and share the GPU's memory. Model FLOPs
+utilisation (MFU) divides the FLOPs of our step's matrix products (`common.train.flops`) by the time of a step, ours or
+PyTorch's, and by the FLOP/s that JAX reaches in a large bfloat16 matrix product.
 
-A case that fails before timing prints its error, and all other cases continue. If a process ends while its row is
-timed, all cases of the row lose their times. The program writes its results after every group.
+If a case fails before it is timed, the program prints the error and times all other cases. If a process ends while its
+row is timed, no case of the row gets times. The program writes its results after every group.
 
 Without a GPU, the program runs on the CPU: use --batch_factor=0.01 --product=512.
 """
 
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from benchmarks.harness import Timing, compare, isolated, make_parser, ratio, report
+from benchmarks.harness import Seconds, compare, interval, isolated, make_parser, ratios, report
 from benchmarks.step import make_our_step, make_peer
 from common.config import float_arg, int_arg
 from common.errors import check
+from common.report import table
 from common.runtime import program
 
 
@@ -65,7 +65,7 @@ GROUPS = (
     ("translation", "reservoirs", "gpt", "bert_full"),
     ("gmlp", "bert_lora", "qwen2_full", "qwen2_lora"),
 )
-"""Rows whose processes share the GPU. We estimate at most 60 GB for a group, if all processes peak at once."""
+"""Rows whose processes share the GPU. We estimate that the processes of a group need at most 60 GB together."""
 
 CASES = ("ours", "PyTorch", "torch.compile")
 PRODUCT = "product"  # case of the large matrix product
@@ -73,11 +73,11 @@ PRODUCTS = 20  # matrix products in a timed call
 WARMUP = 2  # untimed calls of each case after it is built
 
 Case = tuple[Callable[[], object], Callable[[], dict]]
-"""A function to time, and a function that returns the case's FLOPs, peak memory or error."""
+"""A function to time, and a function that returns "flops", "peak_bytes", "device" or "error" of the case."""
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
-    """Returns a function that runs `steps` training steps, and a function that returns FLOPs or peak memory.
+    """Makes the case of `steps` training steps.
 
     Args:
       recipe: a key of ROWS.
@@ -139,14 +139,14 @@ def attempt(make: Callable[[], Case]) -> Case:
 
 def measure(
     rows: Mapping[str, Mapping[str, Callable[[], Case]]], rounds: int
-) -> tuple[dict[str, Timing], dict[str, dict]]:
+) -> tuple[dict[str, Seconds], dict[str, dict]]:
     """Builds all cases of all rows at the same time, then times one row after the other.
 
     Args:
       rows: {row: {case: picklable function that makes the case}}. Case names differ between rows.
 
     Returns:
-      {case: times of its calls}, without cases that failed; {case: notes or {"error": ...}}.
+      {case: seconds of its calls}, without cases that failed; {case: result of the case's second function}.
     """
     makes = {name: make for cases in rows.values() for name, make in cases.items()}
     factories = {(name, f"{name}: notes"): partial(attempt, make) for name, make in makes.items()}
@@ -174,11 +174,11 @@ def measure(
 
 
 def markdown(record: Mapping) -> str:
-    """Returns the page of a record that this program has written as JSON."""
+    """Returns the page for a record of this program, the content of its JSON file."""
     versions = record["machine"]["versions"]
     products = [row["product"] for row in record["rows"].values() if row["product"]]
     rates = [f"{rate / 1e12:.0f}" for rate in sorted(products)] or ["-"]
-    lines = [
+    page = [
         "# Our training step on a GPU against PyTorch's",
         "",
         f"Written by `python -m benchmarks.accelerator`. {record['title']}. *ours / PyTorch* are medians over"
@@ -190,62 +190,43 @@ def markdown(record: Mapping) -> str:
         f" {versions.get('torch', '-')}, transformers {versions.get('transformers', '-')}; commit"
         f" {record['machine']['commit']}.",
         "",
-        "| recipe | tokens per step | ours (ms) | PyTorch (ms) | torch.compile (ms) | ours / PyTorch "
-        "| ours / torch.compile | MFU of ours | MFU of PyTorch's best | peak GPU memory of ours, PyTorch, torch.compile"
-        " (GiB) |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
+    columns = ("recipe", "tokens per step", *(f"{case} (ms)" for case in CASES))
+    columns += ("ours / PyTorch", "ours / torch.compile", "MFU of ours", "MFU of PyTorch's best")
+    columns += ("peak GPU memory of ours, PyTorch, torch.compile (GiB)",)
+    rows = []
     for recipe, row in record["rows"].items():
-        seconds = [record["cases"].get(f"{recipe}, {case}", {}).get("seconds") for case in CASES]
-        times = [Timing(tuple(x)) if x else None for x in seconds]
-        peers = [timing.median for timing in times[1:] if timing]
-        cells = [
-            f"{recipe}: {ROWS[recipe].model}",
-            f"{row['batch']} x {row['length']} = {row['batch'] * row['length']:,}",
-            *(f"{1e3 * time.median / row['steps']:.1f}" if time else "-" for time in times),
-            *(_ratio(times[0], peer) for peer in times[1:]),
-            _mfu(row, times[0] and times[0].median),
-            _mfu(row, min(peers, default=None)),
-            ", ".join(f"{x / 2**30:.1f}" if x else "-" for x in row["peak_bytes"]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        names = [f"{recipe}, {case}" for case in CASES]
+        times = {n: record["cases"][n]["seconds"] for n in names if n in record["cases"]}
+        medians = {name: median(seconds) for name, seconds in times.items()}
+        ours, *peers = names
+        best = min((medians[name] for name in peers if name in medians), default=None)
+        rows.append(
+            (
+                f"{recipe}: {ROWS[recipe].model}",
+                f"{row['batch']} x {row['length']} = {row['batch'] * row['length']:,}",
+                *(f"{1e3 * medians[n] / row['steps']:.1f}" if n in medians else "-" for n in names),
+                *(_ratio(times, ours, peer) for peer in peers),
+                _mfu(row, medians.get(ours)),
+                _mfu(row, best),
+                ", ".join(f"{x / 2**30:.1f}" if x else "-" for x in row["peak_bytes"]),
+            )
+        )
+    return "\n".join(page) + "\n" + table.markdown(columns, rows)
 
 
-def _ratio(ours: Timing | None, peer: Timing | None) -> str:
-    if not (ours and peer):
+def _ratio(times: Mapping[str, Seconds], case: str, baseline: str) -> str:
+    if not {case, baseline} <= times.keys():
         return "-"
-    item = ratio({"ours": ours, "peer": peer}, "ours", "peer")
-    low, high = item.interval
-    return f"{item.median:.2f} ({low:.2f} to {high:.2f})"
+    rounds = ratios(times, case, baseline)
+    low, high = interval(rounds)
+    return f"{median(rounds):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _mfu(row: Mapping, seconds: float | None) -> str:
     if not (seconds and row["flops"] and row["product"]):
         return "-"
     return f"{row['flops'] / seconds / row['product']:.0%}"
-
-
-def _summaries(
-    rows: Iterable[str], batches: Mapping[str, int], steps: int, timings: Mapping, notes: Mapping
-) -> dict[str, dict]:
-    """Returns {recipe: entry in the JSON file}.
-
-    In an entry, `flops` are the FLOPs of a timed call, and `product` is the rate of the large product in FLOP/s.
-    """
-    flops = notes[PRODUCT].get("flops")
-    rate = flops / timings[PRODUCT].median if flops and PRODUCT in timings else None
-    return {
-        recipe: {
-            "batch": batches[recipe],
-            "length": ROWS[recipe].length,
-            "steps": steps,
-            "flops": notes[f"{recipe}, ours"].get("flops"),
-            "product": rate,
-            "peak_bytes": [notes.get(f"{recipe}, {case}", {}).get("peak_bytes") for case in CASES],
-        }
-        for recipe in rows
-    }
 
 
 def main() -> None:
@@ -272,7 +253,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     batches = {r: max(round(options.batch_factor * row.batch), 1) for r, row in ROWS.items()}
-    all_timings, all_rows, ratios, errors, device = {}, {}, [], {}, ""
+    all_timings, all_rows, pairs, errors, device = {}, {}, {}, {}, ""
     for group in GROUPS:
         recipes = [recipe for recipe in group if recipe in options.rows]
         if not recipes:
@@ -287,20 +268,29 @@ def main() -> None:
                 for case in cases
             }
         timings, notes = measure(rows, options.rounds)
-        all_rows |= _summaries(recipes, batches, options.steps, timings, notes)
         errors |= {name: note["error"] for name, note in notes.items() if "error" in note}
         device = device or notes[PRODUCT].get("device", "")
+        flops = notes[PRODUCT].get("flops")
+        rate = flops / median(timings[PRODUCT]) if flops and PRODUCT in timings else None
         for recipe in recipes:
-            ours, *peers = (f"{recipe}, {case}" for case in CASES)
-            ratios += [ratio(timings, ours, x) for x in peers if {ours, x} <= timings.keys()]
+            names = [f"{recipe}, {case}" for case in CASES]
+            all_rows[recipe] = {
+                "batch": batches[recipe],
+                "length": ROWS[recipe].length,
+                "steps": options.steps,
+                "flops": notes[names[0]].get("flops"),  # of a timed call
+                "product": rate,  # FLOP/s of the large product
+                "peak_bytes": [notes.get(name, {}).get("peak_bytes") for name in names],
+            }
+            ours, *peers = names
+            pairs |= {(ours, x): None for x in peers if {ours, x} <= timings.keys()}
         timings[f"{PRODUCT}, {recipes[0]}"] = timings.pop(PRODUCT, None)
         all_timings |= {name: timing for name, timing in timings.items() if timing}
         title = f"{options.steps} training steps in a call, bfloat16, with the recipe's dropout"
         in_order = {recipe: all_rows[recipe] for recipe in ROWS if recipe in all_rows}
         further = {"device": device, "rows": in_order, "errors": errors}
-        report(title, all_timings, ratios, {}, options.out, further)
-        record = json.loads(Path(options.out).read_text())
-        Path(options.out).with_suffix(".md").write_text(markdown(record))
+        record = report(title, all_timings, pairs, options.out, further)
+        options.out.with_suffix(".md").write_text(markdown(record))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ class Change(NamedTuple):
 
     Attributes:
       measure: name and unit of the measured quantity.
-      before, after: values; `before` is None if only one program was measured.
+      before, after: values; `before` is None if no older program was measured.
       code: the older and the newer commit, the only commit, or two modes of one commit.
       most: upper bound of `after`; None without a target.
-      command: command that measures.
+      command: module that measures, with its options.
     """
 
     measure: str
@@ -52,8 +52,8 @@ def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
     A case is a topology, a mesh and a dtype of the exchange. The target with four microbatches is 2 % above the newer
-    commit's traffic with one microbatch. A case without an older commit compares four microbatches with one, if both
-    were measured.
+    commit's traffic with one microbatch. If a case has only one commit, four microbatches are compared with one, if
+    both were measured.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}
@@ -64,18 +64,15 @@ def exchanges(results: Path) -> Iterator[Change]:
         codes = list(dict.fromkeys(code for code, _ in found))
         old, new = codes[0], codes[-1]
         command = "launch.scaling --exchange"
-        if old == new and (new, "4") not in found:
-            continue
-        if old == new:
+        most = 1.02 * found[new, "1"]
+        if old != new:
+            for number, target in (("1", None), ("4", most)):
+                name = f"gradients received, {case}, microbatches: {number} (MiB)"
+                values = found[old, number], found[new, number]
+                yield Change(name, *values, f"{old}, {new}", target, command)
+        elif (new, "4") in found:
             name = f"gradients received, {case}, microbatches: 1 and 4 (MiB)"
-            most = 1.02 * found[new, "1"]
             yield Change(name, found[new, "1"], found[new, "4"], new, most, command)
-            continue
-        for number in ("1", "4"):
-            name = f"gradients received, {case}, microbatches: {number} (MiB)"
-            most = 1.02 * found[new, "1"] if number != "1" else None
-            values = found[old, number], found[new, number]
-            yield Change(name, *values, f"{old}, {new}", most, command)
 
 
 def decoding(results: Path) -> Iterator[Change]:
@@ -92,9 +89,9 @@ def decoding(results: Path) -> Iterator[Change]:
 
 
 def attention(results: Path) -> Iterator[Change]:
-    """Yields a change for each rate of attention dropout: GB that a v5e chip reads and writes in a step of RoBERTa.
+    """Yields the GB that a v5e chip reads and writes in a step of RoBERTa, for each rate of attention dropout.
 
-    The target of all rates is 25 % below the first row of attention.csv.
+    The target at every rate is 25 % below the first row of attention.csv.
     """
     rows = _read(results / "launch/attention.csv")
     most = 0.75 * float(rows[0]["GB of a step"])
@@ -107,9 +104,9 @@ def attention(results: Path) -> Iterator[Change]:
 
 
 def compilation(results: Path) -> Iterator[Change]:
-    """Yields the CPU seconds of compilation of a translation model with 32 encoder layers, and the seconds to step 1.
+    """Yields the CPU seconds of compiling a translator with 32 encoder layers, and the seconds until step 1.
 
-    The targets are 8 CPU seconds for a bucket, and a third of the older commit's seconds for "before step 1".
+    The targets are 8 CPU seconds to compile a bucket, and a third of the older commit's seconds until step 1.
     """
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]

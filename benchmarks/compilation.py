@@ -7,7 +7,6 @@ With --checkouts, measures the code of several commits in turns:
 `git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -16,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from common.config import int_arg, parser_for
+from common.config import int_arg
 from common.report.table import markdown
 from common.runtime import program
 
@@ -82,19 +81,14 @@ def measure(checkout: Path, layers: int) -> list[float]:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.compilation")
-    parser.description = __doc__
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    from benchmarks.harness import commit, machine, make_parser, write_json
+
+    parser = make_parser(__doc__, "compilation", rounds=3)
     parser.add_argument(
         "--layers", type=int_arg("--layers"), nargs="+", default=[12, 32], help="encoder layers"
     )
     parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
-    parser.add_argument("--rounds", type=int_arg("--rounds"), default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/compilation.json"))
     options = parser.parse_args()
-
-    from benchmarks.harness import machine
-
     where = machine()
     rows = []
     for layers in options.layers:
@@ -103,17 +97,10 @@ def main() -> None:
         ]
         for checkout, found in zip(options.checkouts, zip(*rounds, strict=True), strict=True):
             medians = map(statistics.median, zip(*found, strict=True))
-            git = ["git", "describe", "--always", "--dirty"]
-            commit = subprocess.run(
-                git, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
-            )
-            rows.append((commit.stdout.strip(), layers, *medians))
+            rows.append((commit(checkout), layers, *medians))
         print(markdown(COLUMNS, rows), flush=True)
-    found = {"machine": where, "rounds": options.rounds}
-    found["rows"] = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(f"written to {options.out}")
+    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    write_json(options.out, {"machine": where, "rounds": options.rounds, "rows": found})
 
 
 if __name__ == "__main__":

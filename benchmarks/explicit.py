@@ -4,16 +4,16 @@ Language model (3 million random tokens with Zipf frequencies, vocabulary 4,098,
 solution for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad in this project and in PyTorch.
 PyTorch trains one model in three forms, without the paper's noise: one-hot inputs, an embedding, and an embedding with
 sparse gradients.
+
 Digit classifier (60,000 random images of MNIST's shape): the explicit solution, scikit-learn's naive Bayes, and the
 dense formula in NumPy.
 
 The dense formula and the epochs of the language model are timed on a part of the text and scaled to the whole text.
 """
 
-import importlib.util
-import resource
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 import numpy as np
 
@@ -23,16 +23,17 @@ from common.runtime import program
 VOCABULARY = 4098
 DENSE = "dense H^T Y K=1"
 EPOCH = "epoch K=1"
-FORMS = ("one-hot", "embedding", "sparse")
 
-# {"CASE / BASELINE": upper bound of (time of CASE) / (time of BASELINE)}.
 TARGETS = {
-    f"solution K=1 / {DENSE}": 1 / 1000,
-    f"solution K=1 / torch sparse {EPOCH}": 1 / 100,
-    f"ours {EPOCH} / torch sparse {EPOCH}": 1.0,
-    f"ours {EPOCH} / torch one-hot {EPOCH}": 1 / 10,
-    "digits solution / digits MultinomialNB": 1 / 4,
+    ("solution K=1", DENSE): 1 / 1000,
+    ("solution K=1", f"torch sparse {EPOCH}"): 1 / 100,
+    (f"ours {EPOCH}", f"torch sparse {EPOCH}"): 1.0,
+    (f"ours {EPOCH}", f"torch one-hot {EPOCH}"): 1 / 10,
+    ("digits solution", "digits MultinomialNB"): 1 / 4,
+    ("digits solution", "digits NumPy"): None,
 }
+"""{(case, baseline): upper bound of the ratio of their times}."""
+
 TOKENS_PER_SECOND = 5e6  # lower bound of the speed of the solution with K = 4
 
 
@@ -53,10 +54,8 @@ def random_digits() -> tuple[np.ndarray, np.ndarray]:
     return ((pixels + 1) / 256).astype(np.float32), labels
 
 
-def make_solution(context: int, tokens: int) -> Callable[[], float]:
+def make_solution(context: int, tokens: int) -> Callable[[], None]:
     """Returns a function that computes the explicit solution for a random text of `tokens` tokens.
-
-    The function returns the process's peak memory in MiB.
 
     Args:
       context: number of previous tokens that predict a token.
@@ -73,17 +72,16 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
     windows = Windows(corpus.tokens, corpus.lengths, context)
     mesh = sharding.make_mesh({"data": -1})
 
-    def solve() -> float:
+    def solve() -> None:
         targets_V = np.bincount(windows.tokens_L, minlength=VOCABULARY)
         counts = count_windows(windows, VOCABULARY, mesh)
         noise = Noise.of(targets_V)
         jax.block_until_ready(language_solution(counts, noise, targets_V, concatenate=True))
-        return memory()
 
     return solve
 
 
-def make_dense(tokens: int) -> Callable[[], float]:
+def make_dense(tokens: int) -> Callable[[], None]:
     """Returns a function that computes H^T Y for `tokens` tokens. H is the dense noisy embedding of the contexts."""
     text = random_text(tokens + 1)
     targets_V = np.bincount(text, minlength=VOCABULARY)
@@ -93,64 +91,63 @@ def make_dense(tokens: int) -> Callable[[], float]:
     noisy_VV = (keep_V[:, None] * one + np.outer(1 - keep_V, uniform_V)).astype(np.float32)
     features, targets = noisy_VV[text[:-1]], one[text[1:]]
 
-    def multiply() -> float:
+    def multiply() -> None:
         features.T @ targets
-        return memory()
 
     return multiply
 
 
-def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
-    """Returns a function that runs `steps` steps of Adagrad. `side` is "ours", or one of PyTorch's FORMS."""
+def make_epoch(side: str, steps: int, batch: int) -> Callable[[], None]:
+    """Returns a function that runs `steps` steps of Adagrad.
+
+    Args:
+      side: "ours", or a form of `benchmarks.peers.softmax_torch.make_step`.
+    """
     text = random_text((steps + 1) * batch + 1)
     if side == "ours":
         from benchmarks.ours import next_token_step
 
         step = next_token_step(1, VOCABULARY, batch, text)
     else:
-        from benchmarks.peers import load
+        from benchmarks.peers import softmax_torch
 
-        step = load("softmax_torch").make_step(side, VOCABULARY, batch, text)
+        step = softmax_torch.make_step(side, VOCABULARY, batch, text)
 
-    def run() -> float:
+    def run() -> None:
         for _ in range(steps):
             step()
-        return memory()
 
     return run
 
 
-def make_digits(side: str) -> Callable[[], float]:
+def make_digits(side: str) -> Callable[[], None]:
     """Returns a function that fits a digit classifier by the method `side`: "solution", "MultinomialNB" or "NumPy"."""
     features, labels = random_digits()
+    match side:
+        case "NumPy":
 
-    def formula() -> float:
-        counts = features.T @ np.eye(10, dtype=np.float32)[labels]
-        norm = features.sum(1).mean()
-        np.log(counts) - (norm - 1) / norm * np.log(counts.sum(0))
-        return memory()
+            def fit() -> None:
+                counts = features.T @ np.eye(10, dtype=np.float32)[labels]
+                norm = features.sum(1).mean()
+                np.log(counts) - (norm - 1) / norm * np.log(counts.sum(0))
 
-    if side == "NumPy":
-        return formula
-    if side == "MultinomialNB":
-        from sklearn.naive_bayes import MultinomialNB
+        case "MultinomialNB":
+            from sklearn.naive_bayes import MultinomialNB
 
-        model = MultinomialNB()
-        return lambda: model.fit(features, labels) and memory()
-    from explicit_opt.solution import explicit_solution
+            def fit() -> None:
+                MultinomialNB().fit(features, labels)
 
-    return lambda: explicit_solution(features, labels).block_until_ready() is None or memory()
+        case _:
+            from explicit_opt.solution import explicit_solution
 
+            def fit() -> None:
+                explicit_solution(features, labels).block_until_ready()
 
-def memory() -> float:
-    """Returns the peak resident memory of this process in MiB. Every case of this benchmark returns this value."""
-    from benchmarks.harness import peak_bytes
-
-    return peak_bytes(resource.getrusage(resource.RUSAGE_SELF)) / 2**20
+    return fit
 
 
 def main() -> None:
-    from benchmarks.harness import compare, isolated, make_parser, ratio, report, scaled
+    from benchmarks.harness import check_installed, compare_isolated, make_parser, report
 
     parser = make_parser(__doc__, "explicit", rounds=5, peers=True)
     parser.add_argument("--tokens", type=int_arg("--tokens"), default=3_000_000)
@@ -159,49 +156,39 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    installed = importlib.util.find_spec("torch") is not None
-    torch = installed and not options.without_torch
-    if not installed and not options.without_torch:
-        print(
-            "PyTorch is not timed, because it is not installed: pip install -r benchmarks/requirements.txt"
-        )
+    sides = {"ours": 8}
+    if not options.without_torch:
+        check_installed("torch")
+        sides |= {"one-hot": 2, "embedding": 8, "sparse": 32}
     dense = 2048
-    factories = {
+    # {case: (factory, factor that scales a call to the whole text or to all digits)}.
+    cases = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),
         "solution K=4": (partial(make_solution, 4, options.tokens), 1),
         DENSE: (partial(make_dense, dense), options.tokens / dense),
-        **{
-            f"digits {side}": (partial(make_digits, side), 1)
-            for side in ("solution", "MultinomialNB", "NumPy")
-        },
     }
-    sides = {"ours": 8, "one-hot": 2, "embedding": 8, "sparse": 32}
+    for side in ("solution", "MultinomialNB", "NumPy"):
+        cases[f"digits {side}"] = partial(make_digits, side), 1
     for side, steps in sides.items():
-        if side == "ours" or torch:
-            name = f"ours {EPOCH}" if side == "ours" else f"torch {side} {EPOCH}"
-            factory = partial(make_epoch, side, steps, options.batch)
-            factories[name] = factory, options.tokens / (steps * options.batch)
-
-    with isolated({name: factory for name, (factory, _) in factories.items()}) as cases:
-        timings = compare(cases, rounds=options.rounds, warmup=1, settle=1)
-        largest = {name: case() for name, case in cases.items()}
-    timings = {name: scaled(timing, factories[name][1]) for name, timing in timings.items()}
-    pairs = [name.split(" / ") for name in TARGETS]
-    pairs = [(case, other) for case, other in pairs if other in timings]
-    pairs += [("digits solution", "digits NumPy")]
-    ratios = [ratio(timings, *pair) for pair in pairs]
-    targets = {pair.name: TARGETS[pair.name] for pair in ratios if pair.name in TARGETS}
-    title = f"{options.tokens:,} tokens, vocabulary {VOCABULARY}, batches of {options.batch}; 60,000 digits"
-    extra = {
-        "peak_memory_mib": {name: round(size) for name, size in largest.items()},
-        "solution_K4_tokens_per_second": options.tokens / timings["solution K=4"].median,
-    }
-    report(title, timings, ratios, targets, options.out, extra)
-    speed = extra["solution_K4_tokens_per_second"]
+        name = f"ours {EPOCH}" if side == "ours" else f"torch {side} {EPOCH}"
+        factory = partial(make_epoch, side, steps, options.batch)
+        cases[name] = factory, options.tokens / (steps * options.batch)
+    factories = {name: factory for name, (factory, _) in cases.items()}
+    timings, memory = compare_isolated(factories, rounds=options.rounds, warmup=1)
+    memory = {name: round(size / 2**20) for name, size in memory.items()}
+    timings = {name: tuple(cases[name][1] * x for x in times) for name, times in timings.items()}
+    speed = options.tokens / median(timings["solution K=4"])
+    report(
+        f"{options.tokens:,} tokens, vocabulary {VOCABULARY}, batches of {options.batch}; 60,000 digits",
+        timings,
+        {pair: target for pair, target in TARGETS.items() if {*pair} <= timings.keys()},
+        options.out,
+        {"peak_memory_mib": memory, "solution_K4_tokens_per_second": speed},
+    )
     met = "yes" if speed >= TOKENS_PER_SECOND else "no"
     print(f"solution K=4: {speed:,.0f} tokens/s   target >= {TOKENS_PER_SECOND:,.0f}   met {met}")
-    for name, size in largest.items():
-        print(f"peak memory {name}: {size:,.0f} MiB")
+    for name, size in memory.items():
+        print(f"peak memory {name}: {size:,} MiB")
 
 
 if __name__ == "__main__":

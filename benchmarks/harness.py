@@ -5,7 +5,6 @@ two cases is the median over rounds of the ratio within a round, which cancels t
 """
 
 import argparse
-import importlib.metadata
 import json
 import math
 import multiprocessing
@@ -17,16 +16,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-import numpy as np
+from statistics import median
 
 from common.config import int_arg, parser_for
-from common.train.conditions import cores
+from common.errors import check
+from common.report.table import text
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "peft")
 
@@ -48,7 +49,10 @@ def make_parser(
     parser.add_argument(
         "--rounds", type=int_arg("--rounds"), default=rounds, help="timed calls per case"
     )
-    parser.add_argument("--out", default=f"results/benchmarks/{name}.json")
+    out = Path(f"results/benchmarks/{name}.json")
+    parser.add_argument(
+        "--out", type=Path, default=out, help="file to write (default: %(default)s)"
+    )
     if types:
         types = ["float32", "bfloat16"]
         parser.add_argument("--types", nargs="+", default=types, choices=types)
@@ -57,60 +61,22 @@ def make_parser(
     return parser
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one case in each round."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def min(self) -> float:
-        return min(self.seconds)
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.seconds))
-
-    @property
-    def max(self) -> float:
-        return max(self.seconds)
+def check_installed(*packages: str) -> None:
+    """Raises a UserError if a package of benchmarks/requirements.txt is not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    check(
+        not missing,
+        f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
+    )
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Time of `case` divided by time of `baseline`, in each round. Below 1, `case` is faster."""
-
-    case: str
-    baseline: str
-    rounds: tuple[float, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.case} / {self.baseline}"
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.rounds))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Interval for the true median, with measured ratios as its ends.
-
-        From six rounds on, the interval covers the true median with a probability of at least 95 %. This is the
-        interval of the sign test, which makes no assumption about the distribution. With fewer rounds, the interval
-        goes from the smallest to the largest ratio, and covers the true median less often.
-        """
-        n, ratios = len(self.rounds), sorted(self.rounds)
-        # The interval leaves out the k smallest and the k largest ratios. The probability that the true median lies
-        # outside is 2 * tails[k].
-        tails = np.cumsum([math.comb(n, k) for k in range(n)]) / 2**n
-        k = max(int((2 * tails <= 0.05).sum()) - 1, 0)
-        return ratios[k], ratios[n - 1 - k]
+Seconds = tuple[float, ...]
+"""Seconds of one case in each round."""
 
 
 def compare(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
-) -> dict[str, Timing]:
+) -> dict[str, Seconds]:
     """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on.
 
     Args:
@@ -134,7 +100,7 @@ def compare(
             start = time.perf_counter()
             cases[name]()
             seconds[name].append(time.perf_counter() - start)
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+    return {name: tuple(values) for name, values in seconds.items()}
 
 
 @contextmanager
@@ -176,75 +142,113 @@ def _serve(factory: Callable[[], Callable[[], object]], connection: Connection) 
         index = connection.recv()
 
 
-def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
-    """Returns the ratios of two cases that one call of `compare` timed."""
-    pairs = zip(timings[case].seconds, timings[baseline].seconds, strict=True)
-    return Ratio(case, baseline, tuple(a / b for a, b in pairs))
+def compare_isolated(
+    factories: Mapping[str, Callable[[], Callable[[], object]]], *, rounds: int, warmup: int
+) -> tuple[dict[str, Seconds], dict[str, int]]:
+    """Times cases as `compare` with `settle=1`, each case in a separate process.
+
+    Returns:
+      {case: its seconds}, {case: peak memory of its process in bytes}.
+    """
+    pairs = {(n, f"{n}: memory"): partial(_with_memory, make) for n, make in factories.items()}
+    with isolated(pairs) as calls:
+        cases = {name: calls[name] for name in factories}
+        timings = compare(cases, rounds=rounds, warmup=warmup, settle=1)
+        return timings, {name: calls[f"{name}: memory"]() for name in factories}
 
 
-def scaled(timing: Timing, factor: float) -> Timing:
-    """Returns a timing with all times multiplied by `factor`, to extrapolate from a part of the work to the whole."""
-    return Timing(tuple(factor * seconds for seconds in timing.seconds))
+def _with_memory(make: Callable[[], Callable]) -> tuple[Callable, Callable[[], int]]:
+    return make(), peak_bytes
+
+
+def ratios(timings: Mapping[str, Seconds], case: str, baseline: str) -> tuple[float, ...]:
+    """Returns the time of `case` divided by the time of `baseline`, in each round. Below 1, `case` is faster."""
+    return tuple(a / b for a, b in zip(timings[case], timings[baseline], strict=True))
+
+
+def interval(rounds: Sequence[float]) -> tuple[float, float]:
+    """Returns an interval for the true median of ratios, given the ratios of all rounds.
+
+    From six rounds on, the interval covers the true median with a probability of at least 95 %. This is the interval
+    of the sign test, which makes no assumption about the distribution. With fewer rounds, the interval goes from the
+    smallest to the largest ratio, and covers the true median less often.
+    """
+    n, ordered = len(rounds), sorted(rounds)
+    # The interval leaves out the k smallest and the k largest ratios. The probability that the true median lies outside
+    # is 2 * tails[k] / 2**n.
+    tails = accumulate(math.comb(n, k) for k in range(n))
+    k = max(sum(2 * tail / 2**n <= 0.05 for tail in tails) - 1, 0)
+    return ordered[k], ordered[n - 1 - k]
 
 
 def report(
     title: str,
-    timings: Mapping[str, Timing],
-    ratios: Sequence[Ratio],
-    targets: Mapping[str, float],
-    path_json: str | os.PathLike[str],
+    timings: Mapping[str, Seconds],
+    targets: Mapping[tuple[str, str], float | None],
+    path: Path,
     further: Mapping[str, object] | None = None,
-) -> bool:
-    """Prints timings and ratios as a table, writes them as JSON, and returns whether all targets are met.
+) -> dict[str, object]:
+    """Prints times and their ratios as tables, and writes them to a JSON file. Returns the content of the file.
 
     Args:
       title: description of the measured work, with its sizes.
-      targets: {`Ratio.name`: upper bound of the ratio's median}. A ratio need not have a target.
+      targets: {(case, baseline): upper bound of the median ratio of their times, or None without a target}.
+      path: path of the JSON file.
       further: other measurements, written to the JSON file only.
     """
-    if unknown := targets.keys() - {item.name for item in ratios}:
-        known = ", ".join(item.name for item in ratios)
-        raise ValueError(
-            f"targets for {', '.join(sorted(unknown))}, which are no ratios: choose from {known}"
-        )
-    record = {
-        "title": title,
-        "machine": machine(),
-        "cases": {
-            name: {
-                "min": timing.min,
-                "median": timing.median,
-                "max": timing.max,
-                "seconds": timing.seconds,
-            }
-            for name, timing in timings.items()
-        },
-        "ratios": {item.name: _judge(item, targets.get(item.name)) for item in ratios},
-        **(further or {}),
-    }
-    print(_table(record))
-    path = Path(path_json)
+    cases, compared = {}, {}
+    for name, seconds in timings.items():
+        times = {"min": min(seconds), "median": median(seconds), "max": max(seconds)}
+        cases[name] = times | {"seconds": seconds}
+    for pair, target in targets.items():
+        rounds = ratios(timings, *pair)
+        compared[" / ".join(pair)] = {
+            "median": median(rounds),
+            "min": min(rounds),
+            "max": max(rounds),
+            "target": target,
+            "met": None if target is None else median(rounds) <= target,
+        }
+    found = {"title": title, "machine": machine(), "cases": cases, "ratios": compared}
+    where = found["machine"]
+    print(f"{title}\n{where['cpu']}, {where['cores']} cores, {where['commit']}\n")
+    milliseconds = [
+        (name, *(1e3 * row[key] for key in ("min", "median", "max"))) for name, row in cases.items()
+    ]
+    print(text(("case", "min ms", "median ms", "max ms"), milliseconds))
+    verdicts = {None: "", True: "yes", False: "no"}
+    rows = [(name, r["median"], r["target"], verdicts[r["met"]]) for name, r in compared.items()]
+    print(text(("time ratio", "median", "at most", "met"), rows))
+    found |= further or {}
+    write_json(path, found)
+    return found
+
+
+def write_json(path: Path, record: Mapping[str, object]) -> None:
+    """Writes a record of measurements as JSON, and prints the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"\nwritten to {path}")
-    return all(row["met"] is not False for row in record["ratios"].values())
+    print(f"written to {path}")
 
 
-def peak_bytes(usage: resource.struct_rusage) -> int:
-    """Returns the peak resident memory in bytes. `ru_maxrss` is in kilobytes on Linux and in bytes on macOS."""
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
+    """Returns the peak resident memory, in bytes, of this process.
+
+    Args:
+      who: `resource.RUSAGE_CHILDREN` for the largest of the ended child processes instead.
+    """
+    # `ru_maxrss` is in kilobytes on Linux and in bytes on macOS.
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def machine() -> dict[str, object]:
     """Describes the machine, the package versions and the commit of a measurement."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    # List devices only if JAX is already imported. Importing JAX here would reserve an accelerator.
+    # List devices only if this process uses JAX, because listing them reserves an accelerator.
     jax = sys.modules.get("jax")
+    from common.train.conditions import cores  # imports JAX
+
+    versions = {"python": platform.python_version()}
+    versions |= {name: version(name) for name in PACKAGES if find_spec(name)}
     return {
         "cpu": _cpu_info("model name") or platform.processor(),
         "amx": "amx_tile" in _cpu_info("flags").split(),
@@ -253,38 +257,9 @@ def machine() -> dict[str, object]:
         "jax_devices": [device.device_kind for device in jax.devices()] if jax else [],
         "platform": platform.platform(),
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _judge(item: Ratio, target: float | None) -> dict[str, object]:
-    return {
-        "median": item.median,
-        "min": min(item.rounds),
-        "max": max(item.rounds),
-        "target": target,
-        "met": None if target is None else item.median <= target,
-    }
-
-
-def _table(record: Mapping[str, Mapping]) -> str:
-    where = record["machine"]
-    verdicts = {None: "", True: "yes", False: "no"}
-    cases = [("case", "min ms", "median ms", "max ms")]
-    for name, row in record["cases"].items():
-        cases.append((name, *(f"{1e3 * row[key]:.1f}" for key in ("min", "median", "max"))))
-    ratios = [("time ratio", "median", "target", "met")]
-    for name, row in record["ratios"].items():
-        target = "" if row["target"] is None else f"<= {row['target']:.2g}"
-        ratios.append((name, f"{row['median']:.3g}", target, verdicts[row["met"]]))
-    width = max(len(row[0]) for row in cases + ratios)
-    lines = [
-        f"{row[0]:<{width}}" + "".join(f"{cell:>12}" for cell in row[1:])
-        for row in [*cases, ("", "", "", ""), *ratios]
-    ]
-    heading = f"{record['title']}\n{where['cpu']}, {where['cores']} cores, {where['commit']}"
-    return heading + "\n\n" + "\n".join(line.rstrip() for line in lines)
 
 
 def _cpu_info(field: str) -> str:
@@ -296,15 +271,11 @@ def _cpu_info(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-def _commit() -> str:
+def commit(checkout: Path = Path(__file__).parent) -> str:
     """Returns the short commit hash, with "-dirty" if files differ from the commit, or "no commit" outside git."""
+    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-        )
+        done = subprocess.run(git, cwd=checkout, capture_output=True, text=True)
     except FileNotFoundError:
         return "no commit"
     return done.stdout.strip() or "no commit"

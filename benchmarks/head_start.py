@@ -29,7 +29,7 @@ STARTS = ("zero", "random", "explicit", "lda", "ridge")
 SEEDS, BATCH = 5, 64
 
 Split = tuple[np.ndarray, np.ndarray]
-"""Features (E, M) and labels (E,)."""
+"""Features (E, M) and labels (E,) of a split."""
 
 
 def digits(folder: Path | None) -> dict[str, Split]:
@@ -59,30 +59,30 @@ def started(start: str, train: Split, seed: int) -> tuple[jax.Array, jax.Array]:
       start: "zero", "random" or a method of `explicit_opt.head_start`.
     """
     features_EM, labels_E = train
-    outputs = int(labels_E.max()) + 1
-    if start in ("zero", "random"):
-        draw = jax.random.normal(jax.random.key(seed), (features_EM.shape[1], outputs))
-        size = features_EM.shape[1] ** -0.5 if start == "random" else 0.0
-        return size * draw, jnp.zeros(outputs)
+    inputs, outputs = features_EM.shape[1], int(labels_E.max()) + 1
+    if start == "zero":
+        return jnp.zeros((inputs, outputs)), jnp.zeros(outputs)
+    if start == "random":
+        draw = jax.random.normal(jax.random.key(seed), (inputs, outputs))
+        return draw * inputs**-0.5, jnp.zeros(outputs)
     return tuple(map(jnp.asarray, head_start(features_EM, labels_E, method=start)))
 
 
-def losses(
-    head: tuple[jax.Array, jax.Array], features_EM: jax.Array, labels_E: jax.Array
-) -> jax.Array:
+def cross_entropy(head: tuple[jax.Array, jax.Array], features_EM, labels_E) -> jax.Array:
+    """Returns the mean cross-entropy of a head (kernel, bias) in nats."""
     logits_EN = features_EM @ head[0] + head[1]
     return optax.softmax_cross_entropy_with_integer_labels(logits_EN, labels_E).mean()
 
 
 @partial(jax.jit, static_argnames="steps")
 def trained(head, train: Split, rate: float, seed: int, steps: int):
-    """Trains a head (kernel, bias) for `steps` steps of Adam with the learning rate `rate`; returns the new head."""
+    """Returns a head (kernel, bias) after `steps` more steps of Adam with the learning rate `rate`."""
     optimizer = optax.adam(rate)
 
     def step(carry, key):
         head, state = carry
         rows_B = jax.random.randint(key, (BATCH,), 0, len(train[1]))
-        grads = jax.grad(losses)(head, train[0][rows_B], train[1][rows_B])
+        grads = jax.grad(cross_entropy)(head, train[0][rows_B], train[1][rows_B])
         updates, state = optimizer.update(grads, state)
         return (optax.apply_updates(head, updates), state), None
 
@@ -94,17 +94,18 @@ def trained(head, train: Split, rate: float, seed: int, steps: int):
 def measured(
     splits: dict[str, Split], start: str, steps: int
 ) -> tuple[list[float], list[float], float]:
-    """Returns each seed's test accuracy in % and cross-entropy in nats, and the selected learning rate."""
+    """Returns test accuracies in % and test cross-entropies, one of each per seed, and the chosen learning rate."""
     train, valid, test = (tuple(map(jnp.asarray, splits[n])) for n in ("train", "valid", "test"))
     rates = RATES if steps else RATES[:1]
     begin = {seed: started(start, splits["train"], seed) for seed in range(1, 1 + SEEDS)}
-    found = {rate: trained(begin[1], train, rate, 1, steps) for rate in rates}
-    rate = min(rates, key=lambda rate: float(losses(found[rate], *valid)))
+    rate = min(
+        rates, key=lambda r: float(cross_entropy(trained(begin[1], train, r, 1, steps), *valid))
+    )
     heads = [trained(head, train, rate, seed, steps) for seed, head in begin.items()]
     hits = [jnp.argmax(test[0] @ kernel + bias, 1) == test[1] for kernel, bias in heads]
     return (
         [100 * float(hit.mean()) for hit in hits],
-        [float(losses(head, *test)) for head in heads],
+        [float(cross_entropy(head, *test)) for head in heads],
         rate,
     )
 

@@ -2,21 +2,20 @@
 
     python -m benchmarks.interval_coverage --experiments=1000
 
-Also counts false verdicts for equal systems. Each experiment tests two systems with n seeds on the same E examples.
-Examples differ in difficulty and seeds in quality. Right and wrong answers are drawn from a known distribution, so the
-true difference is known. For comparison, the percentile interval of a plain two-level bootstrap is measured as well.
+Also counts false verdicts for equal systems. Each experiment tests two systems, each with n seeds, on the same E
+examples. Examples differ in difficulty and seeds in quality. Right and wrong answers are drawn from a known
+distribution, so the true difference is known. For comparison, also simulates the percentile interval of a plain
+two-level bootstrap.
 """
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from benchmarks.harness import machine
+from benchmarks.harness import machine, write_json
 from common.config import int_arg, parser_for
 from common.metrics.curve import Curve, Point
 from common.metrics.losses import Losses
@@ -27,41 +26,38 @@ from common.runtime import program
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
-"""Mean qualities of two systems with about 71 % and 75 % accuracy. Qualities have the unit of `Truth.difficulty`."""
+"""Mean qualities of two systems with about 71 % and 75 % accuracy.
+
+A system's answer to an example is right if the system's quality exceeds the example's difficulty plus standard normal
+noise.
+"""
+SEED_DEVIATION = 0.05
+"""Standard deviation of the quality over seeds; 0.05 is about 1.2 points of accuracy."""
+DIFFICULTY = 1.0
+"""Standard deviation of the difficulty over examples."""
 
 _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
-class Truth(NamedTuple):
-    """The distribution of simulated experiments. A system is right if its quality exceeds difficulty plus noise.
+def true_difference(qualities: tuple[float, float]) -> float:
+    """Returns the expected difference of the accuracies of two systems with these mean qualities, in points."""
+    scale = np.sqrt(1 + DIFFICULTY**2 + SEED_DEVIATION**2)
+    first, second = (100 * stats.norm.cdf(quality / scale) for quality in qualities)
+    return float(first - second)
 
-    Attributes:
-      qualities: mean qualities of the two systems.
-      seed_deviation: standard deviation of the quality over seeds; 0.05 is about 1.2 points of accuracy.
-      difficulty: standard deviation of the difficulty over examples.
-    """
 
-    qualities: tuple[float, float]
-    seed_deviation: float = 0.05
-    difficulty: float = 1.0
-
-    @property
-    def difference(self) -> float:
-        """Expected difference of the accuracies of the two systems, in points."""
-        scale = np.sqrt(1 + self.difficulty**2 + self.seed_deviation**2)
-        first, second = (100 * stats.norm.cdf(quality / scale) for quality in self.qualities)
-        return float(first - second)
-
-    def draw(self, seeds: int, examples: int, generator: np.random.Generator) -> list[list[Run]]:
-        """Draws the runs of both systems of one experiment."""
-        difficulty_E = generator.normal(0, self.difficulty, examples)
-        return [
-            [
-                _run(quality + generator.normal(0, self.seed_deviation), difficulty_E, generator)
-                for _ in range(seeds)
-            ]
-            for quality in self.qualities
+def draw(
+    qualities: tuple[float, float], seeds: int, examples: int, generator: np.random.Generator
+) -> list[list[Run]]:
+    """Draws the runs of both systems of one experiment."""
+    difficulty_E = generator.normal(0, DIFFICULTY, examples)
+    return [
+        [
+            _run(quality + generator.normal(0, SEED_DEVIATION), difficulty_E, generator)
+            for _ in range(seeds)
         ]
+        for quality in qualities
+    ]
 
 
 def _run(quality: float, difficulty_E: np.ndarray, generator: np.random.Generator) -> Run:
@@ -96,25 +92,26 @@ def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tu
     return float(low), float(high)
 
 
-def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
-    """Returns statistics of simulated experiments: coverage, verdicts and the mean width of the interval.
+def measure(qualities: tuple[float, float], seeds: int, examples: int, experiments: int) -> dict:
+    """Simulates experiments. Returns a row of the table, {column: value}.
 
-    "coverage" is the % of the experiments in which the interval of `compare` contains the true difference, "coverage,
-    plain bootstrap" the same for `plain_interval`. "better" and "worse" are the % of the experiments with this verdict.
+    "coverage" is the percentage of the experiments in which the interval of `compare` contains the true difference, and
+    "coverage, plain bootstrap" the same for `plain_interval`. "better" and "worse" are the percentages of the
+    experiments with this verdict. "difference" (the true difference) and "mean width" are in points of accuracy.
     """
-    generator = np.random.default_rng((seed, seeds, examples))
+    generator, truth = np.random.default_rng((0, seeds, examples)), true_difference(qualities)
     inside, plain, words, widths = [], [], [], []
     for _ in range(experiments):
-        comparison = _accuracy(truth.draw(seeds, examples, generator))
-        inside.append(comparison.low <= truth.difference <= comparison.high)
+        comparison = _accuracy(draw(qualities, seeds, examples, generator))
+        inside.append(comparison.low <= truth <= comparison.high)
         low, high = plain_interval(comparison, generator)
-        plain.append(low <= truth.difference <= high)
+        plain.append(low <= truth <= high)
         words.append(comparison.word)
         widths.append(2 * comparison.half_width)
     return {
         "seeds": seeds,
         "examples": examples,
-        "difference": truth.difference,
+        "difference": truth,
         "coverage": 100 * float(np.mean(inside)),
         "coverage, plain bootstrap": 100 * float(np.mean(plain)),
         **{word: 100 * words.count(word) / experiments for word in ("better", "worse")},
@@ -127,12 +124,12 @@ def main() -> None:
     parser.add_argument("--experiments", type=int_arg("--experiments"), default=1000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/interval_coverage"))
     options = parser.parse_args()
-    truths = (Truth((QUALITY, QUALITY)), Truth((BETTER, QUALITY)))
-    cases = itertools.product(truths, SEEDS, EXAMPLES)
+    qualities = ((QUALITY, QUALITY), (BETTER, QUALITY))
+    cases = itertools.product(qualities, SEEDS, EXAMPLES)
     results = [measure(*case, options.experiments) for case in cases]
     publish(options.out, tuple(results[0]), [tuple(one.values()) for one in results])
     record = {**machine(), "experiments": options.experiments, "cases": results}
-    options.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+    write_json(options.out.with_suffix(".json"), record)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Copies finished runs without their checkpoints: python -m benchmarks.keep RUNS results/PAPER/laptop/runs
 
-Copies the files that tables, verdicts and figures read: the summary, the requested configuration, the predictions and
-the metrics of evaluations. Skips unfinished runs.
+Copies only the files that tables, verdicts and figures read: the summary, the requested configuration, the predictions
+and the metrics of evaluations. Skips unfinished runs.
 """
 
 import json
@@ -19,7 +19,7 @@ from common.track.tracker import METRICS, SUMMARY
 def keep(run: Path, folder: Path) -> None:
     """Copies a finished run into `folder`. Replaces an earlier copy of the run.
 
-    The copied summary has a portable configuration (`common.experiments.portable`).
+    Makes the configuration in the copied summary portable (`common.experiments.portable`).
     """
     kept = folder / run.name
     shutil.rmtree(kept, ignore_errors=True)

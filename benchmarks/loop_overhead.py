@@ -5,11 +5,9 @@ loop also reads and transfers data, reads metrics, logs and shows progress. Eval
 excluded.
 """
 
-import json
 import time
-from pathlib import Path
 
-from common.config import int_arg, parser_for
+from common.config import int_arg
 from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
@@ -17,27 +15,21 @@ TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.loop_overhead")
-    parser.description = __doc__
+    from benchmarks.harness import machine, make_parser, write_json
+
+    parser = make_parser(__doc__, "loop_overhead", rounds=5)
     parser.add_argument("--steps", type=int_arg("--steps"), default=100, help="steps per round")
-    parser.add_argument("--rounds", type=int_arg("--rounds"), default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/loop_overhead.json"))
     options = parser.parse_args()
 
     import jax
     import numpy as np
 
     from benchmarks import tiny_run
-    from benchmarks.harness import machine
     from common.train.prefetch import put
 
     with tiny_run.tiny_run() as run:
         task = run.task
-
-        def loop(steps: int) -> float:
-            return tiny_run.train(run, steps)
-
-        loop(10)
+        tiny_run.train(run, 10)
         batch = put(next(task.batches(None))[0], run.mesh)
         weight = int(np.count_nonzero(batch["target_outputs"]))
 
@@ -60,7 +52,7 @@ def main() -> None:
 
         rounds = [
             {
-                "loop": loop(options.steps),
+                "loop": tiny_run.train(run, options.steps),
                 "bare step": bare(options.steps),
                 "data": data(options.steps),
             }
@@ -81,9 +73,7 @@ def main() -> None:
         "ratios": ratios,
         "targets": TARGETS,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written to {options.out}")
+    write_json(options.out, record)
 
 
 if __name__ == "__main__":

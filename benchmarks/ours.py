@@ -34,6 +34,7 @@ from reservoir.beam import Search, beam_search
 from reservoir.tasks.translation import Translation
 
 VOCABULARY = 10_000
+SENTENCES, LENGTH = 32, 32  # source sentences and their tokens in a decoder's batch
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}  # {name in HLO: dtype}
 CHUNK = 16  # tokens that the generator draws per call of its compiled program
 
@@ -60,16 +61,16 @@ def _translation(config: ConfigDict) -> Task:
     return Translation(config, sharding.make_mesh(config.mesh), read_data=False)
 
 
-def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
-    """Returns {"source", "target_inputs", "target_outputs": random token ids (batch, length)}, without padding."""
+def random_batch(batch: int) -> dict[str, np.ndarray]:
+    """Returns "source", "target_inputs" and "target_outputs": random token ids (batch, LENGTH), without padding."""
     generator = np.random.default_rng(0)
     names = ("source", "target_inputs", "target_outputs")
-    return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
+    return {n: generator.integers(4, VOCABULARY, (batch, LENGTH), dtype=np.int32) for n in names}
 
 
-def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
+def translation_step(config: ConfigDict, batch: int = 64) -> Callable[[], float]:
     """Returns a function that runs a training step of a translation model on random tokens and returns the loss."""
-    return _stepper(_translation(config), [random_batch(batch, length)])
+    return _stepper(_translation(config), [random_batch(batch)])
 
 
 def next_token_step(
@@ -92,42 +93,29 @@ def next_token_step(
     return _stepper(task, batches)
 
 
-def bytes_config(kind: str, **fields: object) -> ConfigDict:
+def bytes_config(kind: str, dtype: str) -> ConfigDict:
     """Returns the configuration of a byte language model: width 512, hidden 2048, 4 layers, 768 positions.
 
     The dropout rate is 0.1, as in the recipe "fixed".
     """
     config = language.fixed(kind, "enwik8")
-    config.model.update({"width": 512, "heads": 8, "hidden": 2048, **fields})
+    config.model.update({"width": 512, "heads": 8, "hidden": 2048, "dtype": dtype})
     config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
     return config
 
 
 def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
     """Returns a function that runs a training step of a byte language model and returns the loss."""
-    return _language_step(bytes_config(kind, dtype=dtype), batch)
+    return bytes_step(bytes_config(kind, dtype), batch)
 
 
-def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
-    """Returns a function that runs a training step of a model of the recipe "fixed" in the size "laptop".
-
-    In this recipe, all kinds of models have the same number of parameters within 0.5 %.
-    """
-    config = language.choose(kind, "enwik8", "fixed,laptop")
-    config.model.dtype = dtype
-    return _language_step(config, config.data.batch)
-
-
-def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
+def bytes_step(config: ConfigDict, batch: int) -> Callable[[], float]:
+    """Returns a function that runs a training step on `batch` random rows of bytes and returns the loss."""
     length = config.model.length
     text = np.random.default_rng(0).integers(0, 256, batch * (length + 1))
     crops = crop(text, np.arange(batch) * (length + 1), length)
-    return _stepper(_bytes_task(config), [crops])
-
-
-def _bytes_task(config: ConfigDict) -> gmlp_lm.Task:
-    mesh = sharding.make_mesh(config.mesh)
-    return gmlp_lm.Task(config, mesh, read_data=False)
+    task = gmlp_lm.Task(config, sharding.make_mesh(config.mesh), read_data=False)
+    return _stepper(task, [crops])
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
@@ -136,9 +124,9 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     The function has an attribute `products`: a function that returns {matrix product: executions in one call}. The
     prefill is not counted.
     """
-    config = bytes_config(kind, dtype="float32")
-    task = _bytes_task(config)
-    mesh = task.mesh
+    config = bytes_config(kind, "float32")
+    mesh = sharding.make_mesh(config.mesh)
+    task = gmlp_lm.Task(config, mesh, read_data=False)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     values = ModelState(
         abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
@@ -162,7 +150,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """Text classification with random instead of pretrained frozen parameters. This task can train but not evaluate."""
+    """Trains a text classifier, whose frozen parameters are random instead of pretrained, on given batches."""
 
     objective = "accuracy"
 
@@ -234,7 +222,7 @@ def classifier_step(
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[..., float]:
     """Returns a function that runs `steps` training steps (default: 1) on successive batches and returns the last loss.
 
-    Only the last step waits for the device, as in the training loop.
+    The function waits for the device only after the last step, so steps are dispatched as in the training loop.
 
     The function has attributes `memory`, the bytes of temporary memory of the compiled step; `flops`, the model FLOPs
     of a step (`common.train.flops`); and `products`, a function that returns the matrix products of the compiled step.
@@ -266,8 +254,8 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[...,
     return run
 
 
-def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], None]:
-    """Returns a function that translates random sentences into exactly `length` tokens each, in float32.
+def make_generate(beams: int) -> Callable[[], None]:
+    """Returns a function that translates random sentences into exactly LENGTH tokens each, in float32.
 
     The function has an attribute `products`: a function that returns the matrix products of a call.
     """
@@ -276,8 +264,8 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
     values = initial_params(task, abstract_model, config.seed, mesh)
-    source = jnp.asarray(random_batch(sentences, length)["source"])
-    search = Search(beams=beams, ratio=0.0, extra=length)
+    source = jnp.asarray(random_batch(SENTENCES)["source"])
+    search = Search(beams=beams, ratio=0.0, extra=LENGTH)
 
     @jax.jit
     def generate(values, source):
@@ -285,13 +273,13 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
         context = model.encode(source)
         return beam_search(
             lambda last, cache, index: model.step(last, cache, index, context),
-            model.cache(sentences * beams, length, context),
-            jnp.full(sentences, length, jnp.int32),
-            longest=length,
+            model.cache(SENTENCES * beams, LENGTH, context),
+            jnp.full(SENTENCES, LENGTH, jnp.int32),
+            longest=LENGTH,
             search=search,
             bos=1,
             eos=2,
-            # Token 2 ends a sentence: without it, every translation has the full length.
+            # Without token 2, which ends a sentence, every translation has the full length.
             never=(0, 1, 2),
         )[0]
 
@@ -300,7 +288,7 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     def run() -> None:
         jax.block_until_ready(compiled(values, source))
 
-    run.products = lambda: read_products(compiled.as_text(), unknown_trips=length)
+    run.products = lambda: read_products(compiled.as_text(), unknown_trips=LENGTH)
     return run
 
 

@@ -105,14 +105,15 @@ class Measured(NamedTuple):
 
 
 def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
-    """Returns the measurements of a panel's cases, in order. Leaves out cases without test results for the metric."""
+    """Returns the measurements of a panel's cases, in order. Leaves out cases without the test metric."""
+    # {case: {tuned values in the run's name: summaries}}
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):
         summary = json.loads(path.read_text())
         case, values = re.fullmatch(r"(.+?)(?:_seed\d+(.*))?", path.parent.name).groups()
         if panel.metric in summary["test"]:
             found[case][values].append(summary)
-    # If runs with several values of a tuned field have test results, take the value with the most seeds.
+    # If runs with several values of a tuned field were tested, take the value with the most seeds.
     summaries = {case: max(tuned.values(), key=len) for case, tuned in found.items()}
     return [
         Measured(
@@ -144,16 +145,13 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
                 seeds = (
                     f"{len(one.values)} seeds" if len(one.values) > 1 else "the same for all seeds"
                 )
-                name = f"{panel.cases[one.case]} ({seeds})"
+                dots = {
+                    "color": colour,
+                    "alpha": 0.6,
+                    "label": f"{panel.cases[one.case]} ({seeds})",
+                }
                 plot.plot(x, np.mean(one.values), "_", color=colour, markersize=22)
-                plot.plot(
-                    np.full(len(one.values), x),
-                    one.values,
-                    marker,
-                    color=colour,
-                    alpha=0.6,
-                    label=name,
-                )
+                plot.plot(np.full(len(one.values), x), one.values, marker, **dots)
             plot.set_xlabel("training FLOPs" if cost == "flops" else "trained parameters")
             plot.set_ylabel(f"{panel.label} ({BETTER[MODES[panel.metric]]})")
             plot.grid(alpha=0.3)

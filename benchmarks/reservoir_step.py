@@ -9,8 +9,6 @@ average), so its mean time needs many rounds. `benchmarks.step` compares with Py
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from common.runtime import program
 
@@ -37,66 +35,50 @@ KINDS = (
 The target is an upper bound of (time of the case) / (time of the plain model); None if the case has no target.
 """
 
-DEEP = {"encoder_layers": 24, "reservoirs": 8}
-DEEP_TARGET = 0.75
+DEEP_FIELDS = {"encoder_layers": 24, "reservoirs": 8}
+DEEP = {"FFN": ("ffn", DEEP_FIELDS, 0.75), "T": ("transformer", DEEP_FIELDS, None)}
 
 
-def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
-    """Returns a function that runs a training step of one of our models.
+def make_step(reservoir: str, dtype: str, fields: dict) -> tuple[Callable, Callable[[], int]]:
+    """Returns a function that runs a training step, and a function that returns the step's temporary memory in bytes.
 
-    Also writes the temporary memory of the compiled step, in bytes, to the file `fields["note"]`.
+    Args:
+      reservoir, fields: kind of reservoir and model fields to override; see `benchmarks.ours.iwslt`.
     """
     from benchmarks.ours import iwslt, translation_step
 
-    fields = dict(fields)
-    note = fields.pop("note")
     step = translation_step(iwslt(reservoir, dtype=dtype, **fields))
-    Path(note).write_text(str(step.memory))
-    return step
+    return step, lambda: step.memory
 
 
 def main() -> None:
-    from benchmarks.harness import compare, isolated, make_parser, ratio, report
+    from benchmarks.harness import compare, isolated, make_parser, report
 
     parser = make_parser(__doc__, "reservoir_step", rounds=9, types=True)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
-    pairs: list[tuple[str, str]] = []
-    targets: dict[str, float] = {}
-    timings = {}
-    memory: dict[str, int] = {}
-
-    def ours(group: dict[str, tuple], dtype: str, common: dict, end: str) -> None:
-        """Times a group of our models and the plain model. `end` is the suffix of the group's case names."""
-        with TemporaryDirectory() as folder:
-            factories = {}
-            for name, (reservoir, fields, most) in {"plain": ("none", {}, None), **group}.items():
-                case = name + end
-                note = Path(folder) / name
-                overrides = {**common, **fields, "note": str(note)}
-                factories[case] = partial(make_kind, reservoir, dtype, overrides)
-                if name != "plain":
-                    pairs.append((case, f"plain{end}"))
-                if most:
-                    targets[f"{case} / plain{end}"] = most
-            with isolated(factories) as cases:
-                timings.update(compare(cases, rounds=options.rounds, warmup=2, settle=1))
-            for case, name in zip(factories, ("plain", *group), strict=True):
-                memory[case] = int((Path(folder) / name).read_text())
-
+    groups = []
     for dtype in options.types:
         if "kinds" in options.parts:
-            for number, group in enumerate(KINDS, 1):
-                ours(group, dtype, {}, f" {dtype}, kinds {number}")
+            groups += [(dtype, f"kinds {n}", cases, {}) for n, cases in enumerate(KINDS, 1)]
         if "deep" in options.parts:
-            deep = {"FFN": ("ffn", {}, DEEP_TARGET), "T": ("transformer", {}, None)}
-            ours(deep, dtype, DEEP, f" {dtype}, 24 layers")
-    title = "training step, 64 x 32 tokens, 8 encoder layers (2 reservoirs), 2 decoder layers"
-    shares = {f"{a} / {b}": memory[a] / memory[b] for a, b in pairs if a in memory}
+            groups.append((dtype, "24 layers", DEEP, DEEP_FIELDS))
+    timings, memory, targets = {}, {}, {}
+    for dtype, part, group, plain_fields in groups:
+        plain = f"plain {dtype}, {part}"
+        factories = {(plain, f"memory of {plain}"): partial(make_step, "none", dtype, plain_fields)}
+        for name, (reservoir, fields, most) in group.items():
+            case = f"{name} {dtype}, {part}"
+            factories[case, f"memory of {case}"] = partial(make_step, reservoir, dtype, fields)
+            targets[case, plain] = most
+        with isolated(factories) as calls:
+            cases = {case: calls[case] for case, _ in factories}
+            timings |= compare(cases, rounds=options.rounds, warmup=2, settle=1)
+            memory |= {case: calls[name]() for case, name in factories}
+    shares = {f"{a} / {b}": memory[a] / memory[b] for a, b in targets}
     report(
-        title,
+        "training step, 64 x 32 tokens, 8 encoder layers (2 reservoirs), 2 decoder layers",
         timings,
-        [ratio(timings, *names) for names in pairs],
         targets,
         options.out,
         {"memory of the compiled step (bytes)": memory, "memory ratios": shares},

@@ -9,13 +9,11 @@ number of cores, recipe, dtype and commit.
 """
 
 import csv
-import importlib.util
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from statistics import median
 
-from common.errors import UserError
+from common.report import table
 from common.runtime import program
 
 BOTH = ("float32", "bfloat16")
@@ -39,22 +37,25 @@ RECIPES = {
 PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
 """{recipe: model in `benchmarks.peers.language_torch`}."""
 
-VARIANTS = {"translation": ("none", "plain"), "reservoirs": ("ffn", "ffn_reservoir")}
-"""{recipe: (kind of reservoir in `benchmarks.ours.iwslt`, variant in `benchmarks.peers.translation_torch`)}."""
+RESERVOIRS = {"translation": "none", "reservoirs": "ffn"}
+"""{recipe: kind of reservoir in `benchmarks.ours.iwslt`}."""
 
+BEAMS = {"greedy": 1, "beam": 5}
 BATCH = 4  # rows of a batch of the byte language models
 WRITTEN = 256  # bytes that the recipe "writing" generates
 
 MOST = {"PyTorch": 1.0, "products": 1.4}
 """{baseline: upper bound of our time / the baseline's time}."""
 
+PAIRS = (("ours", "PyTorch"), ("ours", "products"), ("products", "PyTorch"))
+"""(case, baseline) of each time ratio in the table."""
+
+MACHINE = ("cpu", "amx", "cores", "jax", "torch")
+"""Columns that distinguish the machines of the page."""
+
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns three functions.
-
-    The first runs our step or decoder. The second runs only its matrix products. The third returns the FLOPs of these
-    matrix products.
-    """
+    """Returns functions that run our step or decoder, run its matrix products alone, and return the products' FLOPs."""
     from benchmarks.ours import run_products
 
     step = make_our_step(recipe, dtype)
@@ -64,7 +65,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
-    """Returns a function that runs our decoder, or a number of our training steps (its argument, 1 by default).
+    """Returns a function that runs our decoder, or as many of our training steps as its argument says (default: 1).
 
     Args:
       options: arguments that replace those of the recipe, such as `batch`. Decoders have no options.
@@ -73,12 +74,12 @@ def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., o
 
     match recipe.split("_"):
         case ["translation" | "reservoirs"]:
-            config = ours.iwslt(VARIANTS[recipe][0], dtype=dtype, dropout=DROPOUT)
+            config = ours.iwslt(RESERVOIRS[recipe], dtype=dtype, dropout=DROPOUT)
             return ours.translation_step(config, **options)
         case ["gmlp" | "gpt"]:
             return ours.language_step(recipe, dtype, **{"batch": BATCH} | options)
         case ["greedy" | "beam"]:
-            return ours.make_generate(1 if recipe == "greedy" else 5)
+            return ours.make_generate(BEAMS[recipe])
         case ["writing"]:
             return ours.make_writer("gpt", 1, WRITTEN)
         case [family, finetune]:
@@ -92,23 +93,27 @@ def make_peer(recipe: str, dtype: str, **options: object) -> Callable[[], object
       options: arguments that replace those of the recipe, such as `batch`; `device`; and `compiled` and `steps` of
         `benchmarks.peers.training.make_runner`. Decoders have no options.
     """
-    from benchmarks.peers import load
-
     match recipe.split("_"):
         case ["translation" | "reservoirs"]:
-            variant = VARIANTS[recipe][1]
-            return load("translation_torch").make_step(variant, dtype, DROPOUT, **options)
+            from benchmarks.peers import translation_torch
+
+            return translation_torch.make_step(recipe == "reservoirs", dtype, DROPOUT, **options)
         case ["gmlp" | "gpt"]:
-            options = {"batch": BATCH} | options
-            return load("language_torch").make_step(PEERS[recipe], dtype, **options)
+            from benchmarks.peers import language_torch
+
+            return language_torch.make_step(PEERS[recipe], dtype, **{"batch": BATCH} | options)
         case ["greedy" | "beam"]:
-            generate = load("marian").make_generate(1 if recipe == "greedy" else 5)
-            return lambda: generate() is None
+            from benchmarks.peers import marian
+
+            return marian.make_generate(BEAMS[recipe])
         case ["writing"]:
-            return load("language_torch").make_writer("hugging face gpt-2", 1, WRITTEN)
+            from benchmarks.peers import language_torch
+
+            return language_torch.make_writer("hugging face gpt-2", 1, WRITTEN)
         case [family, finetune]:
-            options = _classifier(family, finetune, dtype) | options
-            return load("lora_torch").make_step(**options)
+            from benchmarks.peers import lora_torch
+
+            return lora_torch.make_step(**_classifier(family, finetune, dtype) | options)
 
 
 def _classifier(family: str, finetune: str, dtype: str) -> dict[str, object]:
@@ -124,7 +129,7 @@ def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, s
     Args:
       where: description of the machine, `benchmarks.harness.machine()`.
     """
-    from benchmarks.harness import compare, isolated, ratio
+    from benchmarks.harness import compare, interval, isolated, ratios
 
     factories = {
         ("ours", "products", "flops"): partial(make_ours, recipe, dtype),
@@ -147,12 +152,12 @@ def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, s
         "rounds": rounds,
         "gflop": f"{flops / 1e9:.3g}",
     }
-    row |= {f"{name}_ms": f"{1e3 * timing.median:.1f}" for name, timing in timings.items()}
-    for case, baseline in (("ours", "PyTorch"), ("ours", "products"), ("products", "PyTorch")):
-        item = ratio(timings, case, baseline)
-        low, high = item.interval
-        names = (f"{item.name}{end}" for end in ("", " low", " high"))
-        row |= {n: f"{x:.3f}" for n, x in zip(names, (item.median, low, high), strict=True)}
+    row |= {f"{name}_ms": f"{1e3 * median(seconds):.1f}" for name, seconds in timings.items()}
+    for pair in PAIRS:
+        rounds = ratios(timings, *pair)
+        low, high = interval(rounds)
+        for end, value in (("", median(rounds)), (" low", low), (" high", high)):
+            row[f"{' / '.join(pair)}{end}"] = f"{value:.3f}"
     return {name: str(cell) for name, cell in row.items()}
 
 
@@ -184,9 +189,7 @@ def verdict(row: dict) -> str:
 
 def markdown(rows: Sequence[dict]) -> str:
     """Returns the page with the table of all rows."""
-    machines = dict.fromkeys(
-        (row["cpu"], row["amx"], row["cores"], row["jax"], row["torch"]) for row in rows
-    )
+    machines = list(dict.fromkeys(tuple(row[name] for name in MACHINE) for row in rows))
     lines = [
         "# Our step against PyTorch's and against its own matrix products",
         "",
@@ -205,52 +208,41 @@ def markdown(rows: Sequence[dict]) -> str:
         lines.append(
             f"- Machine {number}: {cores} cores of {cpu} {units}; JAX {jax}, PyTorch {torch}"
         )
-    lines += [
-        "",
-        "| recipe | dtype | machine | commit | load | ours (ms) | PyTorch (ms) | ours / PyTorch | products (ms) "
-        "| ours / products | products / PyTorch | target |",
-        "| --- | --- | --: | --- | --: | --: | --: | --: | --: | --: | --: | --- |",
-    ]
+    cells = []
     for row in rows:
-        number = 1 + list(machines).index(
-            tuple(row[n] for n in ("cpu", "amx", "cores", "jax", "torch"))
+        torch, products = (
+            f"{row[n]} ({row[f'{n} low']} to {row[f'{n} high']})"
+            for n in ("ours / PyTorch", "ours / products")
         )
-        ranges = {n: f"{row[n]} ({row[f'{n} low']} to {row[f'{n} high']})" for n in _RATIOS}
-        cells = (
-            f"{row['recipe']}: {RECIPES[row['recipe']][0]}",
-            row["dtype"],
-            str(number),
-            row["commit"],
-            row["load"],
-            row["ours_ms"],
-            row["PyTorch_ms"],
-            ranges["ours / PyTorch"],
-            row["products_ms"],
-            ranges["ours / products"],
-            row["products / PyTorch"],
-            verdict(row),
+        cells.append(
+            {
+                "recipe": f"{row['recipe']}: {RECIPES[row['recipe']][0]}",
+                "dtype": row["dtype"],
+                "machine": 1 + machines.index(tuple(row[name] for name in MACHINE)),
+                "commit": row["commit"],
+                "load": row["load"],
+                "ours (ms)": row["ours_ms"],
+                "PyTorch (ms)": row["PyTorch_ms"],
+                "ours / PyTorch": torch,
+                "products (ms)": row["products_ms"],
+                "ours / products": products,
+                "products / PyTorch": row["products / PyTorch"],
+                "target": verdict(row),
+            }
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-_RATIOS = ("ours / PyTorch", "ours / products")
+    body = table.markdown(tuple(cells[0]), [tuple(line.values()) for line in cells])
+    return "\n".join(lines) + f"\n\n{body}"
 
 
 def main() -> None:
-    from benchmarks.harness import machine, make_parser
+    from benchmarks.harness import check_installed, machine, make_parser
 
     parser = make_parser(__doc__, "step", rounds=6, types=True)
     parser.set_defaults(out="results/benchmarks/step.csv")
     parser.add_argument("--rows", nargs="+", default=list(RECIPES), choices=RECIPES)
     options = parser.parse_args()
-    for package in ("torch", "transformers", "peft", "g_mlp_pytorch"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"the package {package} is not installed: pip install -r benchmarks/requirements.txt"
-            )
-    path = Path(options.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_installed("torch", "transformers", "peft", "g_mlp_pytorch")
+    path = options.out
     # Read the commit before the first row changes a tracked file, which would add "-dirty" to the commit.
     where = machine()
     for recipe in options.rows:
@@ -258,11 +250,7 @@ def main() -> None:
             row = measure(recipe, dtype, options.rounds, where)
             old = list(csv.DictReader(path.open())) if path.exists() else []
             rows = merge(old, [row])
-            text = io.StringIO()
-            writer = csv.DictWriter(text, list(row), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            path.write_text(text.getvalue())
+            table.write_csv(path, list(row), [[each[name] for name in row] for each in rows])
             path.with_suffix(".md").write_text(markdown(rows))
             print(
                 f"{recipe} {dtype}: ours {row['ours_ms']} ms; ours / PyTorch {row['ours / PyTorch']}; ours / products"

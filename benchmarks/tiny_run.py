@@ -20,7 +20,7 @@ from reservoir.tasks.translation import Translation
 
 
 class Pause(Hook):
-    """Stops the loop after step `step`, with a checkpoint. The next call of `loop.train` continues the run."""
+    """Stops the loop after step `step`. The next call of `loop.train` continues the run."""
 
     def __init__(self, step: int):
         self._step = step

@@ -6,7 +6,6 @@ the case with two processes take turns. Their processes stay alive between round
 """
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -15,7 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.config import int_arg, parser_for
 from common.errors import UserError
 from common.runtime import program
 
@@ -29,18 +27,15 @@ SIZES = {"tiny": ({}, 100), "laptop": (LAPTOP, 10)}
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.two_processes")
-    parser.description = __doc__
-    parser.add_argument("--rounds", type=int_arg("--rounds"), default=7)
+    from benchmarks.harness import machine, make_parser, write_json
+
+    parser = make_parser(__doc__, "two_processes", rounds=7)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/two_processes.json"))
     parser.add_argument("--worker", nargs=2, metavar=("SIZE", "DIR"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(*options.worker)
         return
-
-    from benchmarks.harness import machine
 
     one, two = CASES
     record = {"machine": machine(), "tokens_per_second": {}, "ratios": {}, "targets": {}}
@@ -55,9 +50,7 @@ def main() -> None:
         record["tokens_per_second"][size] = rounds
         record["ratios"][f"{size}: {two} over {one}"] = ratio
         record["targets"][f"{size}: {two} over {one}"] = TARGET
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written to {options.out}")
+    write_json(options.out, record)
 
 
 def measure(size: str, count: int) -> list[dict[str, float]]:

@@ -4,14 +4,14 @@
 
 Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget that is too small
 for networks. The program reads the file, makes splits without near-duplicates, chooses the inverse penalty C, fits,
-tests and writes the report. A generated review joins sentences of random reviews with the same number of stars, so word
-pairs are about as varied as in real text.
+tests and writes the report. A generated review consists of sentences of random reviews with the same number of stars,
+so it has about as many different word pairs as real text.
 """
 
 import json
-import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -19,16 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from common.config import int_arg, parser_for
 from common.errors import check
 from common.runtime import program
 
 WORDS = 130
-"""Mean of the least number of words of a generated review.
+"""Mean of the minimum length of a generated review, in words.
 
-A review ends with a whole sentence, so generated reviews of data/imdb have 143 words on average.
+A review ends with a whole sentence, so the reviews generated from data/imdb have 143 words on average.
 """
-
-GIBIBYTE = 2**30
 
 
 def generate(sentences: dict[int, list[str]], rows: int, seed: int) -> Iterator[dict]:
@@ -62,13 +61,12 @@ def sentences_of(folder: Path) -> dict[int, list[str]]:
 
 
 def main() -> None:
-    from benchmarks.harness import machine, peak_bytes
-    from common import config
+    from benchmarks.harness import machine, peak_bytes, write_json
 
-    parser = config.parser_for("benchmarks.word_counts")
+    parser = parser_for("benchmarks.word_counts")
     parser.description = __doc__.splitlines()[0]
     parser.add_argument("--data", required=True, type=Path, help="folder with train.jsonl.gz")
-    parser.add_argument("--rows", type=config.int_arg("--rows"), default=650_000)
+    parser.add_argument("--rows", type=int_arg("--rows"), default=650_000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/word_counts.json"))
     options = parser.parse_args()
     check(
@@ -84,13 +82,13 @@ def main() -> None:
         command = [sys.executable, "-m", "perception.worth", "--data", str(reviews)]
         command += ["--label=stars", "--budget=1s", f"--out={out}"]
         start = time.perf_counter()
-        process = subprocess.Popen(command)
-        _, status, used = os.wait4(process.pid, 0)
+        code = subprocess.run(command).returncode
         seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        check(
-            process.returncode == 0,
-            f"perception.worth failed with exit code {process.returncode}: see its error above",
+        check(code == 0, f"perception.worth failed with exit code {code}: see its error above")
+        # The program is the only child process so far.
+        used, peak = (
+            resource.getrusage(resource.RUSAGE_CHILDREN),
+            peak_bytes(resource.RUSAGE_CHILDREN),
         )
         summary = json.loads(next(out.glob("runs/tf_idf*/summary.json")).read_text())
         megabytes = reviews.stat().st_size / 1e6
@@ -101,15 +99,14 @@ def main() -> None:
         "megabytes_of_text": megabytes,
         "seconds": seconds,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_gib": peak_bytes(used) / GIBIBYTE,
+        "peak_gib": peak / 2**30,
         "test": summary["test"],
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
     print(
         f"{options.rows:,} reviews, {megabytes:,.0f} MB: {record['cpu_seconds']:.0f} CPU seconds,"
-        f" {seconds:.0f} s, at most {record['peak_gib']:.2f} GiB; written to {options.out}"
+        f" {seconds:.0f} s, at most {record['peak_gib']:.2f} GiB"
     )
+    write_json(options.out, record)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
     python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
 
 Measures lines of code, seconds and F1. Both programs train with the same methods on the same splits, with the same
-steps, batches, ranks, learning rates and seeds. Round n adds seed n. The first round also trains the methods without a
-seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other. Their
-order changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads. Other programs influence
-CPU seconds less.
+steps, batches, ranks, learning rates and seeds. Round n trains seed n. The first round also trains the methods without
+a seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other, in an
+order that changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads, which depend less on
+other programs.
 
 `common.report` compares the test weighted F1. A verdict needs at least three rounds. The programs differ in two points.
 Our classifiers read the mean over tokens and the state of the last token; the script's fine-tuned classifiers read
-BERT's pooler, and its head reads the mean. Our TF-IDF features are hashed n-grams; the script has one feature for each
-n-gram of the training texts.
+BERT's pooler, and the script's head reads the mean. Our TF-IDF features are hashed n-grams; the script has one feature
+for each n-gram of the training texts.
 """
 
 import ast
@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from common.runtime import program
 WAYS = ("lora", "full_pretrained", "head")
 SCRIPT = Path(__file__).parent / "peers/text_classifier.py"
 RATES = {"lora": 1e-3, "full_pretrained": 1e-4}
-"""{training method: learning rate}, as in SCRIPT. Methods without a learning rate train only in the first round."""
+"""{training method: learning rate}, as in SCRIPT. Methods that are not listed train only in the first round."""
 
 
 def lines_of_code(script: str) -> int:
@@ -51,14 +50,14 @@ def lines_of_code(script: str) -> int:
 
 
 def our_command(options, seeds: int) -> list[str]:
-    """Returns the command of perception.worth with `seeds` seeds. The program skips seeds with a finished run."""
+    """Returns the command of perception.worth with `seeds` seeds. The program does not repeat finished runs."""
     fields = {
         "data.source": f"files:{options.data}",
         "data.cache_dir": options.runs / "cache",
         "pretrained": options.pretrained,
         "data.batch": options.batch,
         "data.max_length": options.length,
-        # Narrow buckets, because SCRIPT groups texts by length and pads a batch only to its longest text.
+        # Many buckets, because SCRIPT groups texts by length and pads a batch only to its longest text.
         "data.buckets": ",".join(str(options.length * n // 8) for n in (2, 3, 4, 6, 8)),
         "model.dtype": "float32",
         "train.steps": options.steps,
@@ -110,7 +109,7 @@ def peer_command(options, seed: int) -> list[str]:
 
 
 def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
-    """Runs a program and returns the CPU seconds of all its threads and terminated child processes.
+    """Runs a program and returns the CPU seconds of all its threads and ended child processes.
 
     Appends the output of the program to the file `log`.
 
@@ -119,15 +118,16 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     """
     # Use a new folder for compiled programs, so that the first round always compiles.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
+    before = os.times()
     with log.open("a") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+        done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    after = os.times()
     check(
-        process.returncode == 0,
-        f"the command failed with exit code {process.returncode}, see {log}: {shlex.join(command)}",
+        done.returncode == 0,
+        f"the command failed with exit code {done.returncode}, see {log}: {shlex.join(command)}",
     )
-    return used.ru_utime + used.ru_stime
+    user = after.children_user - before.children_user
+    return user + after.children_system - before.children_system
 
 
 def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
@@ -201,7 +201,7 @@ def table_rows(
 
 
 def main() -> None:
-    from benchmarks.harness import compare, make_parser, ratio, report
+    from benchmarks.harness import check_installed, compare, make_parser, report
     from common.report.runs import load_local
     from common.report.table import publish
     from common.train.conditions import Conditions
@@ -221,11 +221,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
     options = parser.parse_args()
-    missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
-    check(
-        not missing,
-        f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
-    )
+    check_installed("torch", "transformers", "peft")
     check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
     (options.runs / "peer").mkdir(parents=True)
 
@@ -250,8 +246,7 @@ def main() -> None:
         f"{options.steps} steps of {options.batch} texts of at most {options.length} tokens,"
         f" {', '.join(options.ways)}; a seed in each round",
         timings,
-        [ratio(timings, "ours", "peer")],
-        {},
+        {("ours", "peer"): None},
         options.out,
         {
             "cpu_seconds": cpu,
@@ -264,13 +259,13 @@ def main() -> None:
     )
     marked = "seconds of each round" + " (shared machine)" * (used["kind"] == "shared")
     seconds = {
-        marked: [timings[case].seconds for case in cases],
+        marked: [timings[case] for case in cases],
         "CPU seconds of each round": [cpu[case] for case in cases],
     }
     words = [len(make(options, 1)) for make in commands.values()]
-    columns = "", "perception.worth", "transformers + peft", "ours against theirs", "95% interval"
+    columns = ("", "perception.worth", "transformers + peft", "ours against theirs", "95% interval")
     rows = table_rows(words, seconds, compared)
-    publish(Path(options.out).with_suffix(""), (*columns, "verdict"), rows)
+    publish(options.out.with_suffix(""), (*columns, "verdict"), rows)
 
 
 if __name__ == "__main__":

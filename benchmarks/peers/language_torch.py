@@ -1,6 +1,6 @@
-"""Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
+"""Byte language models in PyTorch: two public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
-All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
+All models have the sizes of our models: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
 vocabulary of 256 bytes. Their numbers of parameters differ from ours.
 """
 
@@ -51,36 +51,24 @@ class Gpt(nn.Module):
 
 
 def make_model(name: str) -> nn.Module:
+    """Returns the model `name`: "gpt", "g-mlp-pytorch" or "g-mlp-gpt"."""
+    sizes = {"num_tokens": BYTES, "dim": WIDTH, "depth": LAYERS, "ff_mult": HIDDEN // WIDTH}
     match name:
         case "gpt":
             return Gpt()
         case "g-mlp-pytorch":
             from g_mlp_pytorch import gMLP, gMLPBlock
 
-            model = gMLP(
-                num_tokens=BYTES,
-                dim=WIDTH,
-                depth=LAYERS,
-                seq_len=LENGTH,
-                ff_mult=HIDDEN // WIDTH,
-                causal=True,
-            )
+            model = gMLP(seq_len=LENGTH, causal=True, **sizes)
             # g_mlp_pytorch has no dropout. Add dropout after the embeddings and after each block.
             for module in model.modules():
                 if isinstance(module, nn.Embedding | gMLPBlock):
                     module.register_forward_hook(lambda m, _, y: F.dropout(y, DROPOUT, m.training))
             return model
-        case _:
+        case "g-mlp-gpt":
             from g_mlp_gpt import gMLPGPT
 
-            return gMLPGPT(
-                num_tokens=BYTES,
-                dim=WIDTH,
-                depth=LAYERS,
-                seq_len=LENGTH,
-                ff_mult=HIDDEN // WIDTH,
-                window=(LENGTH,) * LAYERS,
-            )
+            return gMLPGPT(seq_len=LENGTH, window=(LENGTH,) * LAYERS, **sizes)
 
 
 def make_step(
@@ -107,10 +95,12 @@ def make_step(
 def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that generates `count` bytes after a prompt of `start` bytes.
 
-    Hugging Face's GPT-2 uses a KV cache. All other models compute the whole text again for each byte.
+    Args:
+      name: "hugging face gpt-2", which uses a KV cache, or a model of `make_model`, which computes the whole text again
+        for each byte.
     """
     torch.set_num_threads(cores())
-    prompt = torch.randint(0, BYTES, (1, max(start, 1)))
+    prompt = torch.randint(0, BYTES, (1, start))
     if name == "hugging face gpt-2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -118,10 +108,11 @@ def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
         config = GPT2Config(vocab_size=BYTES, n_positions=LENGTH + 1, **sizes)
         model = GPT2LMHeadModel(config).eval()
         options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        options |= {"max_new_tokens": count, "min_new_tokens": count}
 
         @torch.inference_mode()
         def generate() -> None:
-            model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **options)
+            model.generate(prompt, **options)
 
         return generate
     model = make_model(name).eval()

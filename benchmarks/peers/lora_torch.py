@@ -32,7 +32,7 @@ def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
 
 
 class Classifier(nn.Module):
-    """A backbone, and a linear layer on the mean of the hidden states and the hidden state of the last token."""
+    """A linear layer on the mean of a backbone's last hidden states and on the hidden state of the last token."""
 
     def __init__(self, family: str, sizes: tuple[int, ...], finetune: str, classes: int):
         super().__init__()

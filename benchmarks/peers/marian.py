@@ -7,14 +7,12 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from common.train.conditions import cores
 
-VOCABULARY = 10_000
+VOCABULARY, SENTENCES, LENGTH = 10_000, 32, 32
 PADDING, END = 0, 1
 
 
-def make_generate(
-    num_beams: int, sentences: int = 32, length: int = 32
-) -> Callable[[], torch.Tensor]:
-    """Returns a function that translates random sentences and returns ids (sentences, 1 + length).
+def make_generate(num_beams: int) -> Callable[[], None]:
+    """Returns a function that translates random sentences into LENGTH tokens each.
 
     Minimum and maximum length are equal, so that the amount of work does not depend on the random weights.
     """
@@ -31,7 +29,7 @@ def make_generate(
         decoder_ffn_dim=1024,
         activation_function="relu",
         scale_embedding=True,
-        max_position_embeddings=2 * length,
+        max_position_embeddings=2 * LENGTH,
         pad_token_id=PADDING,
         eos_token_id=END,
         decoder_start_token_id=PADDING,
@@ -40,19 +38,19 @@ def make_generate(
     model = MarianMTModel(config).eval()
     settings = GenerationConfig(
         num_beams=num_beams,
-        min_new_tokens=length,
-        max_new_tokens=length,
+        min_new_tokens=LENGTH,
+        max_new_tokens=LENGTH,
         do_sample=False,
         use_cache=True,
         pad_token_id=PADDING,
         eos_token_id=END,
         decoder_start_token_id=PADDING,
     )
-    source_BL = torch.randint(END + 1, VOCABULARY, (sentences, length))
+    source_BL = torch.randint(END + 1, VOCABULARY, (SENTENCES, LENGTH))
     mask_BL = torch.ones_like(source_BL)
 
     @torch.inference_mode()
-    def generate() -> torch.Tensor:
-        return model.generate(source_BL, attention_mask=mask_BL, generation_config=settings)
+    def generate() -> None:
+        model.generate(source_BL, attention_mask=mask_BL, generation_config=settings)
 
     return generate

@@ -1,7 +1,7 @@
 """A softmax layer on the previous token, trained with Adagrad in PyTorch, in three forms.
 
-The forms are one-hot inputs, an embedding, and an embedding with sparse gradients. They omit the paper's noise, with
-which an embedding would update every row of its table in every step.
+The forms are one-hot inputs, an embedding, and an embedding with sparse gradients. No form has the paper's noise, which
+would give every row of the embedding table a gradient in every step.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,14 @@ import torch.nn.functional as F
 
 from common.train.conditions import cores
 
-FORMS = ("one-hot", "embedding", "sparse")
-
 
 def make_step(form: str, vocabulary: int, batch: int, tokens: np.ndarray) -> Callable[[], float]:
-    """Returns a function that trains on the next `batch` tokens of a text and returns the loss."""
+    """Returns a function that trains on the next `batch` tokens of a text and returns the loss.
+
+    Args:
+      form: "one-hot", "embedding" or "sparse".
+      tokens: ids of the text, (L,).
+    """
     torch.set_num_threads(cores())
     bound = vocabulary**-0.5
     table_VV = torch.empty(vocabulary, vocabulary).uniform_(-bound, bound).requires_grad_()

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/text_classifier.py --data DIR --model DIR --ways lora head --output_dir OUT --seed 1 ...
 
-`benchmarks.worth` compares this script with `perception.worth`. The script also accepts all options of
+`benchmarks.worth` compares this script with `perception.worth`. The script also accepts all options of transformers'
 `TrainingArguments`.
 """
 

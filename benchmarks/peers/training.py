@@ -19,12 +19,13 @@ def make_runner(
 ) -> Callable[[], float]:
     """Returns a function that runs training steps on the same batch and returns the loss of the last step.
 
-    Only the last step waits for the device, so the launches of the other steps overlap with its work.
+    Waits for the device only after the last step.
 
     Args:
       loss: function of the tensors of `batch`. Runs under autocast if `dtype` is "bfloat16".
       clipped: parameters whose gradients are clipped at a global norm of 1.
       compiled: whether to use `torch.compile` for the loss and its backward pass.
+      steps: training steps in a call.
     """
 
     def forward(*tensors: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A PyTorch pre-norm translation transformer with the sizes of fairseq's transformer_iwslt_de_en.
 
-These eager variants were the fastest that we tried on a CPU: one product for q, k and v instead of three products;
-`F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop. nn.TransformerEncoderLayer
-always has dropout inside attention and feed-forward, unlike fairseq, so this model has its own layers.
+Of the eager variants that we tried on a CPU, these were the fastest: one product for q, k and v instead of three;
+`F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop over parameters. Unlike
+fairseq, nn.TransformerEncoderLayer has dropout inside attention and feed-forward, so this model has its own layers.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from benchmarks.peers.training import make_runner
 from common.train.conditions import cores
 
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
-DECODER_LAYERS = 2
-RESERVOIRS = {8: (2, 4)}  # {encoder layers: indices of the frozen layers, from 0}
-VARIANTS = ("plain", "ffn_reservoir")
+ENCODER_LAYERS, DECODER_LAYERS, LENGTH = 8, 2, 32
+RESERVOIRS = (2, 4)  # indices of the frozen encoder layers, from 0
+SMOOTHING = 0.1
 
 
 def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
@@ -31,10 +31,10 @@ def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tens
     return scores_BHLS.softmax(-1) @ v_BHSK
 
 
-def split_heads(x_BLD: Tensor, parts: int) -> tuple[Tensor, ...]:
+def split_heads(x: Tensor, parts: int) -> tuple[Tensor, ...]:
     """Splits (B, L, parts * D) into `parts` tensors (B, H, L, D / H)."""
-    batch, length, _ = x_BLD.shape
-    return x_BLD.view(batch, length, parts, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    batch, length, _ = x.shape
+    return x.view(batch, length, parts, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x_BHLK: Tensor) -> Tensor:
@@ -96,13 +96,13 @@ class DecoderLayer(nn.Module):
 class Embedding(nn.Module):
     """Token embedding times sqrt(D), plus sinusoids (sines first, then cosines), then dropout."""
 
-    def __init__(self, dropout: float, length: int):
+    def __init__(self, dropout: float):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         nn.init.normal_(self.tokens.weight, std=WIDTH**-0.5)
         half = WIDTH // 2
         rates = 10_000.0 ** (-torch.arange(half) / (half - 1))
-        angles = torch.arange(length)[:, None] * rates
+        angles = torch.arange(LENGTH)[:, None] * rates
         self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
         self.dropout = nn.Dropout(dropout)
 
@@ -113,14 +113,12 @@ class Embedding(nn.Module):
 class Translator(nn.Module):
     """Encoder and decoder; the output projection is tied to the decoder's embedding."""
 
-    def __init__(self, variant: str, encoder_layers: int, dropout: float, length: int):
+    def __init__(self, reservoirs: bool, dropout: float):
         super().__init__()
-        self.source = Embedding(dropout, length)
-        self.target = Embedding(dropout, length)
-        reservoirs = () if variant == "plain" else RESERVOIRS[encoder_layers]
+        self.source, self.target = Embedding(dropout), Embedding(dropout)
         self.encoder = nn.ModuleList()
-        for index in range(encoder_layers):
-            reservoir = index in reservoirs
+        for index in range(ENCODER_LAYERS):
+            reservoir = reservoirs and index in RESERVOIRS
             layer = nn.Sequential(Residual(FeedForward(), dropout))
             if not reservoir:
                 layer.insert(0, Residual(SelfAttention(causal=False), dropout))
@@ -140,23 +138,21 @@ class Translator(nn.Module):
         return F.linear(self.decoder_norm(x_BLD), self.target.tokens.weight)
 
 
-def smoothed_loss(logits_BLV: Tensor, labels_BL: Tensor, smoothing: float = 0.1) -> Tensor:
-    """Returns fairseq's label-smoothed loss, mean per token.
+def smoothed_loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+    """Returns fairseq's label-smoothed loss, as the mean over tokens.
 
     fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V tokens. Multiplying the
     smoothing by V / (V - 1) makes the two losses equal.
     """
-    scaled = smoothing * VOCABULARY / (VOCABULARY - 1)
+    scaled = SMOOTHING * VOCABULARY / (VOCABULARY - 1)
     return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), label_smoothing=scaled)
 
 
 def make_step(
-    variant: str,
-    dtype: str = "float32",
-    dropout: float = 0.0,
+    reservoirs: bool,
+    dtype: str,
+    dropout: float,
     batch: int = 64,
-    length: int = 32,
-    encoder_layers: int = 8,
     *,
     device: str = "cpu",
     **options,
@@ -164,18 +160,18 @@ def make_step(
     """Returns a function that runs a training step on a random batch without padding and returns the loss.
 
     Args:
-      variant: one of VARIANTS. Reservoirs are frozen (`requires_grad_(False)`) and not passed to the optimizer;
-        "ffn_reservoir" has no attention in its frozen layers.
+      reservoirs: whether the encoder layers RESERVOIRS are FFN reservoirs. FFN reservoirs have no attention, are frozen
+        (`requires_grad_(False)`), and are not passed to the optimizer.
       dtype: "float32", or "bfloat16" for autocast with float32 parameters.
       dropout: dropout rate after the embeddings, every attention and every feed-forward.
       options: `compiled` and `steps` of `make_runner`.
     """
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    model = Translator(variant, encoder_layers, dropout, length).train().to(device)
+    model = Translator(reservoirs, dropout).train().to(device)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trainable, lr=5e-4, betas=(0.9, 0.98), fused=True)
-    tokens_3BL = torch.randint(VOCABULARY, (3, batch, length)).to(device)
+    tokens_3BL = torch.randint(VOCABULARY, (3, batch, LENGTH)).to(device)
 
     def loss(source_BL: Tensor, inputs_BL: Tensor, labels_BL: Tensor) -> Tensor:
         return smoothed_loss(model(source_BL, inputs_BL), labels_BL)

@@ -1,6 +1,7 @@
 """benchmarks.accelerator: FLOPs of a step, the written page, and cases that fail."""
 
 import os
+import re
 import sys
 from functools import partial
 
@@ -32,7 +33,7 @@ def test_a_case_that_fails_leaves_the_other_cases(capsys):
         "c": {"c, ours": make},
     }
     timings, notes = measure(rows, rounds=2)
-    assert timings.keys() == {"a, ours", "c, ours"} and len(timings["c, ours"].seconds) == 2
+    assert timings.keys() == {"a, ours", "c, ours"} and len(timings["c, ours"]) == 2
     assert notes["a, ours"] == notes["c, ours"] == {"flops": 7}
     lines = capsys.readouterr().err.splitlines()
     assert "a, PyTorch: ValueError: first line" in lines
@@ -51,8 +52,13 @@ def record(**cases: float) -> dict:
     }
 
 
+def page_of(**cases: float) -> str:
+    """Returns the page of `record`, without the spaces that align the table."""
+    return re.sub(" +", " ", markdown(record(**cases)))
+
+
 def test_page_has_ratios_and_mfu_of_the_best_case():
-    page = markdown(record(ours=0.4, PyTorch=1.0, **{"torch.compile": 0.8}))
+    page = page_of(ours=0.4, PyTorch=1.0, **{"torch.compile": 0.8})
     assert page.splitlines()[-1].endswith(
         "| 64 x 768 = 49,152 | 40.0 | 100.0 | 80.0 | 0.40 (0.40 to 0.40) | 0.50 (0.50 to 0.50) | 50% | 25% "
         "| 1.0, -, - |"
@@ -69,7 +75,7 @@ def test_page_has_ratios_and_mfu_of_the_best_case():
     ],
 )
 def test_page_shows_dashes_for_cases_that_failed(cases, cells):
-    assert cells in markdown(record(**cases))
+    assert cells in page_of(**cases)
 
 
 @pytest.mark.medium

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import worth
+from benchmarks import harness, worth
 from common.errors import UserError
 from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
@@ -104,7 +104,7 @@ def test_programs_run_in_turns_and_one_seed_decides_nothing(tmp_path, monkeypatc
         return 2.0 if log.stem == "ours" else 4.0
 
     monkeypatch.setattr(worth, "cpu_seconds_of", fake)
-    monkeypatch.setattr(worth, "find_spec", lambda name: name)
+    monkeypatch.setattr(harness, "find_spec", lambda name: name)
     out = tmp_path / "worth.json"
     arguments = ["--data=d", "--pretrained=p", "--ways=lora", "--rounds=2", f"--out={out}"]
     monkeypatch.setattr(sys, "argv", ["worth", *arguments, f"--runs={tmp_path / 'runs'}"])

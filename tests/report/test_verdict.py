@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
+from benchmarks.interval_coverage import BETTER, QUALITY, measure
 from common.errors import UserError
 from common.metrics.classes import Classes
 from common.metrics.losses import Losses
@@ -515,10 +515,10 @@ def test_bootstrap_deviation_is_the_standard_error_of_the_mean():
 def test_intervals_cover_the_truth_and_equal_systems_stay_undecided(seeds, experiments):
     """A small version of benchmarks.interval_coverage, which has 1,000 experiments of each of 8 kinds."""
     slack = 5 * math.sqrt(0.05 * 0.95 / experiments) * 100
-    equal = measure(Truth((QUALITY, QUALITY)), seeds, 500, experiments)
+    equal = measure((QUALITY, QUALITY), seeds, 500, experiments)
     assert abs(equal["coverage"] - 95) < slack
     assert equal["better"] <= 2.5 + slack / 2
-    unequal = measure(Truth((BETTER, QUALITY)), seeds, 500, experiments)
+    unequal = measure((BETTER, QUALITY), seeds, 500, experiments)
     assert abs(unequal["coverage"] - 95) < slack
     assert unequal["better"] > unequal["worse"]
 
