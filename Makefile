@@ -26,7 +26,7 @@ test-slow: $(VENV)/.dev ## the tests that take seconds, then the tests that take
 test-timing: $(VENV)/.dev ## the test that compares seconds, three minutes on an idle machine
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m timing
 
-test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
+test-peers: $(VENV)/.peers ## tests that compare with transformers and peft, which are installed first
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers
 
 mutants: $(VENV)/.mutants ## mutation testing of metrics, verdicts and the training step, half an hour; see tests/mutants.py
@@ -39,7 +39,7 @@ claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results
 	  $(BIN)/python -m $$2.reproduce claims --scale=$$3 --kept --out=$$folder || exit; done
 	$(BIN)/python -m common.report.claims
 
-bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
+bench: $(VENV)/.bench ## times compared with PyTorch; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.reservoir_step
 	$(BIN)/python -m benchmarks.loop_overhead
@@ -50,7 +50,7 @@ bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.
 	$(BIN)/python -m benchmarks.classify
 	$(BIN)/python -m benchmarks.interval_coverage
 
-lint: $(VENV)/.dev ## ruff, changing nothing
+lint: $(VENV)/.dev ## ruff, without changing files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -62,7 +62,7 @@ clean: ## remove caches and builds; the virtual environment and runs/ stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache mutants
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-# An empty file per set of packages stands for "installed", newer than the list it came from.
+# Each empty file, such as .venv/.run, records when a list of packages was installed.
 $(VENV)/.run: requirements.txt | $(BIN)/python
 $(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
 $(VENV)/.bench: benchmarks/requirements.txt $(VENV)/.run
@@ -72,7 +72,7 @@ $(VENV)/.run $(VENV)/.dev $(VENV)/.bench $(VENV)/.peers $(VENV)/.mutants:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-# Debian ships a python3 whose venv cannot install pip; virtualenv then stands in.
+# On Debian, `python3 -m venv` may be unable to install pip. Then use virtualenv.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "error: PYTHON=$(PYTHON) is not Python 3.11 to 3.13: install one, then run make PYTHON=python3.12" >&2; exit 2; }

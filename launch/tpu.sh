@@ -57,8 +57,8 @@ Environment of each process:
   TRAINLESS_COMMIT          commit of the code, for the run's summary
   TRAINLESS_TOKEN           random secret; process 0 refuses connections without this secret
   MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_PORT
-                            of several slices: their number, the number of this slice, address of process 0 and port
-                            for libtpu, which connects the slices
+                            with several slices: number of slices, number of this slice, address of process 0, and
+                            port; libtpu connects the slices with these values
   LIBTPU_INIT_ARGS          the flags of launch/flags.sh, followed by your own LIBTPU_INIT_ARGS at the time of run,
                             which win; resume uses the same flags
   JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, or gs://BUCKET/.cache/compiled-TYPE, so that all hosts
