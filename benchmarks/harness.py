@@ -5,6 +5,7 @@ two cases is the median over rounds of the ratio within a round, which cancels t
 """
 
 import argparse
+import importlib.metadata
 import json
 import math
 import multiprocessing
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import accumulate
 from multiprocessing.connection import Connection
@@ -248,7 +248,11 @@ def machine() -> dict[str, object]:
     from common.train.conditions import cores  # imports JAX
 
     versions = {"python": platform.python_version()}
-    versions |= {name: version(name) for name in PACKAGES if find_spec(name)}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return {
         "cpu": _cpu_info("model name") or platform.processor(),
         "amx": "amx_tile" in _cpu_info("flags").split(),
