@@ -9,9 +9,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from common.plugin import imported
 from common.errors import UserError, check, named
-from common.plugin import Option
+from common.plugin import Option, imported
 
 
 def indices(

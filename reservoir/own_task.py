@@ -5,8 +5,8 @@ import inspect
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.plugin import imported
 from common.errors import UserError, check, last_frame
+from common.plugin import imported
 from common.train.task import Task
 
 
