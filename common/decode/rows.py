@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from common import sharding
-from common.model.linear import kernel_dtypes
 from common.variables import AbstractModel, Params
 
 ROWS = PartitionSpec(sharding.MESH_AXES)
@@ -74,6 +73,8 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)
+    from common.train.exchange import kernel_dtypes  # one device does not need this module
+
     kinds = abstract_model.trainable, abstract_model.frozen
     places = [sharding.shardings(kind, mesh) for kind in kinds]
 

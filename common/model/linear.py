@@ -15,7 +15,7 @@ from common.model.dropout import Key
 def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns x W (B, L, N) in float32. Multiplies in the dtype of x and accumulates in float32.
 
-    The kernel is (M, N), or (N, M) if `transposed`. Its gradient has the dtype of the kernel, not of x.
+    The kernel is (M, N), or (N, M) if `transposed`. The gradient of the kernel has the dtype of the kernel, not of x.
 
     The custom gradient is for speed on a CPU: the forward product and the input gradient are fastest with
     two-dimensional operands, and bfloat16 operands are fast only if the result is float32. See `_backward` for the
@@ -104,21 +104,3 @@ class Linear(nnx.Module):
         if self.bias is not None:
             y_BLN = y_BLN + self.bias[...]
         return y_BLN.astype(dtype or x_BLM.dtype)
-
-
-def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
-    """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `matmul` casts the kernel.
-
-    The dtype of activations is the attribute `dtype` of the innermost module that contains the layer and has this
-    attribute. Omits layers without such a module, and layers with quantized kernels.
-    """
-    parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
-    owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}
-    dtypes = {path: dtype for path, dtype in owners.items() if dtype is not None}
-    return {
-        "/".join((*path, "kernel")): dtypes[path[:depth]]
-        for path, part in parts.items()
-        if isinstance(part, Linear) and isinstance(part.kernel, nnx.Variable)
-        for depth in range(len(path))
-        if path[:depth] in dtypes
-    }

@@ -15,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from common.model.linear import kernel_dtypes
+from common.model.linear import Linear
 from common.sharding import RULES
 from common.variables import AbstractModel, Params
 
@@ -179,3 +179,21 @@ def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callabl
 
     read.defvjp(lambda *values: (read(*values), None), lambda _, gradient: (gradient, None))
     return lambda variable, stand_in: read(stand_in, shard)
+
+
+def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
+    """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `linear.matmul` casts it.
+
+    The dtype of activations is the attribute `dtype` of the innermost module that contains the layer and has this
+    attribute. Omits layers without such a module, and layers with quantized kernels.
+    """
+    parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
+    owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}
+    dtypes = {path: dtype for path, dtype in owners.items() if dtype is not None}
+    return {
+        "/".join((*path, "kernel")): dtypes[path[:depth]]
+        for path, part in parts.items()
+        if isinstance(part, Linear) and isinstance(part.kernel, nnx.Variable)
+        for depth in range(len(path))
+        if path[:depth] in dtypes
+    }
