@@ -12,7 +12,7 @@ from common.model.dropout import Key, dropout, fold
 from common.sharding import backend, num_shards, spec
 
 AXES = ("batch", None, "heads", None)
-"""Logical axes of queries, keys, values and outputs; lengths have only the first."""
+"""Logical axes of queries, keys, values and outputs. `key_lengths_B` has only the first axis."""
 
 BLOCK = 256
 """Number of queries in a block of causal attention. A block skips the keys after its last query."""
@@ -34,11 +34,11 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel only without dropout and bias:
+    Uses a fused kernel only without dropout and bias, and only if the mesh axis tensor divides the number of key-value
+    heads:
     - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, both lengths are even, and the
       attention is causal or has no window;
-    - on TPUs, `common.model.splash` for bfloat16, if both lengths are at least `splash.LANES`;
-    - on both, if the mesh axis tensor divides the number of key-value heads.
+    - on TPUs, `common.model.splash` for bfloat16, if both lengths are at least `splash.LANES`.
 
     With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
     compilation, so dropout masks would not depend on step and row.
@@ -115,7 +115,7 @@ def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
         return False
     if size <= 128:
         return True
-    # A plan for GPUs may run without one (`launch.plan`). JAX then supports sizes up to 128.
+    # `launch.plan` compiles for GPUs also on a machine without a GPU. There, JAX refuses sizes above 128.
     devices = jax.local_devices(backend="gpu") if jax.default_backend() == "gpu" else ()
     return any(float(device.compute_capability) >= 9 for device in devices)
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Context:
-    """Inputs of a sublayer besides x.
+    """Inputs of a sublayer in addition to the hidden states x.
 
     Attributes:
       lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
-      encoded_BSD: for a decoder, the encoder's output.
+      encoded_BSD: the encoder's output, if the sublayer is part of a decoder; otherwise None.
       encoded_lengths_B: number of tokens of each row of the encoder's output.
-      relative: biases or embeddings of relative positions, which all attention layers share; None without them.
+      relative: biases or embeddings of relative positions, shared by all attention layers. None if the model has no
+        relative positions.
     """
 
     lengths_B: jax.Array | None = None
@@ -58,7 +59,7 @@ class Sublayer(nnx.Module):
         raise NotImplementedError
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        """Returns the cache that L calls of `step` would give, from an empty cache and the first L tokens."""
+        """Fills an empty cache with the first L tokens. Returns the same cache as L calls of `step`."""
         raise NotImplementedError
 
 

@@ -138,10 +138,7 @@ def settle(cache: Any, count: int) -> Any:
 
 
 def writable(cache: Any) -> Any:
-    """Returns a tree of caches reduced to the arrays that decoding steps write.
-
-    These are `recent` of every DecodeCache, and all arrays outside of a DecodeCache.
-    """
+    """Returns a tree of the arrays that decoding steps write: `recent` of each DecodeCache, and all other arrays."""
     return _map(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 

@@ -83,7 +83,7 @@ class GatedMlp(Sublayer):
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
-        """Returns two caches: norm(v), (B, H, L, hidden / (2 H)), and the cache of the attention layer, () if None."""
+        """Returns the caches of norm(v), (B, H, L, hidden / (2 H)), and of the attention (() without attention)."""
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
         heads = self.spatial.heads

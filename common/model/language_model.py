@@ -16,7 +16,7 @@ class LanguageModel(nnx.Module):
 
     Args:
       output: the output layer; None to use the embedding table as output layer (tied weights).
-      dtype: dtype of activations; trainable parameters, softmax and logits are float32.
+      dtype: dtype of activations. Trainable parameters and logits are float32.
     """
 
     def __init__(

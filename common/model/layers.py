@@ -69,8 +69,8 @@ def stack_layers(tree: Any, names: Iterable[str]) -> Any:
     """Inverse of `unstack_layers`.
 
     Args:
-      names: names of the arrays in the result, such as `Step.scanned.trainable`. Names that are not stacked have no
-        effect.
+      names: names of the arrays in the result, such as the keys of `Step.scanned.trainable`. Names of arrays that are
+        not stacked have no effect.
     """
     found = {layer: name for name in names if is_stacked(name) for layer in layers_of(name)}
 
@@ -91,7 +91,7 @@ def _has(condition: Callable[[str], bool]) -> Callable[[Any], bool]:
 def _unstack(name: str, x: Any) -> list:
     if not is_stacked(name):
         return [x]
-    # optax has placeholders for arrays that one of several optimizers does not update.
+    # If several optimizers share the parameters, each has optax's placeholders for arrays that it does not update.
     if not isinstance(x, jax.Array):
         return [x] * len(layers_of(name))
     place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))

@@ -67,9 +67,8 @@ def attend(
     kernel = make_splash_mha(
         MultiHeadMask([mask] * heads), block_sizes=blocks, head_shards=1, q_seq_shards=1
     )
-    with jax.named_scope(
-        "causal_attention" if causal else "attention"
-    ):  # `common.train.flops` recognizes causal attention by this name.
+    # `common.train.flops` recognizes causal attention by this name.
+    with jax.named_scope("causal_attention" if causal else "attention"):
         y_BHTK = jax.vmap(kernel)(query_BHTK, key_BGSK, value_BGSK, segments)
     return y_BHTK[:, :, :queries].transpose(0, 2, 1, 3)
 

@@ -1,4 +1,4 @@
-"""Dropout, whose rates are rounded to multiples of 1/256."""
+"""Dropout with rates that are rounded to multiples of 1/256."""
 
 import jax
 import jax.numpy as jnp

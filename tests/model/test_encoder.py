@@ -77,7 +77,7 @@ def test_masked_language_model_matches_numpy(reservoir):
 
 
 def test_encoder_ignores_padding():
-    """Neither the length nor the values of the padding matter."""
+    """The output does not depend on the length of the padding, nor on its tokens."""
     abstract_model, trainable, frozen = made(small())
     network = jax.jit(abstract_model.build(trainable, frozen).encoder)
     alone = network(jnp.asarray(TOKENS[:1, :6]), jnp.asarray([6]))
@@ -134,7 +134,7 @@ def test_initial_values_of_trained_and_frozen_layers():
 
 @pytest.mark.medium
 def test_parameter_count_of_roberta_base():
-    """The published model has 124,697,433 parameters, including two position rows and a segment row that ours lacks."""
+    """The published model has 124,697,433 parameters, including two positions and a segment, which our model lacks."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=variables.ParamKeys(0))
     )
