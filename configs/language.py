@@ -39,8 +39,10 @@ CORPORA = {
     "wikitext2": {"source": "files:data/wikitext2", "file": "", "words": True},
     "wikitext103": {"source": "files:data/wikitext103", "file": "", "words": True},
 }
+"""Corpus -> fields of `config.data`. With `words`, evaluations also report the perplexity per word."""
 
 LENGTH = 768
+"""Number of bytes in a window of training and evaluation."""
 
 
 def base(paper: str, corpus: str) -> ConfigDict:

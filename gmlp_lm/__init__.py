@@ -1,6 +1,6 @@
 """Language models with spatial gating units (gMLP) instead of, or in addition to, attention.
 
-`SpatialGating` is the unit and `GatedMLP` the block. Both work in any Flax NNX model.
+`SpatialGating` is the spatial gating unit, and `GatedMLP` the gMLP block. Both work in any Flax NNX model.
 """
 
 from typing import TYPE_CHECKING

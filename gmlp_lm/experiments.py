@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,14 @@ from common.config import check_choice
 from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis
+from common.report.panels import COLOURS, panels
 from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 from common.train.workdir import has_checkpoints
 from configs import language
-from gmlp_lm import figures, run
+from gmlp_lm import run
 
 KINDS = {"gpt": "GPT", "gmlp": "gMLP", "gmlp_attn": "gMLP + attention"}
 
@@ -249,11 +251,11 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
 
 def fig4(suite: ExperimentSuite) -> None:
     """Draws Figure 4, the validation curves. Writes the points, and the last minus the best value of each curve."""
-    panels, rows, every = {}, [], []
+    curves, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
         data = data_name(cases["gpt"], corpus)
-        panels[data] = {name: [] for name in KINDS.values()}
+        curves[data] = {name: [] for name in KINDS.values()}
         for kind, runs in cases.items():
             for seed, one in enumerate(runs, 1):
                 summary, points = one.summary, one.curve.points
@@ -263,13 +265,36 @@ def fig4(suite: ExperimentSuite) -> None:
                 printed = PRINTED[corpus, kind]
                 rows.append((*case, *ends, (printed.final - printed.best) * NATS_TO_BITS))
                 every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
-                panels[data][KINDS[kind]].append([(p.step, p.value) for p in points])
-    figures.validation(panels, suite.out / "fig4.png")
+                curves[data][KINDS[kind]].append([(p.step, p.value) for p in points])
+    _draw(curves, suite.out / "fig4.png")
     names = ("data", "model", "seed", "best step", "steps", "best bits/byte", "final", "rise")
     suite.write("fig4", (*names, "printed rise"), rows)
     columns = ("data", "model", "seed", "step", "seconds", "FLOPs", "bits per byte")
     suite.write_csv("fig4_curves", columns, every)
     print(f"figure: {shown(suite.out / 'fig4.png')}")
+
+
+def _draw(
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
+) -> None:
+    """Draws one panel per corpus. A ring marks the best value of each curve.
+
+    Args:
+      curves: corpus -> model -> list of curves, one per seed; a curve is a list of (step, bits per byte).
+      path: the PNG file to write.
+    """
+    figure, axes = panels(len(curves))
+    for part, (corpus, models) in zip(axes, curves.items(), strict=True):
+        for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):
+            for number, points in enumerate(seeds):
+                label = name if number == 0 else None
+                part.plot(*zip(*points, strict=True), marker=".", color=colour, label=label)
+                best = min(points, key=lambda point: point[1])
+                part.plot(*best, marker="o", markersize=9, markerfacecolor="none", color=colour)
+        part.set(xlabel="training steps", ylabel="validation bits per byte", title=corpus)
+        part.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)

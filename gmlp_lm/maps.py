@@ -1,4 +1,4 @@
-"""Maps over positions with fewer weights than `common.model.spatial.Spatial`: Toeplitz matrices and local windows."""
+"""Causal maps over positions with fewer weights than `common.model.spatial.Spatial`: Toeplitz matrices and windows."""
 
 import jax
 import jax.numpy as jnp
@@ -7,16 +7,41 @@ from flax import nnx
 from common.model.spatial import Spatial, dense_product, per_head
 
 
+def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
+    """Cuts the positions into windows, (B * windows, `size`, D). Zeros fill the last window.
+
+    Args:
+      before: number of positions of zeros to insert before the first position.
+    """
+    length, channels = x_BLD.shape[1:]
+    stop = -(-length // size) * size
+    padded = jnp.pad(x_BLD, ((0, 0), (before, stop - length), (0, 0)))
+    return padded[:, :stop].reshape(-1, size, channels)
+
+
+def with_previous(x_BLD: jax.Array, size: int) -> jax.Array:
+    """Returns each window after the window before it, (B * windows, 2 `size`, D). Zeros precede the first window."""
+    return jnp.concatenate([windows(x_BLD, size, size), windows(x_BLD, size)], axis=1)
+
+
+def window_mask(size: int) -> jax.Array:
+    """Returns the causal mask (W, 2W) of windows of W = `size` positions.
+
+    Row i is True for the whole previous window (columns 0 to W - 1) and for positions 0 to i of its own window (columns
+    W to W + i).
+    """
+    return jnp.arange(2 * size) <= jnp.arange(size)[:, None] + size
+
+
 class Toeplitz(Spatial):
-    """A Toeplitz matrix: W[m, n] depends on m - n only. A head has `length` weights, 2 * `length` - 1 if not causal."""
+    """A causal Toeplitz matrix: W[m, n] depends on m - n only. A head has `length` weights."""
 
     def shape(self) -> tuple[int, ...]:
-        return (self.heads, self.length if self.causal else 2 * self.length - 1)
+        return (self.heads, self.length)
 
     def matrices(self, length: int) -> jax.Array:
         distance_LL = jnp.arange(length)[:, None] - jnp.arange(length)
-        # The weight of distance m - n has index m - n. Negative indices count from the end.
-        return self.weight[...][:, distance_LL % self.weight.shape[-1]]
+        return self.weight[...][:, distance_LL % self.length]
 
     def weights_at(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
         return self.weight[...][:, jnp.maximum(index - positions_S, 0)]
@@ -29,8 +54,6 @@ class BlockLocal(Spatial):
     """
 
     def __init__(self, length: int, window: int, *, rngs: nnx.Rngs, **options):
-        if not options.get("causal", True):
-            raise ValueError("BlockLocal supports only causal=True")
         self.size = window
         super().__init__(length, rngs=rngs, **options)
 
@@ -40,23 +63,10 @@ class BlockLocal(Spatial):
     def rows(self) -> int:
         return self.size
 
-    def _mask(self) -> jax.Array:
-        """Returns the causal mask (W, 2W) of windows of W positions.
-
-        Row i is True for the whole previous window (columns 0 to W - 1) and for positions 0 to i of its own window
-        (columns W to W + i).
-        """
-        return jnp.arange(2 * self.size) <= jnp.arange(self.size)[:, None] + self.size
-
     def __call__(self, values_BLD: jax.Array) -> jax.Array:
         batch, length, channels = values_BLD.shape
-        windows = -(-length // self.size)
-        padded = jnp.pad(values_BLD, ((0, 0), (0, windows * self.size - length), (0, 0)))
-        own = padded.reshape(batch * windows, self.size, channels)
-        before = jnp.pad(padded, ((0, 0), (self.size, 0), (0, 0)))[:, : padded.shape[1]]
-        both = jnp.concatenate([before.reshape(own.shape), own], axis=1)
-        matrices = jnp.where(self._mask(), self.weight[...], 0)
-        y = per_head(dense_product, matrices, both)
+        matrices = jnp.where(window_mask(self.size), self.weight[...], 0)
+        y = per_head(dense_product, matrices, with_previous(values_BLD, self.size))
         y = y + self.channel_bias(self.bias[...], channels)
         return y.reshape(batch, -1, channels)[:, :length]
 

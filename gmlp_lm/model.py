@@ -1,4 +1,7 @@
-"""The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program."""
+"""The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program.
+
+The models have one of two initializations: GPT-2's, or PyTorch's default, which the authors' program uses.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,9 +9,9 @@ from functools import partial
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check_choice, check_rate
+from common.config import check_choice, check_least, check_rate
 from common.errors import check
-from common.model import transformer
+from common.model import initializers, transformer
 from common.model.block import Block, Sublayer
 from common.model.embed import Embed
 from common.model.gated_mlp import GatedMlp
@@ -16,7 +19,6 @@ from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.spatial import Spatial
 from common.model.stack import REMAT
-from gmlp_lm.initialization import INITIALIZATIONS
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
 SPATIAL = ("full", "toeplitz")
@@ -82,8 +84,50 @@ def _tiny_attention(model: ConfigDict, layer: int, rngs: nnx.Rngs) -> Callable[[
     )
 
 
-def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
-    return Embed(
+def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
+    """Draws the kernels of linear layers and the embedding tables from N(0, 0.02²).
+
+    Divides the output kernel of each sublayer by sqrt(number of sublayers in the model). Other parameters keep their
+    values.
+    """
+    draw = initializers.normal(0.02)
+    for _, part in nnx.iter_modules(made):
+        if isinstance(part, Linear):
+            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
+    for part in (made.embed, made.embed.positions):
+        if hasattr(part, "table"):
+            part.table[...] = draw(rngs.params(), part.table.shape)
+    functions = [r.function for block in made.stack.blocks for r in block.residuals]
+    for function in functions:
+        last = function.down if hasattr(function, "down") else function.out
+        last.kernel[...] = last.kernel[...] * len(functions) ** -0.5
+
+
+def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
+    """Initialises like PyTorch: kernels and biases of a linear layer with M inputs from U(-1/sqrt(M), 1/sqrt(M)).
+
+    Draws the embedding table from N(0, 1). Other parameters keep their values.
+    """
+    for _, part in nnx.iter_modules(made):
+        if isinstance(part, Linear):
+            draw = initializers.uniform(part.kernel.shape[0] ** -0.5)
+            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
+            if part.bias is not None:
+                part.bias[...] = draw(rngs.params(), part.bias.shape)
+    table = made.embed.table
+    table[...] = initializers.normal(1.0)(rngs.params(), table.shape)
+
+
+INITIALIZATIONS = {"gpt2": as_gpt2, "torch": as_torch}
+
+
+def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
+    """Returns the initialized model of a configuration."""
+    blocks: list[Block] = [
+        transformer.make_block(model, sublayers(model, layer, rngs=rngs), rngs=rngs)
+        for layer in range(model.layers)
+    ]
+    embed = Embed(
         vocabulary,
         model.width,
         rngs=rngs,
@@ -93,17 +137,9 @@ def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
         dropout_rate=model.dropout,
         pad=None,
     )
-
-
-def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
-    """Returns the initialized model of a configuration."""
-    blocks: list[Block] = [
-        transformer.make_block(model, sublayers(model, layer, rngs=rngs), rngs=rngs)
-        for layer in range(model.layers)
-    ]
     axes = ("embed", "vocab")
     made = LanguageModel(
-        embed(model, vocabulary, rngs=rngs),
+        embed,
         transformer.stack(model, blocks, rngs=rngs),
         None if model.tied else Linear(model.width, vocabulary, axes, rngs=rngs),
         dtype=transformer.compute_dtype(model.dtype),
@@ -125,10 +161,9 @@ def validate(model: ConfigDict) -> None:
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
     check_choice("--config.model.remat", model.remat, REMAT)
     check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
-    for name in ("layers", "width", "hidden", "heads", "gate_heads", "length"):
-        check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
-    for name in ("attention", "epsilon"):
-        check(model[name] >= 0, f"--config.model.{name} must be at least 0, got {model[name]}")
+    sizes = ("layers", "width", "hidden", "heads", "gate_heads", "length")
+    check_least({"model": model}, [f"model.{name}" for name in sizes])
+    check_least({"model": model}, ("model.attention", "model.epsilon"), 0)
     check_rate("--config.model.dropout", model.dropout)
     check(
         model.kind != "gpt" or model.width % model.heads == 0,

@@ -37,7 +37,7 @@ def _spatial(
     causal: bool,
     rngs: nnx.Rngs,
 ) -> Spatial:
-    """Returns the map of a unit or block, after checks. `name` is the caller's name for `features`."""
+    """Checks the arguments and returns the map. `name` is the caller's name for `features`, for the error message."""
     check_int("length", length)
     check_int("heads", heads)
     check_number("epsilon", epsilon)

@@ -43,7 +43,12 @@ def main() -> None:
         default=0,
         help="sample from the K likeliest bytes or subwords; 0 (default) samples from all",
     )
-    parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
+    parser.add_argument(
+        "--top_p",
+        type=float_arg("--top_p"),
+        default=1.0,
+        help="sample from the likeliest bytes or subwords with a total probability of P; 1 (default) samples from all",
+    )
     parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
     parser.add_argument(
         "--stream",
@@ -62,7 +67,9 @@ def main() -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate()
     check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
-    prompts = [_as_bytes(options.prompt)] if options.prompts is None else read(options.prompts)
+    # A command-line argument may have bytes that are not valid UTF-8.
+    prompt = options.prompt.encode("utf-8", "surrogateescape")
+    prompts = [prompt] if options.prompts is None else read(options.prompts)
     check(all(prompts), "--prompt is empty: give a text of at least one byte")
     prompts = [prompt for prompt in prompts for _ in range(options.samples)]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
@@ -123,11 +130,6 @@ def read(path: Path) -> list[bytes]:
         prompts.append(line)
     check(bool(prompts), f"{shown(path)} has no prompts: write a prompt on each line")
     return prompts
-
-
-def _as_bytes(text: str) -> bytes:
-    # A command-line argument may have bytes that are not valid UTF-8.
-    return text.encode("utf-8", "surrogateescape")
 
 
 def _decoder() -> codecs.IncrementalDecoder:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TinyAttention(Sublayer):
-    """One attention head, whose output has the width of the gate.
+    """One causal attention head, whose output has the width of the gate.
 
     Args:
       width: width of the input.
@@ -39,7 +39,6 @@ class TinyAttention(Sublayer):
         outputs: int,
         *,
         rngs: nnx.Rngs,
-        causal: bool = True,
         window: int = 0,
         keys_as_values: bool = False,
     ):
@@ -48,7 +47,7 @@ class TinyAttention(Sublayer):
 
         self.query, self.key, self.value = project(), project(), project()
         self.out = Linear(inner, outputs, (None, "mlp"), rngs=rngs)
-        self.causal, self.window = causal, window
+        self.window = window
         self.keys_as_values = keys_as_values and bool(window)
 
     def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,24 +59,14 @@ class TinyAttention(Sublayer):
         if self.window:
             return self.out(self._in_windows(*projected))
         one_head = (x_BLK[:, :, None] for x_BLK in projected)
-        lengths_B = None if self.causal else context.lengths_B
-        y_BLK = attend(*one_head, causal=self.causal, key_lengths_B=lengths_B)[:, :, 0]
-        return self.out(y_BLK)
+        return self.out(attend(*one_head, causal=True)[:, :, 0])
 
     def _in_windows(self, query_BLK, key_BLK, value_BLK) -> jax.Array:
+        from gmlp_lm import maps  # only models with windows need this module
+
         batch, length, inner = query_BLK.shape
-        size = self.window
-        windows = -(-length // size)
-
-        def cut(x_BLK, before: int) -> jax.Array:
-            padded = jnp.pad(x_BLK, ((0, 0), (before, windows * size - length), (0, 0)))
-            return padded[:, : windows * size].reshape(batch * windows, size, inner)
-
-        def with_before(x_BLK) -> jax.Array:
-            return jnp.concatenate([cut(x_BLK, size), cut(x_BLK, 0)], axis=1)
-
-        query, key, value = cut(query_BLK, 0), with_before(key_BLK), with_before(value_BLK)
-        mask = jnp.arange(2 * size) <= jnp.arange(size)[:, None] + size
+        key, value = (maps.with_previous(x_BLK, self.window) for x_BLK in (key_BLK, value_BLK))
+        query, mask = maps.windows(query_BLK, self.window), maps.window_mask(self.window)
         y = _softmax_attention(query, key, value, mask)
         return y.reshape(batch, -1, inner)[:, :length]
 

@@ -311,7 +311,7 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
 
 
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
-    """With stride 1, each byte is scored with the 24 bytes before it, or with all if there are fewer."""
+    """With stride 1, each byte is scored with the 24 bytes before it, or with all earlier bytes if there are fewer."""
     config, tokenizer, values = run.load(trained[0], mesh)
     # With random values, every byte of the context affects the logits.
     generator = np.random.default_rng(0)
