@@ -13,8 +13,8 @@ about a minute on two CPU cores.
 
 from ml_collections import ConfigDict
 
-from configs import explicit
+from configs import explicit, training
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    return explicit.choose_text(explicit.babylm("sum"), argument)
+    return training.choose(explicit.babylm("sum"), argument, tiny=explicit.tiny_text)

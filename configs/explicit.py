@@ -68,11 +68,3 @@ def tiny_digits(config: ConfigDict) -> ConfigDict:
     config.data.source, config.data.held_out = "embedded:digits", 200
     config.train.epochs = 10
     return config
-
-
-def choose_text(config: ConfigDict, argument: str) -> ConfigDict:
-    return training.choose(config, argument, tiny=tiny_text)
-
-
-def choose_digits(config: ConfigDict, argument: str) -> ConfigDict:
-    return training.choose(config, argument, tiny=tiny_digits)

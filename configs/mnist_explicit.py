@@ -12,8 +12,8 @@ CPU cores.
 
 from ml_collections import ConfigDict
 
-from configs import explicit
+from configs import explicit, training
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    return explicit.choose_digits(explicit.mnist(), argument)
+    return training.choose(explicit.mnist(), argument, tiny=explicit.tiny_digits)

@@ -11,9 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from common import variables
 from common.report.table import mean_std
-from common.train.task import ModelState
 from explicit_opt.counts import language_solution
 from explicit_opt.experiments import CONTEXTS, PRINTED, ExperimentSuite, digits_result
 from explicit_opt.language import NextToken
@@ -87,7 +85,7 @@ def _readings(context: int) -> list[tuple[str, float, int]]:
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram. No model with K = 1 has a lower one."""
+    """Returns the training perplexity of the maximum-likelihood bigram, a lower bound for all models with K = 1."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
@@ -116,8 +114,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
         exponent=exponent,
         sign=sign,
     )
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    measured = task.evaluate(ModelState(abstract_model, {"tables": tables}, {}, task.mesh), "valid")
+    measured = task.evaluate(task.with_parameters({"tables": tables}), "valid")
     return [measured["train_perplexity"], measured["perplexity"]]
 
 

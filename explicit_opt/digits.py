@@ -3,8 +3,7 @@
 Shape letters of this module: B examples of a batch, E images, M pixels, C classes.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +12,18 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding
 from common.config import check_least
-from common.data.batches import check_rows, in_order, iterate
+from common.data.batches import in_order
 from common.data.cache import fingerprint, fingerprint_arrays
-from common.data.examples import ExampleBatches
 from common.errors import UserError, check
 from common.metrics.classes import Classes
 from common.model.linear import Linear
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.task import Batch, ModelState
 from common.variables import Params
 from explicit_opt.solution import explicit_solution, fit_scale
-from explicit_opt.start import INITIALIZERS, exponent, seedless, validate_start, zeros
+from explicit_opt.start import INITIALIZERS, StartTask, validate_start
 
 Images = tuple[np.ndarray, np.ndarray]
 """Pixels (E, M) uint8 and labels (E,)."""
@@ -42,10 +39,7 @@ def validate(config: ConfigDict) -> None:
       UserError: a field has an invalid value.
     """
     check_least(config, ("model.layers",))
-    check(
-        config.data.held_out >= 0,
-        f"--config.data.held_out must not be negative, got {config.data.held_out}",
-    )
+    check_least(config, ("data.held_out",), 0)
     check(
         config.solution.priming == 0 or config.solution.priming >= 1,
         "--config.solution.priming must be at least 1, or 0 for the average norm of the features,"
@@ -107,7 +101,7 @@ def _log_probabilities(model: SoftmaxLayers, batch: Batch) -> dict[str, jax.Arra
     return {"logs": jax.nn.log_softmax(model(batch["features"]))}
 
 
-class Digits(Task):
+class Digits(StartTask):
     """Classification of images of digits.
 
     Args:
@@ -118,15 +112,13 @@ class Digits(Task):
       UserError: the configuration or the data are invalid.
     """
 
-    objective, mode, unit = "loss", "min", "examples"
+    objective, unit = "loss", "examples"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.config, self.mesh = config, mesh
+        super().__init__(config, mesh)
         self.width, self.outputs = 64 if config.data.source == EMBEDDED else 784, 10
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._log_probabilities = PerExample(_log_probabilities, mesh)
-        self.images = 0  # number of training images, unknown until the data are read
         if read_data:
             self._read_data()
 
@@ -155,44 +147,18 @@ class Digits(Task):
                 f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
                 f" {self.outputs - 1}: use images of one size, and training images with the highest label",
             )
-        self.images = cut
         self.levels = int(self.splits["train"][0].max()) + 1
-        self.training_batches = ExampleBatches(
-            self._gather("train"),
-            cut,
-            config.train.batch,
-            multiple=self.multiple,
-            seed=config.seed,
-            option="--config.train.batch",
-        )
+        self.set_examples(self._gather("train"), cut)
 
     def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
         model = self.config.model
         return SoftmaxLayers(self.width, self.outputs, model.layers, model.cold, rngs=rngs)
 
-    def loss(
-        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+    def nats(self, model: SoftmaxLayers, batch: Batch) -> jax.Array:
+        return cross_entropy(model(batch["features"]), batch["targets"])
 
-    def batch_spec(self, multiple: int) -> BatchSpec:
-        rows = self.config.train.batch
-        check_rows(rows, multiple, "--config.train.batch")
-        arrays = {
-            "features": jax.ShapeDtypeStruct((rows, self.width), np.float32),
-            "targets": integers(rows),
-            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
-        }
-        return BatchSpec(arrays, rows)
-
-    @property
-    def seedless(self) -> bool:
-        return seedless(self.config)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return -(-self.images // self.config.train.batch)
+    def inputs(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"features": jax.ShapeDtypeStruct((rows, self.width), np.float32)}
 
     def features(self, split: str) -> np.ndarray:
         """Returns the features of all images of a split, (E, M)."""
@@ -211,17 +177,11 @@ class Digits(Task):
 
         return gather
 
-    def start(self, trainable: Params, frozen: Params) -> Params:
-        if self.config.start == "cold":
-            return trainable
-        if self.config.start == "zero":
-            return zeros(trainable)
-        layers = self.solution()
+    def explicit_start(self, trainable: Params) -> Params:
+        names = [f"layers/{number}/kernel" for number in range(self.config.model.layers)]
         return {
-            f"layers/{number}/kernel": jax.device_put(
-                kernel, trainable[f"layers/{number}/kernel"].sharding
-            )
-            for number, kernel in enumerate(layers)
+            name: jax.device_put(kernel, trainable[name].sharding)
+            for name, kernel in zip(names, self.solution(), strict=True)
         }
 
     def solution(self) -> list[jax.Array]:
@@ -245,7 +205,7 @@ class Digits(Task):
                     targets,
                     (solution.priming or None) if number == 0 else 1.0,
                     outputs=self.outputs,
-                    exponent=exponent(self.config) if number == 0 else None,
+                    exponent=self.exponent if number == 0 else None,
                     sign=solution.sign,
                 )
             )
@@ -255,9 +215,6 @@ class Digits(Task):
                 kernels[-1], logits_EC = scale * kernels[-1], scale * logits_EC
             features = jax.nn.softmax(logits_EC)
         return kernels
-
-    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Classes:
         """Returns class probabilities of every image of a split."""
@@ -272,6 +229,3 @@ class Digits(Task):
 
     def fingerprints(self) -> dict[str, str]:
         return {f"the {split} split": fingerprint_arrays(*x) for split, x in self.splits.items()}
-
-    def save(self, workdir: Path) -> None:
-        del workdir  # a digit classifier needs only its checkpoints

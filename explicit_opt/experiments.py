@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,27 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from common import experiments, variables
+from common import experiments
 from common.config import flatten
-from common.errors import UserError, check
+from common.errors import check
 from common.experiments import Experiment, Side, evaluations
 from common.report.runs import Run
 from common.report.table import mean_std
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 from common.train.state import initial_params
-from common.train.task import ModelState
 from configs import explicit
 from explicit_opt import figures
 from explicit_opt.baselines import kept_baselines
 from explicit_opt.digits import Digits
 from explicit_opt.language import NextToken
-from explicit_opt.solution import (
-    average_norm,
-    cooccurrences,
-    from_cooccurrences,
-    separate_intercept,
-)
+from explicit_opt.solution import cooccurrences, from_cooccurrences, separate_intercept
 from explicit_opt.start import STARTS
 
 CONTEXTS = (1, 2, 4)
@@ -85,38 +80,38 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Appends the protocol to the name of a run or file, except for the protocol "ours"."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
 
-    def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """Returns `config` at the suite's scale, with the command line's overrides and then the overrides `values`."""
-        if self.scale == "tiny":
-            config = (explicit.tiny_text if "aggregate" in config.model else explicit.tiny_digits)(
-                config
-            )
-        elif self.scale == "laptop" and "aggregate" in config.model:
-            # Adagrad moves a weight by about 0.02 sqrt(steps), so training from random weights (a cold start) needs
-            # many steps: use small batches. The vocabulary is small because the cost of a step is proportional to the
-            # number of weights.
-            config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
-        return self.override(config, **{"eval.start": True, **values})
-
     def language(
         self, aggregate: str, context: int, start: str, seed: int = 1, **values: object
     ) -> ConfigDict:
         """Returns the configuration of a language model; `values` maps dotted field names to overrides."""
-        values |= {"model.context": context, "start": start, "seed": seed, **self._source("babylm")}
+        config = explicit.babylm(aggregate)
+        if self.scale == "tiny":
+            config = explicit.tiny_text(config)
+        elif self.scale == "laptop":
+            # Adagrad moves a weight by about 0.02 sqrt(steps), so training from random weights (a cold start) needs
+            # many steps: use small batches. The vocabulary is small because the cost of a step is proportional to the
+            # number of weights.
+            config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         if self.protocol == "printed":
             values["eval.patience"] = 0
-        return self.configuration(explicit.babylm(aggregate), **values)
+        values |= {"model.context": context, "start": start, "seed": seed}
+        return self._override(config, "babylm", values)
 
     def digits(self, layers: int, start: str, seed: int, **values: object) -> ConfigDict:
         """Returns the configuration of a digit classifier; `values` maps dotted field names to overrides."""
-        values |= {"model.layers": layers, "start": start, "seed": seed, **self._source("mnist")}
+        config = explicit.mnist()
+        if self.scale == "tiny":
+            config = explicit.tiny_digits(config)
         if self.protocol == "printed":
             values["data.held_out"] = 0
-        return self.configuration(explicit.mnist(), **values)
+        values |= {"model.layers": layers, "start": start, "seed": seed}
+        return self._override(config, "mnist", values)
 
-    def _source(self, corpus: str) -> dict[str, str]:
-        directory = self.data.get(corpus)
-        return {"data.source": f"files:{shown(directory)}"} if directory else {}
+    def _override(self, config: ConfigDict, corpus: str, values: dict[str, object]) -> ConfigDict:
+        """Applies the overrides of the command line, and then `values`, to `config`; returns `config`."""
+        if directory := self.data.get(corpus):
+            values["data.source"] = f"files:{shown(directory)}"
+        return self.override(config, **{"eval.start": True, **values})
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
         """Returns the name of a language model's runs, and a function from the seed to the configuration.
@@ -141,18 +136,15 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: `text` names no experiment, or an override is invalid.
         """
-        model, _, start = text.partition(": ")
-        family, _, number = model.partition(" ")
+        known = rf"(sum|cat|digits) ([1-9]\d*): ({'|'.join(STARTS)})"
+        found = re.fullmatch(known, text)
         check(
-            family in ("sum", "cat", "digits")
-            and number.isdecimal()
-            and int(number) > 0
-            and start in STARTS
-            and (family, start, number == "1") != ("digits", "zero", False),
+            found is not None and re.fullmatch(r"digits (?!1:).* zero", text) is None,
             f"unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or 'digits LAYERS: START', such as"
             f" 'cat 2: warm'; K and LAYERS are at least 1, START is one of {', '.join(STARTS)}, and digits with the"
             " start zero have 1 layer",
         )
+        family, number, start = found.groups()
         corpus = "mnist" if family == "digits" else "babylm"
         suite = replace(self, fields=_fields_of(corpus, self.fields))
         case = (
@@ -165,13 +157,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Side(*case, f"--data={corpus}=DIR" if missing else "")
 
 
-FAMILIES: dict[str, Callable[[], ConfigDict]] = {
-    "babylm": lambda: explicit.babylm("sum"),
-    "mnist": explicit.mnist,
-}
-"""Corpus -> function that returns the configuration of a model trained on the corpus."""
-
-
 def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     """Drops overrides "--config.a.b=VALUE" of fields that only models of the other corpus have.
 
@@ -180,14 +165,13 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     Raises:
       UserError: an override sets data.source, which both corpora have.
     """
-    known = {name: flatten(make()) for name, make in FAMILIES.items()}
-    others = set().union(*known.values()) - set(known[corpus])
+    babylm, mnist = (set(flatten(config)) for config in (explicit.babylm("sum"), explicit.mnist()))
+    others = babylm - mnist if corpus == "mnist" else mnist - babylm
     names = {text: text.removeprefix("--config.").partition("=")[0] for text in fields}
-    if "data.source" in names.values():
-        raise UserError(
-            "--config.data.source would apply to both corpora: use"
-            f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)} instead"
-        )
+    check(
+        "data.source" not in names.values(),
+        "--config.data.source would apply to both corpora: use --data=babylm=DIR and --data=mnist=DIR instead",
+    )
     return [text for text, name in names.items() if name not in others]
 
 
@@ -201,17 +185,17 @@ def language_runs(
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
     runs = suite.runs(dict(cases.values()))
+    metrics = ("train_perplexity", "perplexity")
     return {
-        cell: [_language_result(ran) for ran in runs[name]] for cell, (name, _) in cases.items()
+        cell: [(_points(ran, *metrics), ran.summary["test"]["perplexity"]) for ran in runs[name]]
+        for cell, (name, _) in cases.items()
     }
 
 
-def _language_result(ran: Run) -> tuple[Points, float]:
-    points = [
-        (number or 0.5, m["valid/train_perplexity"], m["valid/perplexity"])
-        for number, m in enumerate(evaluations(ran.folder, "valid/perplexity"))
-    ]
-    return points, ran.summary["test"]["perplexity"]
+def _points(ran: Run, *metrics: str) -> Points:
+    """Returns the values of two metrics in each evaluation of the validation split during a run."""
+    found = evaluations(ran.folder, f"valid/{metrics[0]}")
+    return [(epoch or 0.5, *(m[f"valid/{n}"] for n in metrics)) for epoch, m in enumerate(found)]
 
 
 COLUMNS = {
@@ -308,7 +292,7 @@ def fig2(suite: ExperimentSuite) -> None:
     The left panel has a curve of seed 1 for each number of layers and each start in `TRAINED` ("zero" for one layer
     only). Also writes the numbers, and the results of the baselines, as tables.
     """
-    # Two layers cannot start from zeros: all outputs of the hidden layer would stay equal (see digits.validate).
+    # `digits.validate` explains why two layers cannot start from zeros.
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
     cases = {case: suite.digits_case(*case) for case in trained}
     runs = suite.runs(dict(cases.values()))
@@ -355,13 +339,9 @@ def fig2(suite: ExperimentSuite) -> None:
 def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:
     """Returns the test metrics of a run, and its validation curve of (epoch, accuracy in %, loss).
 
-    The evaluation before training has the epoch 0.5, because the figure has a logarithmic axis. The protocol "printed"
-    validates on the test images and reports the last epoch as test metrics.
+    The protocol "printed" validates on the test images and reports the last epoch as test metrics.
     """
-    points = [
-        (number or 0.5, m["valid/accuracy"], m["valid/loss"])
-        for number, m in enumerate(evaluations(ran.folder, "valid/accuracy"))
-    ]
+    points = _points(ran, "accuracy", "loss")
     if suite.protocol == "ours":
         return ran.summary["test"], points
     _, accuracy, loss = points[-1]
@@ -371,9 +351,9 @@ def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], P
 def untrained(config: ConfigDict, suite: ExperimentSuite) -> dict[str, float]:
     """Returns the test metrics of a digit classifier before the first training step."""
     task = Digits(config, suite.mesh)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    started = task.start(initial_params(task, abstract_model, config.seed, suite.mesh), {})
-    return task.evaluate(ModelState(abstract_model, started, {}, suite.mesh), "test")
+    values = task.with_parameters({})
+    drawn = initial_params(task, values.abstract_model, config.seed, suite.mesh)
+    return task.evaluate(replace(values, trainable=task.start(drawn, {})), "test")
 
 
 def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) -> tuple:
@@ -396,28 +376,20 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
     def accuracy(weights, bias=0.0) -> float:
         return 100 * float(np.mean(np.argmax(features @ weights + bias, axis=1) == labels))
 
-    rows = [
-        (
-            float(k),
-            accuracy(from_cooccurrences(counts, k)),
-            accuracy(*separate_intercept(counts, k)),
-        )
-        for k in range(1, 1 + features.shape[1])
-    ]
-    return rows, average_norm(train)
+    rows = []
+    for k in range(1, 1 + features.shape[1]):
+        weights_form = accuracy(from_cooccurrences(counts, k))
+        rows.append((float(k), weights_form, accuracy(*separate_intercept(counts, k))))
+    return rows, float(train.sum(1).mean())
 
 
 def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
     """Returns {input ("sum" or "cat"): {label, such as "K = 2, warm": curve of seed 1}}."""
     runs = language_runs(replace(suite, seeds=1), aggregates)
-    return {
-        aggregate: {
-            f"K = {context}, {start}": runs[aggregate, context, start][0][0]
-            for context in CONTEXTS
-            for start in TRAINED
-        }
-        for aggregate in aggregates
-    }
+    curves: dict[str, dict[str, Points]] = {aggregate: {} for aggregate in aggregates}
+    for (aggregate, context, start), [(points, _)] in runs.items():
+        curves[aggregate][f"K = {context}, {start}"] = points
+    return curves
 
 
 def _write_curves(suite: ExperimentSuite, name: str, curves: dict[str, Points]) -> None:

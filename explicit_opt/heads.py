@@ -21,8 +21,8 @@ Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
 
 LOGITS = 50_000_000
-"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, the fit still uses
-100 examples."""
+"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, the fit uses 100
+examples and exceeds this number."""
 
 
 def head_start(
@@ -129,11 +129,7 @@ class HeadStart:
         seen_E = weights_E > 0
         if not seen_E.any():
             return
-        features_EM, shares_EN, weights_E = (
-            features_EM[seen_E],
-            shares_EN[seen_E],
-            weights_E[seen_E],
-        )
+        features_EM, shares_EN, weights_E = (x[seen_E] for x in (features_EM, shares_EN, weights_E))
         if not self._origin_M.size:
             # Shift only dense features of "lda" and "ridge": "explicit" needs unshifted values, and a shift makes
             # sparse features dense.
@@ -223,9 +219,7 @@ class HeadStart:
             both = (self._sample, more)
             outputs = max(one.shares_SN.shape[1] for one in both)
             shares_SN = sparse.vstack([_widened(one.shares_SN, outputs) for one in both], "csr")
-            arrays = [
-                np.concatenate(some) for some in zip(*(one.arrays for one in both), strict=True)
-            ]
+            arrays = map(np.concatenate, zip(*(one[:3] for one in both), strict=True))
             more = _Sample(*arrays, shares_SN)
         kept = np.argsort(more.priority_S)[: self.SAMPLE]
         self._sample = _Sample(*(array[kept] for array in more))
@@ -320,10 +314,6 @@ class _Sample(NamedTuple):
     weights_S: np.ndarray
     shares_SN: sparse.csr_array
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return self[:3]
-
 
 def _checked_features(features: Any) -> Any:
     """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
@@ -410,7 +400,7 @@ def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
     """Converts `values` to an array of `dtype`. None keeps the type of the values.
 
     Raises:
-      ValueError: `values` is no array, or `dtype` is given and a value is not a real number.
+      ValueError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
     """
     try:
         array = np.asarray(values)

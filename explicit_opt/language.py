@@ -1,26 +1,23 @@
-"""The task of section 3.1: predicts a token from the W previous tokens (the paper's K).
+"""The model and the task of section 3.1: predicts a token from the W previous tokens (the paper's K).
 
 Shape letters of this module: B examples of a batch, L tokens of a text, W lags, V vocabulary.
 """
 
 import os
-from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding, variables
 from common.config import check_choice, check_least
-from common.data.batches import check_rows, in_order, iterate
+from common.data.batches import in_order
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
-from common.data.examples import ExampleBatches
 from common.data.special_ids import UNK
 from common.data.text import load_text
 from common.data.tokenizer import build_tokenizer
@@ -30,12 +27,11 @@ from common.metrics.predictions import perplexity
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
-from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.task import Batch, ModelState, integers
 from common.variables import Params
-from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
-from explicit_opt.model import AGGREGATES, FeedForward
+from explicit_opt.counts import TABLE_AXES, Noise, count_pairs, language_solution, text_sharding
 from explicit_opt.solution import fit_scale
-from explicit_opt.start import exponent, seedless, validate_start, zeros
+from explicit_opt.start import INITIALIZERS, StartTask, validate_start
 
 PAD, OOV = 0, 1
 """Ids of `<pad>` and `<oov>`. `<pad>` stands for context positions before the document, and is never a target."""
@@ -55,20 +51,10 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: a field has an invalid value.
     """
-    check_choice("--config.model.aggregate", config.model.aggregate, AGGREGATES)
+    check_choice("--config.model.aggregate", config.model.aggregate, ("sum", "cat"))
     check_least(config, ("data.vocab_size",), 8)
-    check(
-        config.model.context >= 1,
-        f"--config.model.context, the number of previous tokens, must be at least 1, got {config.model.context}",
-    )
-    check(
-        config.data.tokens >= 0,
-        f"--config.data.tokens must not be negative, got {config.data.tokens}",
-    )
-    check(
-        config.eval.train_tokens >= 0,
-        f"--config.eval.train_tokens must not be negative, got {config.eval.train_tokens}",
-    )
+    check_least(config, ("model.context",))
+    check_least(config, ("data.tokens", "eval.train_tokens"), 0)
     check(
         not config.data.tokens or config.data.documents != "file",
         f"--config.data.tokens={config.data.tokens} would keep only a few files with --config.data.documents=file:"
@@ -79,6 +65,44 @@ def validate(config: ConfigDict) -> None:
         f"--config.data.held_out_share must be above 0 and at most 1, got {config.data.held_out_share}",
     )
     validate_start(config)
+
+
+@jax.custom_vjp
+def constant_matvec(constant_V: jax.Array, table_VV: jax.Array) -> jax.Array:
+    """Returns constant @ table, (V,). Only the table has a gradient.
+
+    The custom gradient is row-major. XLA's own gradient is column-major and needs a copy.
+    """
+    return constant_V @ table_VV
+
+
+constant_matvec.defvjp(
+    lambda constant_V, table_VV: (constant_V @ table_VV, constant_V),
+    lambda constant_V, g_V: (None, constant_V[:, None] * g_V[None]),
+)
+
+
+class FeedForward(nnx.Module):
+    """Computes the logits H U, where H is the sum or the concatenation of W noisy embeddings (section 3.1)."""
+
+    def __init__(self, vocabulary: int, context: int, aggregate: str, cold: str, *, rngs: nnx.Rngs):
+        tables = context if aggregate == "cat" else 1
+        shape = (tables, vocabulary, vocabulary)
+        draw = INITIALIZERS[cold](tables * vocabulary)
+        self.tables = nnx.Param(draw(rngs.params(), shape), axes=TABLE_AXES)
+        self.context = context
+
+    def __call__(self, contexts_BW: jax.Array, noise: Noise) -> jax.Array:
+        """Returns logits (B, V). Each example sums W table rows and W noise terms, so H is never built."""
+        tables = self.tables[...]
+        uniform_logits = [constant_matvec(noise.uniform_V, table) for table in tables]
+        logits_BV = 0.0
+        for lag in range(self.context):
+            index = lag % len(tables)  # a sum has one table for all lags
+            tokens_B = contexts_BW[:, lag]
+            logits_BV += noise.keep_V[tokens_B, None] * tables[index, tokens_B]
+            logits_BV += noise.spill_V[tokens_B, None] * uniform_logits[index]
+        return logits_BV
 
 
 class Windows:
@@ -103,7 +127,7 @@ class Windows:
         return len(self.tokens_L)
 
     def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
-        """Returns the tokens `lag` positions before the positions `at_B`, (B,). Before the document: `<pad>`."""
+        """Returns the tokens `lag` positions before the positions `at_B`, (B,); `<pad>` before the document."""
         return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
@@ -144,7 +168,7 @@ def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
     return count_pairs(*sharded, vocabulary, mesh)
 
 
-class NextToken(Task):
+class NextToken(StartTask):
     """Next-token prediction with the noisy embedding of section 3.1.1.
 
     Args:
@@ -155,15 +179,18 @@ class NextToken(Task):
       UserError: the configuration or the data are invalid.
     """
 
-    objective, mode = "perplexity", "min"
+    objective = "perplexity"
 
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.config, self.mesh = config, mesh
+        super().__init__(config, mesh)
         self.noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-        self._nats_of_rows = PerExample(self._rows, mesh)
-        self.tokens = config.data.tokens  # 0 stands for all tokens until the data are read
+        self._nats_of_rows = PerExample(
+            lambda model, batch: {"nats": self.nats(model, batch)}, mesh
+        )
+        self.examples = (
+            config.data.tokens
+        )  # without data, the number of tokens is known only if it is limited
         if read_data:
             self._read_data()
 
@@ -196,83 +223,44 @@ class NextToken(Task):
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
         self.noise = Noise.of(self.targets_V)
-        self.tokens = len(train)
-        self.training_batches = ExampleBatches(
-            train.gather,
-            len(train),
-            config.train.batch,
-            multiple=self.multiple,
-            seed=config.seed,
-            option="--config.train.batch",
-        )
+        self.set_examples(train.gather, len(train))
 
     def build(self, rngs: nnx.Rngs) -> FeedForward:
         model = self.config.model
         vocabulary = len(self.noise.keep_V)
         return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
 
-    def loss(
-        self, model: FeedForward, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BV = model(batch["contexts"], self.noise)
-        loss_B = cross_entropy(logits_BV, batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+    def nats(self, model: FeedForward, batch: Batch) -> jax.Array:
+        return cross_entropy(model(batch["contexts"], self.noise), batch["targets"])
 
-    def batch_spec(self, multiple: int) -> BatchSpec:
-        rows, context = self.config.train.batch, self.config.model.context
-        check_rows(rows, multiple, "--config.train.batch")
-        arrays = {
-            "contexts": integers(rows, context),
-            "targets": integers(rows),
-            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
-        }
-        return BatchSpec(arrays, rows)
+    def inputs(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"contexts": integers(rows, self.config.model.context)}
 
-    @property
-    def seedless(self) -> bool:
-        return seedless(self.config)
+    def explicit_start(self, trainable: Params) -> Params:
+        tables = self.solution()
+        if self.config.start != "scaled":
+            return {"tables": tables}
+        values = self.with_parameters({"tables": tables})
 
-    @property
-    def batches_per_epoch(self) -> int:
-        return -(-self.tokens // self.config.train.batch)
+        def loss(scale: float) -> float:
+            return self._training_loss(replace(values, trainable={"tables": scale * tables}))
 
-    def start(self, trainable: Params, frozen: Params) -> Params:
-        match self.config.start:
-            case "cold":
-                return trainable
-            case "zero":
-                return zeros(trainable)
-            case "scaled":
-                tables = self.solution()
-                abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
-
-                def loss(scale: float) -> float:
-                    return self._training_loss(
-                        ModelState(abstract_model, {"tables": scale * tables}, {}, self.mesh)
-                    )
-
-                return {"tables": fit_scale(loss) * tables}
-            case _:
-                return {"tables": self.solution()}
+        return {"tables": fit_scale(loss) * tables}
 
     def solution(self) -> jax.Array:
         """Returns the weights of eq. (3), computed in one pass over the training text."""
-        solution = self.config.solution
         return language_solution(
             self.counts(),
             self.noise,
             self.targets_V,
             concatenate=self.config.model.aggregate == "cat",
-            exponent=exponent(self.config),
-            sign=solution.sign,
+            exponent=self.exponent,
+            sign=self.config.solution.sign,
         )
 
     def counts(self) -> jax.Array:
         """Returns the number of pairs (context token, target) in the training text at each lag, (W, V, V)."""
         return count_windows(self.splits["train"], self.vocabulary, self.mesh)
-
-    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
         """Returns the loss of each example of a split: the sum over its `STRETCH` consecutive tokens, in nats."""
@@ -309,9 +297,6 @@ class NextToken(Task):
         """Returns the loss (nats per token) on every `training_stride`-th training token."""
         nats = self._nats(values, self.splits["train"], self.training_stride)
         return float(nats.mean(dtype=np.float64))
-
-    def _rows(self, model: FeedForward, batch: Batch) -> dict[str, jax.Array]:
-        return {"nats": cross_entropy(model(batch["contexts"], self.noise), batch["targets"])}
 
     def _nats(self, values: ModelState, windows: Windows, stride: int = 1) -> np.ndarray:
         """Returns the loss in nats of every `stride`-th token, starting with the first token."""

@@ -23,22 +23,14 @@ def validate(config: ConfigDict) -> None:
 
 
 def _task(config: ConfigDict) -> tuple[Callable[[ConfigDict], None], type[Task]]:
-    """Returns the function that validates the configuration, and the class of the task.
-
-    Only the configuration of a language model has the field `model.aggregate`.
-    """
-    if "aggregate" in config.model:
+    """Returns the function that validates the configuration, and the class of the task."""
+    if "aggregate" in config.model:  # only language models have this field
         from explicit_opt import language
 
         return language.validate, language.NextToken
     from explicit_opt import digits
 
     return digits.validate, digits.Digits
-
-
-def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
-    """Returns `NextToken` or `Digits`, depending on the configuration."""
-    return _task(config)[1](config, mesh, read_data=read_data)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
@@ -64,7 +56,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
       UserError: the configuration or the data are invalid.
     """
     validate(config)
-    task = make_task(config, mesh, read_data)
+    task = _task(config)[1](config, mesh, read_data=read_data)
     return in_steps(config, task.batches_per_epoch), task
 
 

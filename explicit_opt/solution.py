@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from common.errors import UserError
+from common.errors import check
 
 FLOOR = 1e-12
 """Lower bound of co-occurrences, because the logarithm of 0 is infinite."""
 
-# Up to this number of outputs, co-occurrences are a product with one-hot targets. Above it, they are a segment sum.
+# Up to this number of outputs, co-occurrences are a product with one-hot targets; with more outputs, a segment sum.
 _FEW_OUTPUTS = 256
 _BLOCK = 1024
 
 
 def explicit_solution(
     features: jax.typing.ArrayLike,
-    targets: jax.typing.ArrayLike | None = None,
+    targets: jax.typing.ArrayLike,
     priming: float | None = None,
     *,
     outputs: int | None = None,
@@ -36,47 +36,39 @@ def explicit_solution(
     F holds the co-occurrences of features and targets (eq. 2); f sums F over the features.
 
     Args:
-      features: (E, M), non-negative. If `targets` is None, `features` is F, (M, N).
+      features: (E, M), non-negative.
       targets: (E,) integers from 0 to N - 1.
-      priming: K. None takes the mean L1 norm of the feature vectors (section 2.1). Required if `targets` is None.
-      outputs: N. None takes the largest target + 1. Not used if `targets` is None.
+      priming: K. None takes the mean L1 norm of the feature vectors (section 2.1).
+      outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
       sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
 
     Raises:
-      UserError: an array has the wrong shape, a feature or co-occurrence is negative or not finite, there are no
-        examples, K < 1, a target is not an integer or out of range, or `targets` and `priming` are both None.
+      UserError: an array has the wrong shape, a feature is negative or not finite, there are no examples, K < 1, or a
+        target is not an integer or out of range.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
-    if features.ndim != 2 or 0 in features.shape:
-        raise UserError(
-            f"features must have the shape (examples, features), or (features, outputs) without targets, without empty"
-            f" axes, got {features.shape}"
-        )
-    if targets is None:
-        _check_values(float(features.min()), float(features.max()), "co-occurrence")
-        if priming is None:
-            raise UserError(
-                "the priming number cannot be computed from co-occurrences: pass priming=K"
-            )
-        return from_cooccurrences(features, priming, exponent=exponent, sign=sign)
+    check(
+        features.ndim == 2 and 0 not in features.shape,
+        f"features must have the shape (examples, features) without empty axes, got {features.shape}",
+    )
     targets = np.asarray(targets)
-    if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
-        raise UserError(
-            f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of"
-            f" the shape {targets.shape}"
-        )
-    if targets.min() < 0:
-        raise UserError(f"targets must be at least 0, got {targets.min()}")
+    check(
+        targets.shape == features.shape[:1] and targets.dtype.kind in "iu",
+        f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of the"
+        f" shape {targets.shape}",
+    )
+    check(targets.min() >= 0, f"targets must be at least 0, got {targets.min()}")
     outputs = int(targets.max()) + 1 if outputs is None else outputs
-    if targets.max() >= outputs:
-        raise UserError(f"targets must be below outputs={outputs}, got {targets.max()}")
+    check(targets.max() < outputs, f"targets must be below outputs={outputs}, got {targets.max()}")
     counts, lowest = _one_pass(features, targets, outputs)
     total = float(counts.sum())
-    _check_values(lowest, total, "feature")
+    valid = "every feature must be finite and non-negative, but"
+    check(not math.isnan(lowest), f"{valid} one is NaN")
+    check(lowest >= 0, f"{valid} the lowest is {lowest:g}")
+    check(math.isfinite(total), f"{valid} one is infinite or too large")
     if priming is None:
-        # All entries of F add up to the sum of the examples' L1 norms. Divided by the number of examples, this is the
-        # mean norm.
+        # The entries of F add up to the sum of the L1 norms of all examples.
         priming = total / len(features)
     return from_cooccurrences(counts, priming, exponent=exponent, sign=sign)
 
@@ -128,11 +120,6 @@ def fit_scale(loss: Callable[[float], float]) -> float:
         options={"xatol": 1e-3},
     )
     return math.exp(minimum.x)
-
-
-def average_norm(features_EM: jax.typing.ArrayLike) -> float:
-    """Returns the mean L1 norm of the feature vectors, the paper's estimate of K (section 2.1)."""
-    return float(jnp.mean(jnp.sum(jnp.asarray(features_EM), axis=1, dtype=jnp.float32)))
 
 
 def cooccurrences(
@@ -198,16 +185,8 @@ def _cooccurrences(features_EM, targets_E, outputs):
 
 
 def _check_priming(priming: float) -> None:
-    if not (math.isfinite(priming) and priming >= 1):
-        raise UserError(
-            f"the priming number K must be a finite number of at least 1, got {priming}: set another number, or scale"
-            " the features if K is their mean L1 norm (the default)"
-        )
-
-
-def _check_values(lowest: float, largest: float, what: str) -> None:
-    if math.isnan(lowest):
-        raise UserError(f"every {what} must be finite and non-negative, but one is NaN")
-    if lowest < 0 or not math.isfinite(largest):
-        given = f"the lowest is {lowest:g}" if lowest < 0 else "one is infinite or too large"
-        raise UserError(f"every {what} must be finite and non-negative, but {given}")
+    check(
+        math.isfinite(priming) and priming >= 1,
+        f"the priming number K must be a finite number of at least 1, got {priming}: set another number, or scale the"
+        " features if K is their mean L1 norm (the default)",
+    )

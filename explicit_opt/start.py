@@ -1,14 +1,22 @@
-"""Initial parameters of training, for language models and digit classifiers."""
+"""The base class of the tasks (language models and digit classifiers), and the initial parameters of training."""
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common import sharding, variables
 from common.config import check_choice, check_least
+from common.data.batches import check_rows, iterate
+from common.data.examples import ExampleBatches
 from common.errors import check
 from common.model import initializers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.variables import Params
 
 STARTS = ("cold", "zero", "explicit", "warm", "scaled")
@@ -44,16 +52,88 @@ def validate_start(config: ConfigDict) -> None:
     check_least(config, ("train.epochs", "train.batch"))
 
 
-def exponent(config: ConfigDict) -> float | None:
-    """Returns the exponent of f in eq. (3). A negative `solution.exponent` gives None: the paper's (K - 1) / K."""
-    return None if config.solution.exponent < 0 else config.solution.exponent
+class StartTask(Task):
+    """Classification of examples by a model without dropout, from the parameters that `config.start` selects.
 
+    Attributes:
+      examples: number of training examples (tokens or images); 0 until the data are read.
+      multiple: number that must divide the number of rows of a batch.
+    """
 
-def seedless(config: ConfigDict) -> bool:
-    """Returns whether the seed has no effect: `start=explicit` replaces all random values and does not train."""
-    return config.start == "explicit"
+    mode = "min"
 
+    def __init__(self, config: ConfigDict, mesh: Mesh):
+        self.config, self.mesh, self.examples = config, mesh, 0
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
 
-def zeros(trainable: Params) -> Params:
-    """Returns zeros with the shapes and shardings of `trainable`."""
-    return {name: jax.device_put(jnp.zeros_like(x), x.sharding) for name, x in trainable.items()}
+    @abstractmethod
+    def nats(self, model: nnx.Module, batch: Batch) -> jax.Array:
+        """Returns the cross-entropy of each row of a batch, (B,), in nats."""
+
+    @abstractmethod
+    def inputs(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns name -> shape and dtype of the arrays of a batch, except for targets and weights."""
+
+    @abstractmethod
+    def explicit_start(self, trainable: Params) -> Params:
+        """Returns the explicit solution, with fitted factors if `config.start` is "scaled"."""
+
+    def with_parameters(self, trainable: Params) -> ModelState:
+        """Returns the model with the given parameters, for evaluation."""
+        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
+        return ModelState(abstract_model, trainable, {}, self.mesh)
+
+    def set_examples(self, gather: Callable[[np.ndarray], Batch], examples: int) -> None:
+        """Sets the training examples. `gather` returns the batch of an array of example indices (-1: empty row)."""
+        self.examples = examples
+        self.training_batches = ExampleBatches(
+            gather,
+            examples,
+            self.config.train.batch,
+            multiple=self.multiple,
+            seed=self.config.seed,
+            option="--config.train.batch",
+        )
+
+    @property
+    def exponent(self) -> float | None:
+        """Exponent of f in eq. (3). A negative `solution.exponent` gives None: the paper's (K - 1) / K."""
+        exponent = self.config.solution.exponent
+        return None if exponent < 0 else exponent
+
+    @property
+    def seedless(self) -> bool:
+        # `start=explicit` replaces all random values and does not train.
+        return self.config.start == "explicit"
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.examples // self.config.train.batch)
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        match self.config.start:
+            case "cold":
+                return trainable
+            case "zero":
+                return {
+                    n: jax.device_put(jnp.zeros_like(x), x.sharding) for n, x in trainable.items()
+                }
+            case _:
+                return self.explicit_start(trainable)
+
+    def loss(
+        self, model: nnx.Module, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return jnp.sum(self.nats(model, batch) * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows = self.config.train.batch
+        check_rows(rows, multiple, "--config.train.batch")
+        targets = {
+            "targets": integers(rows),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
+        }
+        return BatchSpec(self.inputs(rows) | targets, rows)
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)

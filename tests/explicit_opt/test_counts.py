@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from common import sharding
 from explicit_opt.counts import TABLE_AXES, Noise, count_pairs, language_solution, text_sharding
-from explicit_opt.model import FeedForward
+from explicit_opt.language import FeedForward
 from explicit_opt.solution import FLOOR
 
 V, W, L = 12, 3, 400

@@ -170,7 +170,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
 
 
 def test_a_shift_of_the_features_changes_no_logit(digits):
-    """Of a feature with negative values, head_start subtracts the minimum. Before the shift, every minimum is 0."""
+    """The shift makes features negative. head_start subtracts their minimum, and the bias compensates."""
     features_EM, labels_E = digits
     assert (features_EM.min(0) == 0).all()
     shift_M = np.random.default_rng(0).uniform(0, 9, features_EM.shape[1])

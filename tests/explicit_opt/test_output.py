@@ -1,5 +1,7 @@
 """Warm start of a transformer's output layer with the explicit solution."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import explicit
 from explicit_opt.digits import Digits
-from explicit_opt.output import Sums, warm_start
+from explicit_opt.output import warm_start
 from explicit_opt.solution import explicit_solution
 from reservoir.attention_blocks import encoder_block
 
@@ -141,7 +143,7 @@ def test_nonnegative_features_need_no_bias():
     [
         ("head", True, 1, "no trainable layer 'head' with a kernel; trainable layers: encoder/"),
         ("output", False, 1, "layer output has negative input features, so the explicit"),
-        ("output", True, 0, "at least one training example with a positive weight, got none"),
+        ("output", True, 0, "no examples have a positive weight"),
     ],
 )
 def test_warm_start_errors_name_the_cause(layer, bias, batches, message):
@@ -152,7 +154,10 @@ def test_warm_start_errors_name_the_cause(layer, bias, batches, message):
 
 
 def test_nan_feature_raises_error():
-    sums = Sums.empty(2, 3)
-    sums.add(np.ones((2, 3)), np.ones(3), np.zeros(2), np.nan)
+    task = Topics()
+    task.tokens[-1] = 0
+    values = values_of(task)
+    table = values.trainable["embed/table"].at[0].set(np.nan)
+    values = dataclasses.replace(values, trainable={**values.trainable, "embed/table": table})
     with pytest.raises(UserError, match="NaN or infinite"):
-        sums.solution()
+        warm_start(task, values, "output", task.batches())

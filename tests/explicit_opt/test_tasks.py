@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common import variables
 from common.errors import UserError
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.train import loop
 from common.train.state import initial_params
-from common.train.task import ModelState
 from configs import explicit
 from explicit_opt import run
 from explicit_opt.digits import Digits
@@ -124,23 +122,19 @@ def digits_of(config: ConfigDict, start: str) -> ConfigDict:
 def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
     words.start = "explicit"
     task = NextToken(words, mesh)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    values = ModelState(abstract_model, {"tables": task.solution()}, {}, mesh)
+    values = task.with_parameters({"tables": task.solution()})
     found, test = task.predict(values, "test"), task.splits["test"]
     assert found.weights_E.sum() == len(test) and set(found.weights_E[:-1]) == {64}
     batch = test.gather(np.arange(64, 128))
     logs = jax.nn.log_softmax(
-        abstract_model.build(values.trainable, {})(batch["contexts"], task.noise)
+        values.abstract_model.build(values.trainable, {})(batch["contexts"], task.noise)
     )
     expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
     assert found.nats_E[1] == pytest.approx(expected, rel=1e-4)
     # Another context length changes the losses but not the test examples, so runs can be compared.
     words.model.context = 1
     other = NextToken(words, mesh)
-    abstract_model = variables.abstract(lambda: other.build(variables.ParamKeys(0)))
-    shorter = other.predict(
-        ModelState(abstract_model, {"tables": other.solution()}, {}, mesh), "test"
-    )
+    shorter = other.predict(other.with_parameters({"tables": other.solution()}), "test")
     assert shorter.examples == found.examples
     assert shorter.nats_E[1] != found.nats_E[1]
 
@@ -149,8 +143,7 @@ def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, t
     """A finished run of zero steps is continued in the same workdir, with the losses of an uninterrupted run."""
     digits.start = "warm"
     straight = run.fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
-    task = run.make_task(digits, mesh)
-    none = run.in_steps(digits, task.batches_per_epoch)
+    none, task = run.prepare(digits, mesh)
     none.train.steps = 0
     first = loop.fit(none, task, tmp_path / "parts", mesh)
     again = run.fit(digits, tmp_path / "parts", mesh)
@@ -191,7 +184,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         (r"vocab_size=5000 is too large for the training text", "data.vocab_size", 5000),
         ("vocab_size must be at least 8, got -3", "data.vocab_size", -3),
         ("line, paragraph, file", "data.documents", "page"),
-        ("train_tokens must not be negative", "eval.train_tokens", -1),
+        ("train_tokens must be at least 0", "eval.train_tokens", -1),
         ("no directory", "data.source", "files:/nowhere"),
         ("must be embedded:python .*, files:DIR or import:", "data.source", "web:x"),
         ("embedded:latin must be embedded:python", "data.source", "embedded:latin"),
@@ -260,8 +253,7 @@ def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     known = np.unique(tokens_L[: len(tokens_L) // 3])
     tables = np.zeros((2, task.vocabulary, task.vocabulary), np.float32)
     tables[:, :, known] = 2.0
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    values = ModelState(abstract_model, {"tables": jax.numpy.asarray(tables)}, {}, mesh)
+    values = task.with_parameters({"tables": jax.numpy.asarray(tables)})
     whole = task.evaluate(values, "valid")["train_perplexity"]
     task.config.eval.train_tokens = 400
     assert task.evaluate(values, "valid")["train_perplexity"] == pytest.approx(whole, rel=0.3)
@@ -295,15 +287,14 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
     mesh = make_mesh(sizes, jax.devices()[: np.prod(list(sizes.values()))])
     words.start, words.model.context, words.eval.train_tokens = "scaled", 3, 500
     task = NextToken(words, mesh)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    trainable = initial_params(task, abstract_model, 1, mesh)
+    trainable = initial_params(task, task.with_parameters({}).abstract_model, 1, mesh)
     started, explicit = task.start(trainable, {})["tables"], task.solution()
     assert started.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
     scale = float(np.median(started / explicit))
     np.testing.assert_allclose(started, scale * explicit, rtol=1e-5)
 
     def loss(s: float) -> float:
-        return task._training_loss(ModelState(abstract_model, {"tables": s * explicit}, {}, mesh))
+        return task._training_loss(task.with_parameters({"tables": s * explicit}))
 
     assert loss(scale) < min(loss(0.95 * scale), loss(1.05 * scale), loss(1.0))
     words.start = "zero"
@@ -404,7 +395,7 @@ def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layer
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers
-    task = run.make_task(digits, mesh)
+    task = Digits(digits, mesh)
     assert task.features("train").sum(1).mean() == pytest.approx(105.10, abs=0.005)
     summary = run.fit(digits, tmp_path / "run", mesh)
     assert summary["test"]["accuracy"] == pytest.approx(accuracy, abs=0.011)
