@@ -1,6 +1,5 @@
 """Softmax attention over whole sequences, and over a decoding cache."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.model.dropout import Key, dropout, fold
-from common.sharding import backend, num_shards, spec
-
-AXES = ("batch", None, "heads", None)
-"""Logical axes of queries, keys, values and outputs. `key_lengths_B` has only the first axis."""
+from common.sharding import backend
 
 BLOCK = 256
 """Number of queries in a block of causal attention. A block skips the keys after its last query."""
@@ -51,89 +47,13 @@ def attend(
     """
     heads = query_BTHK, key_BSGK, value_BSGK
     rate = 0.0 if key is None else dropout_rate
-    kernel = None
-    if not rate and bias_BHTS is None:
-        kernel = _fused_kernel(*heads, causal=causal, window=window)
-    if kernel is None:
-        return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
-    lengths = () if key_lengths_B is None else (key_lengths_B,)
-    kernel = partial(kernel, causal=causal, window=window)
-    return on_each_device(kernel, *heads, *lengths)
+    if not rate and bias_BHTS is None and (platform := backend()) != "cpu":
+        from common.model import fused  # CPUs have no fused kernel
 
-
-def _fused_kernel(
-    query_BTHK: jax.Array,
-    key_BSGK: jax.Array,
-    value_BSGK: jax.Array,
-    *,
-    causal: bool,
-    window: int | None,
-) -> Callable[..., jax.Array] | None:
-    """Returns the fused kernel for these arguments, or None if attention must be computed without a kernel.
-
-    The tensor axis must divide the key-value heads, because the compiler cannot partition a kernel.
-    """
-    heads, dtype = (query_BTHK, key_BSGK, value_BSGK), query_BTHK.dtype
-    if key_BSGK.shape[2] % num_shards("heads"):
-        return None
-    match backend():
-        case "gpu" if dtype in (jnp.bfloat16, jnp.float16) and (causal or window is None):
-            return _cudnn if _cudnn_supports(*heads) else None
-        case "tpu" if dtype == jnp.bfloat16:
-            from common.model import splash
-
-            return splash.attend if splash.supports(*heads) else None
-    return None
-
-
-def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Calls a kernel that the compiler cannot partition: each device calls it for its own rows and heads.
-
-    If the mesh does not divide the rows, every device computes all rows.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
-        return kernel(*arrays)
-    specs = tuple(spec(AXES[: x.ndim], x.shape, mesh) for x in arrays)
-    return jax.shard_map(
-        kernel,
-        in_specs=specs,
-        out_specs=specs[0],
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # a kernel does not declare over which mesh axes its results vary
-    )(*arrays)
-
-
-def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
-    """Returns whether JAX's cuDNN attention supports these shapes, also in training.
-
-    GPUs before Hopper support head sizes up to 128. JAX refuses odd lengths in training: it passes an empty bias to the
-    kernel, and cuDNN's gradient of a bias needs even lengths.
-    """
-    length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]
-    if length % 2 or other % 2 or size % 8 or size > 256:
-        return False
-    if size <= 128:
-        return True
-    # `launch.plan` compiles for GPUs also on a machine without a GPU. There, JAX refuses sizes above 128.
-    devices = jax.local_devices(backend="gpu") if jax.default_backend() == "gpu" else ()
-    return any(float(device.compute_capability) >= 9 for device in devices)
-
-
-def _cudnn(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, window) -> jax.Array:
-    query_lengths_B = None
-    if key_lengths_B is not None:
-        query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
-    return jax.nn.dot_product_attention(
-        query_BTHK,
-        key_BSGK,
-        value_BSGK,
-        is_causal=causal,
-        query_seq_lengths=query_lengths_B,
-        key_value_seq_lengths=key_lengths_B,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation="cudnn",
-    )
+        y_BTHK = fused.attend(platform, *heads, key_lengths_B, causal=causal, window=window)
+        if y_BTHK is not None:
+            return y_BTHK
+    return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from common import sharding
 from common.model import attend as attend_module
 from common.model import splash
+from common.model.fused import on_each_device
 from launch import topology
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None)
 
     def fused(*arrays):
         kernel = partial(splash.attend, causal=False, window=None)
-        return attend_module.on_each_device(kernel, *arrays)
+        return on_each_device(kernel, *arrays)
 
     if manual:
         rows = (P("data"),) * 4
