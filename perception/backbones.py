@@ -4,6 +4,7 @@ Apart from the tiny backbones, each backbone has the sizes of the published mode
 layer-wise scaling (Mehta et al., 2024).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -127,22 +128,11 @@ class Backbone:
         return self.local_theta or self.theta if self.window_of(layer) else self.theta
 
 
-def bert(
-    layers: int,
-    width: int,
-    hidden: int,
-    heads: int,
-    *,
-    vocabulary: int = 30_522,
-    longest: int = 512,
-    types: int = 2,
-    epsilon: float = 1e-12,
-    dropout: tuple[float, float, float] = (0.1, 0.1, 0.1),
-) -> Backbone:
+def bert(layers: int, width: int, hidden: int, heads: int) -> Backbone:
     """BERT: post-norm, bidirectional (Devlin et al., 2019). The arctic-embed models have BERT's architecture."""
     return Backbone(
         "bert",
-        vocabulary,
+        30_522,
         width,
         (heads,) * layers,
         (heads,) * layers,
@@ -150,115 +140,73 @@ def bert(
         (hidden,) * layers,
         causal=False,
         norm="layer",
-        epsilon=epsilon,
+        epsilon=1e-12,
         norm_position="post",
         embedding_norm=True,
-        learned=longest,
-        types=types,
+        learned=512,
+        types=2,
         biases=(True, True, True),
         gated=False,
         activation="gelu",
-        dropout=dropout,
-        longest=longest,
+        dropout=(0.1, 0.1, 0.1),
+        longest=512,
         # The authors' program adapts the layers named "dense". BERT's queries, keys and values have other names.
         targets=("out", "up", "down"),
     )
 
 
-def qwen2(
-    layers: int,
-    width: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    *,
-    vocabulary: int = 151_936,
-    theta: float = 1e6,
-    longest: int = 131_072,
-    epsilon: float = 1e-6,
-) -> Backbone:
+def qwen2(layers: int, width: int, hidden: int, heads: int, kv_heads: int) -> Backbone:
     """Qwen2 (Yang et al., 2024)."""
     size = width // heads
     return Backbone(
         "qwen2",
-        vocabulary,
+        151_936,
         width,
         (heads,) * layers,
         (kv_heads,) * layers,
         size,
         (hidden,) * layers,
-        theta=theta,
+        theta=1e6,
         rotated=size,
-        longest=longest,
-        epsilon=epsilon,
+        longest=131_072,
         biases=(True, False, False),
     )
 
 
-def mistral(
-    layers: int,
-    width: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    *,
-    vocabulary: int = 32_000,
-    theta: float = 1e4,
-    longest: int = 32_768,
-    window: int | None = 4096,
-    epsilon: float = 1e-5,
-) -> Backbone:
+def mistral(layers: int, width: int, hidden: int, heads: int, kv_heads: int) -> Backbone:
     """Mistral (Jiang et al., 2023)."""
-    base = qwen2(layers, width, hidden, heads, kv_heads, vocabulary=vocabulary, epsilon=epsilon)
     return replace(
-        base,
+        qwen2(layers, width, hidden, heads, kv_heads),
         family="mistral",
+        vocabulary=32_000,
+        epsilon=1e-5,
         tied=False,
-        theta=theta,
-        longest=longest,
-        window=window,
+        theta=1e4,
+        longest=32_768,
+        window=4096,
         biases=(False, False, False),
     )
 
 
-def phi(
-    layers: int,
-    width: int,
-    hidden: int,
-    heads: int,
-    *,
-    kv_heads: int | None = None,
-    vocabulary: int = 51_200,
-    theta: float = 1e4,
-    partial: float = 0.4,
-    longest: int = 2048,
-    epsilon: float = 1e-5,
-    dropout: tuple[float, float, float] = (0.1, 0.0, 0.0),
-) -> Backbone:
-    """phi-2: attention and feed-forward in parallel, and rotary positions on a part of each head's features.
-
-    Args:
-      partial: fraction of a head's features to which rotary positions are applied.
-    """
+def phi(layers: int, width: int, hidden: int, heads: int) -> Backbone:
+    """phi-2: attention and feed-forward in parallel, and rotary positions on two fifths of each head's features."""
     size = width // heads
     return Backbone(
         "phi",
-        vocabulary,
+        51_200,
         width,
         (heads,) * layers,
-        (kv_heads or heads,) * layers,
+        (heads,) * layers,
         size,
         (hidden,) * layers,
         norm="layer",
-        epsilon=epsilon,
-        theta=theta,
-        rotated=int(partial * size),
+        epsilon=1e-5,
+        rotated=int(0.4 * size),
         biases=(True, True, True),
         gated=False,
         activation="gelu_tanh",
         parallel=True,
-        dropout=dropout,
-        longest=longest,
+        dropout=(0.1, 0.0, 0.0),
         tied=False,
         targets=("query", "key", "value", "out"),
     )
@@ -281,39 +229,37 @@ def openelm(
     width: int,
     size: int,
     *,
-    vocabulary: int = 32_000,
-    theta: float = 1e4,
-    longest: int = 2048,
     groups: int = 4,
-    attention: tuple[float, float] = (0.5, 1.0),
-    feed_forward: tuple[float, float] = (0.5, 4.0),
+    attention: Sequence[float] = (),
+    feed_forward: Sequence[float] = (),
     divisor: int = 256,
 ) -> Backbone:
     """OpenELM, whose layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
 
     Args:
       groups: number of query heads for each key-value head.
-      attention: total width of the query heads in the first and the last layer, in multiples of the model width.
-      feed_forward: number of hidden features in the first and the last layer, in multiples of the model width.
+      attention: total width of the query heads of each layer, in multiples of the model width; () for 0.5 to 1.
+      feed_forward: number of hidden features of each layer, in multiples of the model width; () for 0.5 to 4.
+      divisor: number that divides the number of hidden features.
     """
-
     heads = tuple(
-        divisible(width * scale, size * groups) // size for scale in between(*attention, layers)
+        divisible(width * scale, size * groups) // size
+        for scale in attention or between(0.5, 1.0, layers)
     )
-    hidden = tuple(divisible(width * scale, divisor) for scale in between(*feed_forward, layers))
+    hidden = tuple(
+        divisible(width * scale, divisor) for scale in feed_forward or between(0.5, 4.0, layers)
+    )
     return Backbone(
         "openelm",
-        vocabulary,
+        32_000,
         width,
         heads,
         tuple(count // groups for count in heads),
         size,
         hidden,
-        theta=theta,
         rotated=size,
         fused=True,
         head_norm=True,
-        longest=longest,
         scaled_init=True,
         targets=("qkv", "out"),
     )
@@ -332,10 +278,10 @@ BACKBONES = {
     "openelm_3b": openelm(36, 3072, 128),
     "phi_2": phi(32, 2560, 10_240, 32),
     "mistral_7b": mistral(32, 4096, 14_336, 32, 8),
-    "tiny_bert": bert(2, 64, 128, 4, vocabulary=1000, longest=128),
-    "tiny_qwen2": qwen2(2, 64, 128, 4, 2, vocabulary=1000),
-    "tiny_openelm": openelm(3, 64, 16, vocabulary=1000, groups=2, divisor=32),
-    "tiny_phi": phi(2, 64, 128, 4, vocabulary=1000),
-    "tiny_mistral": mistral(2, 64, 128, 4, 2, vocabulary=1000, window=16),
+    "tiny_bert": replace(bert(2, 64, 128, 4), vocabulary=1000, learned=128, longest=128),
+    "tiny_qwen2": replace(qwen2(2, 64, 128, 4, 2), vocabulary=1000),
+    "tiny_openelm": replace(openelm(3, 64, 16, groups=2, divisor=32), vocabulary=1000),
+    "tiny_phi": replace(phi(2, 64, 128, 4), vocabulary=1000),
+    "tiny_mistral": replace(mistral(2, 64, 128, 4, 2), vocabulary=1000, window=16),
 }
 """The paper's backbones, and for quick runs a small backbone of each of their families."""

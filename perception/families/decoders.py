@@ -98,7 +98,9 @@ def _kv_heads(fields: Fields, default: int) -> int:
 def _decoder(
     fields: Fields,
     made: Backbone,
+    longest: int,
     *,
+    epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6),
     partial: float = 1.0,
     activation: str = "silu",
     tied: bool = False,
@@ -108,6 +110,8 @@ def _decoder(
 
     Args:
       made: backbone with the sizes from config.json.
+      longest: value if config.json lacks the field `max_position_embeddings`.
+      epsilon: name of the field with the epsilon of norms, and the value if config.json lacks the field.
       partial: fraction of a head's features to which rotary positions are applied.
       activation, tied: values if config.json lacks the field `hidden_act` or `tie_word_embeddings`.
       dropout_rates: dropout rates of the sublayer outputs and the embeddings.
@@ -127,6 +131,8 @@ def _decoder(
     return replace(
         made,
         vocabulary=fields.count("vocab_size"),
+        longest=fields.count("max_position_embeddings", longest),
+        epsilon=fields.number(*epsilon),
         size=size,
         rotated=rotated,
         theta=fields.number("rope_theta", 1e4),
@@ -153,39 +159,23 @@ def read_qwen2(fields: Fields) -> Backbone:
     fields.only(use_sliding_window=False, partial_rotary_factor=1.0)
     layers = fields.count("num_hidden_layers")
     fields.only(layer_types=["full_attention"] * layers)
-    made = qwen2(
-        *sizes(fields),
-        _kv_heads(fields, 32),
-        longest=fields.count("max_position_embeddings", 32_768),
-        epsilon=fields.number("rms_norm_eps", 1e-6),
-    )
-    return _decoder(fields, made)
+    return _decoder(fields, qwen2(*sizes(fields), _kv_heads(fields, 32)), 32_768)
 
 
 def read_mistral(fields: Fields) -> Backbone:
     fields.only(layer_types=None, partial_rotary_factor=1.0)
-    made = mistral(
-        *sizes(fields),
-        _kv_heads(fields, 8),
-        longest=fields.count("max_position_embeddings", 131_072),
-        window=fields.optional("sliding_window", 4096),
-        epsilon=fields.number("rms_norm_eps", 1e-6),
-    )
-    return _decoder(fields, made)
+    made = mistral(*sizes(fields), _kv_heads(fields, 8))
+    made = replace(made, window=fields.optional("sliding_window", 4096))
+    return _decoder(fields, made, 131_072)
 
 
 def read_llama(fields: Fields) -> Backbone:
     fields.only(partial_rotary_factor=1.0)
     heads = heads_of(fields)
-    made = qwen2(
-        *sizes(fields),
-        fields.count("num_key_value_heads", heads),
-        longest=fields.count("max_position_embeddings", 2048),
-        epsilon=fields.number("rms_norm_eps", 1e-6),
-    )
+    made = qwen2(*sizes(fields), fields.count("num_key_value_heads", heads))
     bias = fields.flag("attention_bias", False)
     biases = (bias, bias, fields.flag("mlp_bias", False))
-    return _decoder(fields, replace(made, family="llama", biases=biases))
+    return _decoder(fields, replace(made, family="llama", biases=biases), 2048)
 
 
 def write_llama(shape: Backbone) -> dict[str, Any]:
@@ -199,21 +189,15 @@ def read_gemma(fields: Fields) -> Backbone:
     given = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     exact = {"hidden_act": "gelu_pytorch_tanh" if given == "gelu" else given}
     fields = Fields(fields.path, {**fields.values, **exact})
-    made = qwen2(
-        *sizes(fields),
-        _kv_heads(fields, 16),
-        longest=fields.count("max_position_embeddings", 8192),
-        epsilon=fields.number("rms_norm_eps", 1e-6),
-    )
     made = replace(
-        made,
+        qwen2(*sizes(fields), _kv_heads(fields, 16)),
         family="gemma",
         biases=(False, False, False),
         norm="rms_offset",
         scaled_embeddings=True,
         size=256,  # default of head_dim
     )
-    return _decoder(fields, made, tied=True)
+    return _decoder(fields, made, 8192, tied=True)
 
 
 def write_gemma(shape: Backbone) -> dict[str, Any]:
@@ -230,17 +214,16 @@ def write_gated(shape: Backbone) -> dict[str, Any]:
 
 def read_phi(fields: Fields) -> Backbone:
     fields.only(qk_layernorm=False)
-    heads = heads_of(fields)
-    made = phi(
-        *sizes(fields),
-        kv_heads=fields.count("num_key_value_heads", heads),
-        longest=fields.count("max_position_embeddings", 2048),
-        epsilon=fields.number("layer_norm_eps", 1e-5),
-    )
-    dropout_rates = fields.number("resid_pdrop", 0.0), fields.number("embd_pdrop", 0.0)
-    partial = fields.number("partial_rotary_factor", 0.5)
+    made = phi(*sizes(fields))
+    kv_heads = fields.count("num_key_value_heads", made.heads[0])
     return _decoder(
-        fields, made, partial=partial, activation="gelu_new", dropout_rates=dropout_rates
+        fields,
+        replace(made, kv_heads=(kv_heads,) * made.layers),
+        2048,
+        epsilon=("layer_norm_eps", 1e-5),
+        partial=fields.number("partial_rotary_factor", 0.5),
+        activation="gelu_new",
+        dropout_rates=(fields.number("resid_pdrop", 0.0), fields.number("embd_pdrop", 0.0)),
     )
 
 

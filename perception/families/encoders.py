@@ -101,16 +101,14 @@ def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone
     fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
     dropout_rate = fields.number("hidden_dropout_prob", 0.1)
     longest = fields.count("max_position_embeddings", 512)
-    made = bert(
-        *sizes(fields),
+    return replace(
+        bert(*sizes(fields)),
         vocabulary=fields.count("vocab_size"),
+        learned=longest,
         longest=longest,
         types=fields.count("type_vocab_size", types) if types else 0,
         epsilon=fields.number("layer_norm_eps", epsilon),
         dropout=(dropout_rate, dropout_rate, fields.number("attention_probs_dropout_prob", 0.1)),
-    )
-    return replace(
-        made,
         activation=fields.one_of("hidden_act", ACTIVATIONS, "gelu"),
         tied=fields.flag("tie_word_embeddings", True),
     )
@@ -168,16 +166,15 @@ def read_distilbert(fields: Fields) -> Backbone:
         f"{fields.place}: dim={named['width']} is not divisible by n_heads={named['heads']}; correct the file",
     )
     dropout_rate = fields.number("dropout", 0.1)
-    made = bert(
-        **named,
+    longest = fields.count("max_position_embeddings", 512)
+    return replace(
+        bert(**named),
+        family="distilbert",
         vocabulary=fields.count("vocab_size"),
-        longest=fields.count("max_position_embeddings", 512),
+        learned=longest,
+        longest=longest,
         types=0,
         dropout=(dropout_rate, dropout_rate, fields.number("attention_dropout", 0.1)),
-    )
-    return replace(
-        made,
-        family="distilbert",
         activation=fields.one_of("activation", ACTIVATIONS, "gelu"),
         tied=fields.flag("tie_word_embeddings", True),
     )

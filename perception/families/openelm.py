@@ -60,26 +60,21 @@ def read_openelm(fields: Fields) -> Backbone:
     fields.only(ffn_with_glu=True, normalization_layer_name="rms_norm", rms_norm_eps=1e-6)
     fields.must(normalize_qk_projections=True)
     layers, width = fields.count("num_transformer_layers"), fields.count("model_dim")
-    size, groups = fields.count("head_dim"), fields.count("num_gqa_groups", 1)
-    divisor = fields.count("ffn_dim_divisor", 256)
-    attention = _scales(fields, "qkv_multipliers", 1.0, layers)
-    heads = tuple(divisible(width * scale, size * groups) // size for scale in attention)
-    kv_heads = tuple(count // groups for count in heads)
-    fields.only(num_query_heads=list(heads), num_kv_heads=list(kv_heads))
-    feed_forward = _scales(fields, "ffn_multipliers", 4.0, layers)
     made = openelm(
         layers,
         width,
-        size,
+        fields.count("head_dim"),
+        groups=fields.count("num_gqa_groups", 1),
+        attention=_scales(fields, "qkv_multipliers", 1.0, layers),
+        feed_forward=_scales(fields, "ffn_multipliers", 4.0, layers),
+        divisor=fields.count("ffn_dim_divisor", 256),
+    )
+    fields.only(num_query_heads=list(made.heads), num_kv_heads=list(made.kv_heads))
+    return replace(
+        made,
         vocabulary=fields.count("vocab_size"),
         theta=fields.number("rope_freq_constant", 1e4),
         longest=fields.count("max_context_length", 2048),
-    )
-    return replace(
-        made,
-        heads=heads,
-        kv_heads=kv_heads,
-        hidden=tuple(divisible(width * scale, divisor) for scale in feed_forward),
         activation=fields.one_of("activation_fn_name", ACTIVATIONS, "swish"),
         tied=fields.flag("share_input_output_layers", False),
     )

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from perception.hugging_face import Pretrained, export
 from perception.model import backbone
 from perception.subword import build_subword
 
-SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+SHAPE = replace(bert(1, 16, 24, 2), vocabulary=300, learned=16, longest=16)
 
 GOLDEN = Path(__file__).with_name("golden.npz")
 

@@ -1,5 +1,7 @@
 """Adapter arithmetic: weighted sums, merging and unmerging, and quantized base weights."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from perception.backbones import bert
 from perception.model import backbone
 from perception.quantized import dequantize, quantize, quantize_frozen
 
-SHAPE = bert(1, 16, 32, 2, vocabulary=50, longest=16)
+SHAPE = replace(bert(1, 16, 32, 2), vocabulary=50, learned=16, longest=16)
 LORA = Lora(rank=2, alpha=6)
 TOKENS, LENGTHS = jnp.arange(12).reshape(2, 6), jnp.asarray([6, 4])
 

@@ -9,7 +9,7 @@ import pytest
 from common import variables
 from common.errors import UserError
 from configs import perception as recipes
-from perception.backbones import BACKBONES, Backbone, bert, mistral, openelm, phi, qwen2
+from perception.backbones import BACKBONES, Backbone, bert, between, mistral, openelm, phi, qwen2
 from perception.config_json import from_json, to_json
 from perception.families.table import FAMILIES
 from perception.finetuning import make_shape
@@ -21,8 +21,15 @@ PATH = Path("DIR/config.json")
 OTHERS = {
     # As floats, 30 / 44 * 44 is below 30.
     "30 of 44 dimensions turned": replace(phi(2, 88, 96, 2), rotated=30),
-    "heads of their own size": replace(mistral(2, 64, 96, 4, 2, window=None), size=24, rotated=24),
-    "multipliers": openelm(4, 64, 8, attention=(0.75, 1.25), feed_forward=(1.0, 2.0), divisor=32),
+    "heads of their own size": replace(mistral(2, 64, 96, 4, 2), window=None, size=24, rotated=24),
+    "multipliers": openelm(
+        4,
+        64,
+        8,
+        attention=between(0.75, 1.25, 4),
+        feed_forward=between(1.0, 2.0, 4),
+        divisor=32,
+    ),
     "another activation": replace(bert(2, 64, 96, 4), activation="relu", dropout=(0.2, 0.2, 0.0)),
     "untied": replace(qwen2(2, 64, 96, 4, 2), tied=False, dropout=(0.0, 0.0, 0.1)),
 }

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -32,7 +33,7 @@ from tests.programs import ROOT, call
 
 pytestmark = pytest.mark.medium
 
-DEEP = bert(2, 16, 24, 2, vocabulary=300, longest=64)
+DEEP = replace(bert(2, 16, 24, 2), vocabulary=300, learned=64, longest=64)
 OWN = "my_package.ways:mine"
 
 MODULE = """

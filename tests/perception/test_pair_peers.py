@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.peers
 
 SENTENCE = "a man plays the guitar on stage woman sleeps outdoors and dog runs is no one not"
 WORDS = SENTENCE.split()
-SHAPE = bert(2, 16, 24, 2, vocabulary=len(WORDS) + 5, longest=24)
+SHAPE = replace(bert(2, 16, 24, 2), vocabulary=len(WORDS) + 5, learned=24, longest=24)
 PAIRS = [
     ("a man plays the guitar", "no one plays"),
     ("a dog runs on the stage and a woman sleeps outdoors and a man is not on the stage", "a dog"),

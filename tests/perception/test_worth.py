@@ -48,7 +48,7 @@ from perception.subword import Subword, build_subword
 from perception.ways import BASELINE, TRAINABLE, find
 from tests.perception.helpers import states
 
-SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+SHAPE = replace(bert(1, 16, 24, 2), vocabulary=300, learned=16, longest=16)
 WAYS = {way: find(way) for way in (*TRAINABLE, BASELINE)}
 ROWS = {"train": 120, "validation": 24, "test": 24}
 
