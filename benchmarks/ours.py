@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -194,7 +195,7 @@ def classifier_step(
       optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes
-    shape = (bert if family == "bert" else qwen2)(*sizes, vocabulary=vocabulary)
+    shape = replace((bert if family == "bert" else qwen2)(*sizes), vocabulary=vocabulary)
 
     def build(classes: int, *, rngs: nnx.Rngs) -> PooledClassifier:
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))

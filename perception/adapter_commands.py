@@ -35,10 +35,11 @@ from perception.families.fields import as_json
 from perception.families.table import FAMILIES
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
-from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
+from perception.hugging_face import BESIDE, Pretrained, open_model
 from perception.methods import FINETUNE, find, make_lora
 from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
+from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
 """File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights, and
@@ -80,9 +81,9 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError unless `base` is the model with this fingerprint. "" is an unknown fingerprint, which passes.
+    """Raises a UserError unless `base` is the model with this fingerprint. An unknown fingerprint ("") raises no error.
 
-    A quantized copy of this model also passes if its format is `quantize`, the --config.quantize of the run.
+    A quantized copy of this model raises no error either if its format is `quantize`, the --config.quantize of the run.
 
     Args:
       what: option that names the run or the adapter, for the error message.
@@ -148,7 +149,7 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # Write B without the scale, because PEFT multiplies by it: `of_values` multiplies by alpha / rank = 1 here.
+    # PEFT multiplies B by the scale. With alpha = rank, `of_values` multiplies B by 1 only.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:

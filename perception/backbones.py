@@ -234,7 +234,7 @@ def openelm(
     feed_forward: Sequence[float] = (),
     divisor: int = 256,
 ) -> Backbone:
-    """OpenELM, whose layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
+    """OpenELM. By default, layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
 
     Args:
       groups: number of query heads for each key-value head.

@@ -25,9 +25,9 @@ from common.metrics.predictions import PREDICTIONS, Predictions
 from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
 from common.train.workdir import commit
-from perception.objective import balanced_weights, choose_thresholds, score
+from perception.objective import balanced_weights
 from perception.tf_idf import TfIdf, fit_features
-from perception.weighted_f1 import weighted_f1
+from perception.weighted_f1 import choose_thresholds, score, weighted_f1
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -191,7 +191,6 @@ class Baseline(NamedTuple):
       chosen_f1: weighted F1 in percent on the split that chose the inverse penalty ("valid", or "test" without
         "valid").
       inverse_penalty: the chosen inverse penalty.
-      features: number of features.
       seconds: wall time of `fit`.
       predictions: predictions for the test examples.
       model: the classifier.
@@ -200,7 +199,6 @@ class Baseline(NamedTuple):
 
     chosen_f1: float
     inverse_penalty: float
-    features: int
     seconds: float
     predictions: Predictions
     model: Model
@@ -290,7 +288,7 @@ def fit(
             f"The penalty of TF-IDF was chosen with {SAMPLE:,} of the {train.shape[0]:,} training texts. The model was"
             " then fitted to all training texts."
         )
-    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found, notes)
+    return Baseline(f1, penalty, seconds, predictions, found, notes)
 
 
 def regression(

@@ -181,7 +181,7 @@ def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
 
 
 def _lacking(costs: Mapping[str, Cost], names: Sequence[str], seeds: int) -> dict[str, str]:
-    """Returns {training method: reason why it is left out}. The reason is the time of its runs of LEAST_STEPS steps."""
+    """Returns {training method: reason to leave it out}. The reason is the time of its runs with LEAST_STEPS steps."""
     return {
         name: f"{runs(seeds)} runs of {LEAST_STEPS} steps would take about"
         f" {format_seconds(costs[name].fixed(seeds) + runs(seeds) * LEAST_STEPS * costs[name].step)}"

@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,18 +21,10 @@ from common.report.table import Table, keep
 from common.report.verdict import MARGINS, Comparison
 from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
-from perception import baseline, budget, datasets, finetuning, report_page, richness, run
+from perception import baseline, budget, conclusions, datasets, finetuning, report_page, richness
 from perception.budget import Cost, Plan, format_seconds
-from perception.conclusions import (
-    VERDICT_COLUMNS,
-    answer,
-    best_run,
-    choose,
-    command,
-    judge,
-    results,
-    verdict_row,
-)
+from perception.pretrained import open_pretrained
+from perception.run import validate
 from perception.ways import BASELINE, METRIC, TRAINABLE, TRAINED, find
 
 PLAN = "plan.json"
@@ -43,10 +35,6 @@ PROBE_STEPS = 10
 
 MEASURED_TEXTS = 10_000
 """Maximum number of texts that are encoded to find the lengths to which texts are padded."""
-
-
-FIXED = {"finetune": "--ways", "seed": "--seeds"}
-"""Configuration field that the comparison sets -> option that chooses its values. Overriding the field is an error."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     """
 
     spec: str = ""
-    margin: float = field(default=MARGINS[METRIC])
+    margin: float = MARGINS[METRIC]
     only: tuple[str, ...] = ()
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
@@ -71,7 +59,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: an override sets a field that the comparison sets.
         """
-        for name, option in FIXED.items():
+        for name, option in (("finetune", "--ways"), ("seed", "--seeds")):
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
                 not overrides,
@@ -106,16 +94,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
             check(
                 weights or not find(name).pretrained, f"--ways={name} needs --config.pretrained=DIR"
             )
-        names = dict.fromkeys((*TRAINABLE, *self.only, BASELINE))
-        wanted = (*(self.only or TRAINABLE), BASELINE)
-        found = [n for n in names if n in wanted and (weights or not find(n).pretrained)]
+        order, wanted = dict.fromkeys((*TRAINABLE, *self.only)), self.only or TRAINABLE
+        found = [n for n in order if n in wanted and (weights or not find(n).pretrained)]
         for way in found:
-            if way == BASELINE:
-                continue
             config = self.configuration(way, 1)
-            run.validate(config)
-            finetuning.open_pretrained(config)
-        return found
+            validate(config)
+            open_pretrained(config)
+        return [*found, BASELINE]
 
     def every(
         self, ways: Sequence[str], splits: Mapping[str, LabelledText], classes: Sequence[str]
@@ -123,7 +108,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Trains missing runs and returns the runs of each method: one per seed, or one if the seed has no effect."""
         found = {BASELINE: self.baseline(splits, classes)}
         if "head" in ways:
-            found["head"] = self.head()
+            heads = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
+            found["head"] = self.fit_all(heads)
         cases = {way: partial(self.configuration, way) for way in ways if find(way).random}
         if cases:
             found |= self.runs(cases)
@@ -142,16 +128,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             found += load_local(self.folder(name))
         return found
 
-    def head(self) -> list[Run]:
-        """Solves the head in missing runs. Returns one run, or one for each random draw of the examples."""
-        asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
-        return self.fit_all(asked)
-
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of a deterministic method.
-
-        One run, or a run for each seed if `data.shots` draws the training examples at random.
-        """
+        """Returns [(seed, run name)] of a deterministic method: one run, or a run per seed with `data.shots`."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
@@ -208,8 +186,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
         # matters with few validation examples (--shots): most of the time of an evaluation is then overhead, which does
         # not grow with the number of examples.
-        batch = self.configuration(way, 1).data.batch
-        test = min(evaluation * tests / len(splits[_selecting(splits)]), step * tests / batch)
+        selecting = len(splits[config.eval.select])
+        test = min(evaluation * tests / selecting, step * tests / config.data.batch)
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
@@ -219,13 +197,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
         multiples of 16 and limited to `data.max_length`. At most MEASURED_TEXTS texts are encoded. Returns [] if the
         user sets lengths.
         """
-        if any(
-            f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
-        ):
+        lengths = "--config.data.max_length", "--config.data.buckets"
+        if any(f.startswith(lengths) for f in self.fields):
             return []
-        config = self.configuration(
-            "lora" if self.configuration("lora", 1).pretrained else "full", 1
-        )
+        config = self.configuration("lora", 1)
+        if not config.pretrained:
+            config = self.configuration("full", 1)
         tokenizer = finetuning.make_tokenizer(config, train)
         kept = np.random.default_rng(0).permutation(len(train))[:MEASURED_TEXTS]
         some = [train.texts[i] for i in kept]
@@ -244,12 +221,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
         reads it again.
         """
         key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
-
-        def plan() -> dict:
-            return self._plan(ways, splits, begun + seconds)._asdict()
-
-        # Do not keep an empty plan, because another try may have more time.
-        return Plan(**cached_json(self.out / PLAN, key, plan, keep=lambda plan: bool(plan["ways"])))
+        plan = cached_json(
+            self.out / PLAN,
+            key,
+            lambda: self._plan(ways, splits, begun + seconds)._asdict(),
+            # Do not keep an empty plan, because another try may have more time.
+            keep=lambda plan: bool(plan["ways"]),
+        )
+        return Plan(**plan)
 
     def _plan(self, ways: Sequence[str], splits: Mapping[str, LabelledText], end: float) -> Plan:
         """Plans runs that end before `end` (a value of time.monotonic). Short runs measure the costs."""
@@ -257,7 +236,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             others = [way for way in ways if way != BASELINE]
             return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)
         suite = replace(self, fields=[*self.fields, *self.lengths(splits["train"])])
-        most_steps = self.configuration("full", 1).train.steps
+        config = self.configuration("full", 1)
         costs: dict[str, Cost] = {}
         left_out: dict[str, str] = {}
         solved: list[str] = []
@@ -268,7 +247,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 if way == "head":
                     # Computing the features of an example takes as long as evaluating the example.
                     cost = suite.measure(way, splits, end)
-                    each = cost.evaluation / len(splits[_selecting(splits)])
+                    each = cost.evaluation / len(splits[config.eval.select])
                     needed = cost.start + each * sum(map(len, splits.values()))
                     if needed < (end - time.monotonic()) / 2:
                         solved, end = [way], end - needed
@@ -284,27 +263,19 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 # weights, this estimate is too low: if the method fits into the budget with this estimate, its cost is
                 # measured. Full training from random weights costs as much as from pretrained weights.
                 costs.setdefault(way, list(costs.values())[-1])
-                plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
+                plan = budget.make_plan(costs, end - time.monotonic(), config.train.steps)
                 if way == "full_pretrained" and way in plan.ways:
                     costs[way] = suite.measure(way, splits, end)
             except budget.TimeLimitReached:
                 costs.pop(way, None)
                 known = (*costs, *solved, *left_out, BASELINE)
-                lacking = [way for way in ways if way not in known]
-                left_out |= dict.fromkeys(
-                    lacking,
-                    f"measuring {PROBE_STEPS} steps of {way} took half of the remaining time",
-                )
+                why = f"measuring {PROBE_STEPS} steps of {way} took half of the remaining time"
+                left_out |= dict.fromkeys([name for name in ways if name not in known], why)
                 break
-        plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
+        plan = budget.make_plan(costs, end - time.monotonic(), config.train.steps)
         return plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
         )
-
-
-def _selecting(splits: Mapping[str, LabelledText]) -> str:
-    """Returns the split that selects the best step."""
-    return "valid" if "valid" in splits else "test"
 
 
 def _fields(steps: int, interval: int) -> list[str]:
@@ -342,17 +313,21 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
     ways = suite.ways()  # raise errors about options before reading data
     config = suite.configuration("full", 1)
     splits, classes = datasets.load(config)
-    notes = list(about.notes)
     if seconds:
         suite.baseline(splits, classes)
         plan = suite.afford(ways, splits, seconds, begun)
         ways = [way for way in ways if way in (*plan.ways, BASELINE)]
-        suite = within(suite, plan)
+        suite = replace(suite, fields=plan.fields)
+        if plan.steps:
+            interval = math.ceil(plan.steps / budget.EVALUATIONS)
+            fields = [*plan.fields, *_fields(plan.steps, interval)]
+            sweep = {"optimizer.learning_rate": budget.LEARNING_RATES}
+            suite = replace(suite, fields=fields, sweep=sweep, seeds=plan.seeds)
         planned = describe(plan, seconds, config.eval.select)
-        notes += planned
+        about = replace(about, notes=[*about.notes, *planned])
         print("\n" + "\n".join(planned))
     found = suite.every(ways, splits, classes)
-    publish(suite, found, splits, config.eval.select, replace(about, notes=notes))
+    publish(suite, found, splits, about)
     if seconds:
         spent = time.monotonic() - begun
         print(f"used {format_seconds(spent)} of {format_seconds(seconds)}")
@@ -362,10 +337,10 @@ def write_tables(
     suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
 ) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
     """Prints and writes the tables `worth` and `verdicts`. Returns the first table, the verdicts, and their table."""
-    table = results(found)
+    table = conclusions.results(found)
     suite.write("worth", *table)
-    verdicts = judge(found, choose(found), suite.margin)
-    compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
+    verdicts = conclusions.judge(found, suite.margin)
+    compared = conclusions.verdict_table(verdicts)
     if verdicts:
         suite.write("verdicts", *compared)
     else:  # Overwrite the verdicts of an earlier comparison with an empty table, without printing the table.
@@ -377,24 +352,19 @@ def publish(
     suite: ExperimentSuite,
     found: Mapping[str, Sequence[Run]],
     splits: Mapping[str, LabelledText],
-    select: str,
     about: About,
 ) -> None:
-    """Writes the tables, answer.txt and report.html from finished runs. Prints the tables and answer.txt.
-
-    Args:
-      select: split that selected the best steps: "valid" or "test".
-    """
+    """Writes the tables, answer.txt and report.html from finished runs. Prints the tables and answer.txt."""
     table, verdicts, compared = write_tables(suite, found)
-    tokens = richness.tokens(splits["train"].texts)
-    size = len(splits["train"]), tokens, len(splits["test"])
-    shots = suite.configuration("full", 1).data.shots
-    given = bool(suite.configuration("lora", 1).pretrained)
-    lines = answer(found, choose(found), verdicts, size, select, shots, given)
+    train = splits["train"]
+    size = len(train), richness.tokens(train.texts), len(splits["test"])
+    config, given = suite.configuration("full", 1), suite.configuration("lora", 1).pretrained
+    select, shots = config.eval.select, config.data.shots
+    lines = conclusions.answer(found, verdicts, size, select, shots, bool(given))
     (suite.out / "answer.txt").write_text(f"{lines}\n")
-    way, best = best_run(found)
+    way, best = conclusions.best_run(found)
     notes = [*about.notes, *found[BASELINE][0].summary.get("notes", [])]
-    use = command(best, about.ending, about.options)
+    use = conclusions.command(best, about.ending, about.options)
     report = report_page.Report(
         title=about.title,
         lines=lines.splitlines(),
@@ -412,25 +382,10 @@ def publish(
     print(f"\n{lines}\n\nwritten: {shown(suite.out / 'report.html')}\nuse it: {use}")
 
 
-def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
-    """Returns a copy of the suite with the overrides of a plan.
-
-    If the plan has training steps, the copy also has the plan's steps and seeds, and tunes the learning rate.
-    """
-    suite = replace(suite, fields=plan.fields)
-    if not plan.steps:
-        return suite
-    fields = [*plan.fields, *_fields(plan.steps, math.ceil(plan.steps / budget.EVALUATIONS))]
-    sweep = {"optimizer.learning_rate": budget.LEARNING_RATES}
-    return replace(suite, fields=fields, sweep=sweep, seeds=plan.seeds)
-
-
 def describe(plan: Plan, seconds: float, select: str) -> list[str]:
     """Returns a sentence about the methods with training steps that fit the budget, and one per method left out.
 
-    Args:
-      seconds: time budget.
-      select: split that selects the learning rates: "valid" or "test".
+    The split `select`, "valid" or "test", selects the learning rates.
     """
     trained = [find(way).name for way in plan.ways if way in TRAINED]
     said = []

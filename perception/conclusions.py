@@ -22,13 +22,7 @@ from common.report.verdict import (
 )
 from common.storage.addresses import shown
 from perception import richness
-from perception.objective import average_precisions
 from perception.ways import METRIC, find
-
-VERDICT_COLUMNS = (
-    *("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict"),
-    "noise of",
-)
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
@@ -39,6 +33,15 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
     average = np.nanmean(average_precisions(found.labels_EC, found.probabilities_EC))
     sets = {"exact match": "accuracy", "micro F1": "micro_f1", "macro F1": "macro_f1"}
     return {name: known[one] for name, one in sets.items()} | {"average precision": float(average)}
+
+
+def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndarray:
+    """Returns the average precision of each class in percent, (C,); NaN for a class without examples."""
+    from sklearn.metrics import average_precision_score
+
+    pairs = zip(labels_EC.T, chances_EC.T.astype(np.float64), strict=True)
+    found = [average_precision_score(y, p) if y.any() else np.nan for y, p in pairs]
+    return 100 * np.array(found)
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
@@ -68,10 +71,14 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
     return Table(("", *measured[0], *others), rows)
 
 
-def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
-    """Returns the row of two training methods in the table of verdicts, with the columns VERDICT_COLUMNS."""
-    difference = f"{one.difference:+.2f}"
-    return find(a).name, find(b).name, difference, _interval(one), str(one), one.noise
+def verdict_table(verdicts: Mapping[tuple[str, str], Comparison]) -> Table:
+    """Returns the table of verdicts, a row for each pair of training methods."""
+    columns = "weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict"
+    rows = [
+        (find(a).name, find(b).name, f"{x.difference:+.2f}", _interval(x), str(x), x.noise)
+        for (a, b), x in verdicts.items()
+    ]
+    return Table((*columns, "noise of"), rows)
 
 
 def macro_f1(found: Classes) -> float:
@@ -178,16 +185,15 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
     return max(pretrained, key=lambda way: _valid(found[way]), default=None)
 
 
-def judge(
-    found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
-) -> dict[tuple[str, str], Comparison]:
+def judge(found: Mapping[str, Sequence[Run]], margin: float) -> dict[tuple[str, str], Comparison]:
     """Compares pairs of methods by test F1 and the rule of `common.report.verdict`, corrected for multiple comparisons.
 
-    The pairs are: the chosen method and full training from random weights; full training from pretrained and from
-    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and the chosen
-    method; TF-IDF and full training from random weights; TF-IDF and the head. A pair is left out if one of its methods
-    was not run.
+    The pairs are: the method of `choose` and full training from random weights; full training from pretrained and from
+    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and the method
+    of `choose`; TF-IDF and full training from random weights; TF-IDF and the head. A pair is left out if one of its
+    methods was not run.
     """
+    chosen = choose(found)
     pairs = [(chosen, "full"), ("full_pretrained", "full")]
     pairs += [("tf_idf", other) for other in (chosen, "full", "head")]
     pairs = [pair for pair in dict.fromkeys(pairs) if set(pair) <= set(found)]
@@ -205,22 +211,21 @@ def _interval(one: Comparison) -> str:
 
 def answer(
     found: Mapping[str, Sequence[Run]],
-    chosen: str | None,
     verdicts: Mapping[tuple[str, str], Comparison],
     size: tuple[int, float, int],
     select: str,
     shots: int = 0,
     pretrained: bool = False,
 ) -> str:
-    """Returns the text of answer.txt: the best classifier, the results, the verdicts, and the paper's expectation.
+    """Returns the text of answer.txt: the best classifier, the scores, the verdicts, and a prediction from the paper.
 
     Args:
       size: number of training examples, of tokens in the training examples, and of test examples.
-      select: split that selected the best steps and `chosen`: "valid" or "test".
+      select: split that selected the best steps and the methods: "valid" or "test".
       shots: number of training examples per class, drawn again for each seed; 0 if the runs used all examples.
       pretrained: whether --config.pretrained is set.
     """
-    examples, tokens, tests = size
+    chosen, (examples, tokens, tests) = choose(found), size
     reached = ", ".join(f"{find(way).name} {_mean(runs)}" for way, runs in found.items())
     way, best = best_run(found)
     on = "test examples, as in the recipe :paper" if select == "test" else "validation examples"

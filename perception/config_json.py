@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from common.config import check_choice
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check
 from common.storage.addresses import shown
 from perception.backbones import Backbone
-from perception.families.fields import Fields, as_json
+from perception.families.fields import Fields, as_json, read_object
 from perception.families.table import FAMILIES
 from perception.quantized import KINDS
 
@@ -82,14 +82,7 @@ def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
         path.is_file(),
         f"{option}={shown(path.parent)} has no {path.name}: give the directory of a Hugging Face model",
     )
-    try:
-        values = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise file_error(shown(path), error) from error
-    check(
-        isinstance(values, dict),
-        f"{shown(path)} is damaged: it is not a JSON object; restore the file",
-    )
+    values = read_object(path)
     return from_json(values, path), _quantization(values, path)
 
 

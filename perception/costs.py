@@ -16,7 +16,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
     del target
     rows = []
     for case in suite.cases():
-        missing, done = suite.missing(case), len(suite.finished(case))
+        missing, done = suite.missing(case), len(suite.kept(suite.stem(case)))
         name = case.backbone
         if suite.scale == "tiny":
             name = f"tiny_{BACKBONES[name].family}"
@@ -27,7 +27,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
             run.validate(config)
             steps = config.train.steps
             trained = size if METHODS[case.finetune].trains_all else config.lora.rank * one
-        state = f"needs {missing}" if missing else f"{done} of {suite.seeds} done"
+        state = f"needs {missing}" if missing else f"{min(done, suite.seeds)} of {suite.seeds} done"
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))

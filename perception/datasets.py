@@ -32,8 +32,8 @@ class DataSet:
       label: name of the label field.
       classes: number of classes; 0 to count the classes in the examples.
       unlabelled: whether some examples have the label -1. These examples are dropped.
-      splits: split -> its name in the source; "a|b" takes the first split that exists. If "valid" or
-        "test" has the name "" or does not exist, it is cut from the training examples.
+      splits: split -> its name in the source; "a|b" takes the first split that exists. A split "valid" or "test" that
+        has the name "" or does not exist is cut from the training examples.
     """
 
     column: str = ""
@@ -44,9 +44,6 @@ class DataSet:
     unlabelled: bool = False
     splits: dict[str, str] = field(default_factory=lambda: SPLITS)
 
-
-ADDED = ("balance", "multi_label", "pair", "shots")
-"""Fields of `config.data` that older configurations lack. `common.train.workdir.ADDED` has the values to use."""
 
 OWN = DataSet(fields="text|sentence")
 """Default field names of the user's data."""

@@ -1,8 +1,6 @@
 """Defines the cells of Table 1 (backbone, data set, training method) and their runs."""
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,6 @@ from common import experiments
 from common.config import check_choice
 from common.errors import check
 from common.experiments import Side
-from common.track.tracker import SUMMARY
 from configs.perception import get_config
 from perception import printed, run
 from perception.backbones import BACKBONES
@@ -133,10 +130,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
         recipe = "" if self.recipe == "fixed" else f"_{self.recipe}"
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
-    def name(self, case: Case, seed: int) -> str:
-        """Returns the directory name of a cell's run with the seed `seed`."""
-        return f"{self.stem(case)}_seed{seed}"
-
     def check(self) -> None:
         """Validates the configuration of each cell that lacks no option (see `missing`).
 
@@ -216,15 +209,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if not missing:
             run.validate(self.configuration(case, 1))
         return Side(self.stem(case), partial(self.configuration, case), missing)
-
-    def finished(self, case: Case) -> list[dict]:
-        """Returns the summaries of the finished runs of a cell."""
-        summaries = []
-        for seed in range(1, 1 + self.seeds):
-            with suppress(OSError, ValueError):  # summary missing or truncated
-                path = self.out / "runs" / self.name(case, seed) / SUMMARY
-                summaries.append(json.loads(path.read_text()))
-        return summaries
 
 
 def f1(summaries: list[dict], which: str = "test") -> list[float]:

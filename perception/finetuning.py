@@ -1,13 +1,11 @@
-"""Fine-tuning: which parameters are trained, where frozen parameters come from, and which tokenizer is used."""
+"""Builds the model and the tokenizer of a configuration, and checks its fields about model and fine-tuning."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
@@ -16,16 +14,13 @@ from common.data.labelled import LabelledText
 from common.errors import check
 from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
-from common.runtime.processes import check_agreement
 from common.storage.addresses import copy_of, shown
-from common.storage.folders import open_folder
-from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
-from common.variables import AbstractModel, Frozen, Params
+from common.variables import Frozen
 from perception import options
 from perception.backbones import BACKBONES, Backbone
 from perception.methods import FINETUNE, find, words
 from perception.model import POOLS, PooledClassifier, backbone
-from perception.subword import Subword, build_subword
+from perception.subword import TOKENIZER, Subword, build_subword
 
 if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
@@ -85,18 +80,14 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
         f"{option} uses the tokenizer of the pretrained model, but --config.data.tokenizer=trained is set: use"
         " --config.data.tokenizer=auto or --config.finetune=full",
     )
-    needed = [
-        f"--config.{field}={value}"
-        for field, value, wanted in (
-            ("backbone", config.backbone, "auto"),
-            ("data.tokenizer", config.data.tokenizer, "pretrained"),
+    for option, given, wanted in (
+        ("--config.backbone", config.backbone, "auto"),
+        ("--config.data.tokenizer", config.data.tokenizer, "pretrained"),
+    ):
+        check(
+            bool(config.pretrained) or given != wanted,
+            f"{option}={wanted} needs --config.pretrained=DIR, which is not set",
         )
-        if value == wanted
-    ]
-    check(
-        bool(config.pretrained) or not needed,
-        f"{' and '.join(needed)} need{'s' * (len(needed) == 1)} --config.pretrained=DIR, which is not set",
-    )
 
 
 def check_used(config: ConfigDict) -> None:
@@ -130,34 +121,9 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) if find(config.finetune).pretrained else ()
 
 
-def open_pretrained(
-    config: ConfigDict,
-    option: str = "--config.pretrained",
-    advice: str = "",
-    other: str = "set --config.backbone=auto, or choose other weights",
-) -> "Pretrained | None":
-    """Opens the pretrained model that gives the run its weights or architecture.
-
-    Returns None if the run trains a named backbone from random weights.
-
-    Args:
-      option: command-line option that names the model, for error messages.
-      advice: text appended to the error if the directory does not exist.
-      other: advice in the error for a model with another backbone.
-
-    Raises:
-      UserError: the model is missing, damaged or not supported, or its backbone is not `config.backbone`.
-    """
-    if not find(config.finetune).pretrained and config.backbone != "auto":
-        return None
-    from perception.hugging_face import check_shape, open_model
-
-    folder = open_folder(config.pretrained)
-    found = open_model(folder, option, advice)
-    if config.backbone != "auto":
-        model = f"{option}={shown(folder)}"
-        check_shape(model, config.backbone, BACKBONES[config.backbone], found.shape, other)
-    return found
+def uses_pretrained(config: ConfigDict) -> bool:
+    """Returns whether the run takes its weights or its architecture from a pretrained model."""
+    return find(config.finetune).pretrained or config.backbone == "auto"
 
 
 def trains_tokenizer(config: ConfigDict) -> bool:
@@ -176,7 +142,6 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
         made = build_subword(config.data.vocab_size, lines, config.data.cache_dir)
         return made.separating_pairs() if config.data.pair else made
     from perception import hub
-    from perception.hugging_face import TOKENIZER
 
     path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
@@ -308,63 +273,3 @@ def make_model(
 def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
     """Returns the parameters of a backbone by name, without values."""
     return variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0))).trainable
-
-
-def start(
-    config: ConfigDict, pretrained: "Pretrained | None"
-) -> Callable[[Params, Params], Params]:
-    """Returns the implementation of `Task.start`: a function (trainable, frozen) -> initial trainable parameters.
-
-    The function replaces the trained parameters of the encoder by their pretrained values. It keeps the values of the
-    head, of reinitialised embedding tables and of parameters that the method adds. If the method starts from random
-    weights or trains adapters, the function returns `trainable` unchanged.
-    """
-    method = find(config.finetune)
-
-    def read(trainable: Params, frozen: Params) -> Params:
-        del frozen
-        if not method.pretrained or method.adapters:
-            return trainable
-        trained = {
-            name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in trainable.items()
-            if name.startswith(ENCODER)
-        }
-        added = trained and not method.trains_all  # the method may have added parameters
-        known = encoder_parameters(pretrained.shape) if added else trained
-        drawn = reinitialized(config, pretrained.shape.family)
-        wanted = {n: x for n, x in trained.items() if n in known and n not in drawn}
-        if not wanted:
-            return trainable
-        check_agreement(
-            lambda: {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
-        )
-        return {**trainable, **{ENCODER + n: x for n, x in pretrained.load(wanted).items()}}
-
-    return read
-
-
-def pretrained_weights(
-    pretrained: "Pretrained | None", mesh: Mesh
-) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns the implementation of `Task.pretrained_weights`.
-
-    The returned function reads the frozen parameters from the pretrained model's files, except the frozen parameters
-    that are initialised from the seed.
-    """
-
-    def read(abstract_model: AbstractModel) -> PretrainedWeights:
-        drawn = abstract_model.seed_initialised
-        frozen = {
-            n.removeprefix(ENCODER): v for n, v in abstract_model.frozen.items() if n not in drawn
-        }
-        if not frozen:
-            return NO_PRETRAINED_WEIGHTS
-        from perception.quantized import load_frozen
-
-        values = load_frozen(pretrained.load, frozen, mesh)
-        return PretrainedWeights(
-            {ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint
-        )
-
-    return read

@@ -7,7 +7,6 @@ Shape letters of this module: E examples, M inputs of the head (twice the width)
 """
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +26,8 @@ from common.train.task import NO_PRETRAINED_WEIGHTS, Batch, ModelState, Pretrain
 from common.train.workdir import commit
 from common.variables import AbstractModel, Params
 from perception.model import PooledClassifier
-from perception.objective import score
 from perception.task import TextClassification
+from perception.weighted_f1 import score
 
 INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Candidate inverse penalties (scikit-learn's C) for standardised features."""
@@ -122,21 +121,13 @@ class SolvedHead(TextClassification):
 
     Features are computed once for each split and cached in `config.data.cache_dir`.
 
-    Args:
-      arguments: positional arguments of `TextClassification`.
-      pretrained_weights: implementation of `Task.pretrained_weights`.
-      segments: as in `TextClassification`.
+    The arguments are those of `TextClassification`, except `start`, which is ignored.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        pretrained_weights: Callable[[AbstractModel], PretrainedWeights],
-        segments: bool = False,
-    ):
-        self._read, self._pretrained = pretrained_weights, NO_PRETRAINED_WEIGHTS
-        given = {"start": self._optimum, "pretrained_weights": self._keep, "segments": segments}
-        super().__init__(*arguments, **given)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._read, self._pretrained = self.pretrained_weights, NO_PRETRAINED_WEIGHTS
+        self.start, self.pretrained_weights = self._optimum, self._keep
         self._encode = PerExample(_pooled, self.mesh)
         self._features: dict[str, np.ndarray] = {}
 

@@ -26,8 +26,8 @@ from perception.parameter_names import OLD, Location, locate, their_name
 from perception.quantized import CODES, SCALES
 from perception.quantized_files import PackedLocation
 from perception.safetensor_files import Tensor, TensorFiles
+from perception.subword import TOKENIZER
 
-TOKENIZER = "tokenizer.json"
 BESIDE = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),

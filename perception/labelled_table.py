@@ -231,19 +231,17 @@ def write(prepared: Prepared, out: Path) -> Path:
             with (new / FILES[split]).open("w", encoding="utf-8", newline="\n") as file:
                 for example in examples:
                     file.write(json.dumps(_row(example), ensure_ascii=False) + "\n")
-        names = json.dumps(prepared.classes, ensure_ascii=False, indent=2)
-        (new / NAMES).write_bytes(f"{names}\n".encode())
+        classes = json.dumps(prepared.classes, ensure_ascii=False, indent=2)
+        (new / NAMES).write_bytes(f"{classes}\n".encode())
         (new / NOTES).write_bytes("".join(f"{note}\n" for note in prepared.notes).encode())
-        changed = [path for path in new.iterdir() if not _equal(path, folder / path.name)]
+        names = sorted(path.name for path in new.iterdir())
+        _, different, missing = filecmp.cmpfiles(new, folder, names, shallow=False)
+        changed = [*different, *missing]
         check(
             not changed or not (out / "runs").exists(),
             f"--out={addresses.shown(out)} has runs on other data"
-            f" ({' and '.join(sorted(path.name for path in changed))} would change): choose another --out",
+            f" ({' and '.join(sorted(changed))} would change): choose another --out",
         )
-        for path in changed:
-            path.replace(folder / path.name)
+        for name in changed:
+            (new / name).replace(folder / name)
     return folder
-
-
-def _equal(path: Path, other: Path) -> bool:
-    return other.is_file() and filecmp.cmp(path, other, shallow=False)

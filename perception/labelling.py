@@ -20,9 +20,9 @@ PROBABILITY = "probability"
 
 
 def fields_of(config: ConfigDict) -> tuple[Fields, str]:
-    """Returns the text columns of the table that a run reads, each as a list of possible names, and a label column.
+    """Returns the text columns that a run reads, each as a list of possible names, and the name of the label column.
 
-    The label column is the first possible name.
+    If the label column has several possible names, returns the first.
     """
     known = DATASETS[config.dataset] if config.dataset else OWN
     fields, label = config.data.fields or known.fields, config.data.label or known.label

@@ -1,4 +1,4 @@
-"""Layers of pretrained language models: norms, positions and the gated feed-forward layer."""
+"""Layers of pretrained language models: norms, positions, the gated feed-forward layer, and parallel sublayers."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.block import Context, Stateless
-from common.model.dropout import Key, fold
+from common.model.block import Context, Stateless, Sublayer
+from common.model.dropout import Key, dropout, fold
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
 from common.model.position import Learned
@@ -114,3 +114,17 @@ class GatedFeedForward(Stateless):
         del context
         gate = ACTIVATIONS[self.activation](self.gate(x_BLD, key=fold(key, 0)))
         return self.down(gate * self.up(x_BLD, key=fold(key, 1)), key=fold(key, 2))
+
+
+class Parallel(Sublayer):
+    """Sums the outputs of sublayers with the same input, each with its own dropout mask (phi). Supports no decoding."""
+
+    def __init__(self, functions: list[Sublayer], dropout_rate: float):
+        self.functions = nnx.List(functions)
+        self.dropout_rate = dropout_rate
+
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        return sum(
+            dropout(f(x_BLD, context, fold(key, 2 * i)), self.dropout_rate, fold(key, 2 * i + 1))
+            for i, f in enumerate(self.functions)
+        )

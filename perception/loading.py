@@ -39,13 +39,12 @@ from perception.finetuning import (
     has_segments,
     make_model,
     make_shape,
-    open_pretrained,
-    pretrained_weights,
 )
 from perception.methods import find
+from perception.pretrained import open_pretrained, pretrained_weights
 from perception.run import validate_fields
-from perception.subword import Subword
-from perception.task import CLASSES, TOKENIZER, in_rows
+from perception.subword import TOKENIZER, Subword
+from perception.task import CLASSES, in_rows
 from perception.task import logits as logits_of
 from perception.windows import WindowBatch, Windows, batches
 
@@ -152,7 +151,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` contains no run, the runs of a comparison, a run of another program, or a TF-IDF baseline.
+      UserError: `workdir` contains no run or several runs, a run of another program, or a TF-IDF baseline.
     """
     check_is_run(workdir, option)
     check(
@@ -165,13 +164,13 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
         "finetune" in config,
         f"{option}={shown(workdir)} is a run of another program, not of perception; name a run of perception.train",
     )
-    for field in datasets.ADDED:
+    for field in ("balance", "multi_label", "pair", "shots"):  # older runs lack these fields
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
     return config
 
 
 def check_is_run(workdir: Path, option: str) -> None:
-    """Raises a UserError if `workdir` is the output folder of a comparison that has runs.
+    """Raises a UserError if `workdir` is no run, but has runs in its folder `runs`, as perception.worth writes them.
 
     The message names the first SHOWN_RUNS runs, and the best of the runs with test results.
     """
@@ -282,8 +281,8 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
     """Loads the parameters that a run's checkpoint stores, without reading the pretrained weights.
 
-    Also returns the fingerprint of the pretrained weights from which the run reads frozen parameters; "" if it reads
-    none.
+    Also returns the fingerprint of the pretrained weights from which the run reads frozen parameters; "" if the run
+    reads no pretrained weights.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.

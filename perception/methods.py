@@ -73,15 +73,6 @@ def make_lora(config: ConfigDict) -> "Lora":
     return Lora(lora.rank, lora.alpha or lora.rank, lora.dropout, lora.stabilized)
 
 
-def _check_lora(config: ConfigDict) -> None:
-    lora = config.lora
-    check(
-        lora.alpha >= 0,
-        f"--config.lora.alpha must be positive, or 0 to use the rank, got {lora.alpha}",
-    )
-    check_rate("--config.lora.dropout", lora.dropout)
-
-
 def _lora(
     config: ConfigDict, model: "PooledClassifier", shape: "Backbone", *, rngs: "nnx.Rngs"
 ) -> None:
@@ -127,13 +118,13 @@ METHODS = {
         _lora,
         options={
             "lora.rank": Option(32, minimum=1),
-            "lora.alpha": Option(0.0),  # 0 means alpha = rank
+            "lora.alpha": Option(0.0, minimum=0),  # 0 means alpha = rank
             "lora.dropout": Option(0.05),
             "lora.stabilized": Option(False),
             "lora.targets": Option(""),
             "freeze_head": Option(False),
         },
-        check=_check_lora,
+        check=lambda config: check_rate("--config.lora.dropout", config.lora.dropout),
         adapters=True,
     ),
     "head": Method("the head alone, on pretrained weights", 1e-2, _head, solves_head=True),

@@ -1,6 +1,5 @@
 """A backbone with a classification head on the pooled hidden states (section 2.3)."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -8,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.block import Block, Context, Residual, Sublayer
-from common.model.dropout import Key, dropout, fold
+from common.model.block import Block, Residual
+from common.model.dropout import Key
 from common.model.embed import Embed
 from common.model.encoder import Encoder
 from common.model.feed_forward import FeedForward
@@ -22,20 +21,6 @@ from perception.grouped_attention import GroupedAttention
 POOLS = ("masked", "authors")
 
 
-class Parallel(Sublayer):
-    """Sums the outputs of sublayers with the same input, each with its own dropout mask (phi). Supports no decoding."""
-
-    def __init__(self, functions: list[Sublayer], dropout_rate: float):
-        self.functions = nnx.List(functions)
-        self.dropout_rate = dropout_rate
-
-    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        return sum(
-            dropout(f(x_BLD, context, fold(key, 2 * i)), self.dropout_rate, fold(key, 2 * i + 1))
-            for i, f in enumerate(self.functions)
-        )
-
-
 def _norm(shape: Backbone, rngs: nnx.Rngs) -> nnx.Module:
     kind = LayerNorm
     if shape.norm != "layer":
@@ -43,19 +28,6 @@ def _norm(shape: Backbone, rngs: nnx.Rngs) -> nnx.Module:
 
         kind = NORMS[shape.norm]
     return kind(shape.width, rngs=rngs, epsilon=shape.epsilon)
-
-
-def _identity(x_BLD: jax.Array) -> jax.Array:
-    return x_BLD
-
-
-def _attention(shape: Backbone) -> Callable[..., GroupedAttention]:
-    """Returns the constructor of the backbone's attention layers, with `relative` bound for relative attention."""
-    if shape.relative is None:
-        return GroupedAttention
-    from perception.relative_attention import KINDS
-
-    return partial(KINDS[shape.relative.kind], relative=shape.relative)
 
 
 def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
@@ -67,7 +39,12 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
         from perception.layers import Rotary
 
         rotary = Rotary(shape.rotated, shape.theta_of(layer), shape.stretch)
-    attention = _attention(shape)(
+    attention_kind = GroupedAttention
+    if shape.relative:
+        from perception.relative_attention import KINDS
+
+        attention_kind = partial(KINDS[shape.relative.kind], relative=shape.relative)
+    attention = attention_kind(
         shape.width,
         shape.heads[layer],
         shape.kv_heads[layer],
@@ -91,12 +68,14 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
         feed_forward = FeedForward(shape.width, hidden, **options)
     functions = [attention, feed_forward]
     if shape.parallel:
+        from perception.layers import Parallel
+
         functions, residual_rate = [Parallel(functions, residual_rate)], 0.0
     return Block(
         [
             Residual(
                 function,
-                _norm(shape, rngs) if shape.first_norm or layer or number else _identity,
+                _norm(shape, rngs) if shape.first_norm or layer or number else jax.nn.identity,
                 norm_position=shape.norm_position,
                 dropout_rate=residual_rate,
             )

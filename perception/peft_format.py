@@ -13,11 +13,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check
 from common.model.low_rank import Lora
 from common.storage.addresses import shown
 from perception.adapter_arithmetic import Adapter
-from perception.families.fields import Fields, as_json, is_number
+from perception.families.fields import Fields, as_json, is_number, read_object
 from perception.families.table import FAMILIES
 from perception.parameter_names import our_layer, their_name
 from perception.safetensor_files import ADAPTER, Tensor, TensorFiles
@@ -95,14 +95,7 @@ def read_config(directory: Path) -> Fields:
     """
     path = directory / CONFIG
     check(path.is_file(), f"{shown(directory)} has no {CONFIG}: give the directory of an adapter")
-    try:
-        values = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise file_error(shown(path), error) from error
-    check(
-        isinstance(values, dict),
-        f"{shown(path)} is damaged: it is not a JSON object; restore the file",
-    )
+    values = read_object(path)
     fields = Fields(path, values)
     fields.only(peft_type="LORA", bias="none")
     for name in _VARIANTS:

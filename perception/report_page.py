@@ -18,7 +18,7 @@ from common.metrics.classes import Classes
 from common.metrics.curve import Curve
 from common.metrics.label_sets import LabelSets
 from common.report.table import Table
-from perception import report_sets
+from perception.conclusions import average_precisions
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 MOST_SHADED = 20
@@ -117,24 +117,13 @@ def _body(report: Report) -> Iterable[Element]:
         yield tag("h2", "Learning curves")
         yield from _learning_curves(report.curves)
     yield tag("h2", f"Classes, {report.best}")
-    if isinstance(report.predictions, LabelSets):
-        yield from report_sets.sections(report.predictions, report.texts, report.places)
-    else:
-        yield from _sections(report)
+    several = isinstance(report.predictions, LabelSets)
+    yield from _sets(report.predictions) if several else _single(report.predictions)
+    yield tag("h2", "Most confident errors")
+    yield _errors(report)
     if report.notes:
         yield tag("h2", "Data and limits")
         yield tag("ul", *(tag("li", note) for note in report.notes))
-
-
-def _sections(report: Report) -> Iterable[Element]:
-    """Yields the report sections about a classifier that predicts one class per text."""
-    yield _per_class(report.predictions)
-    yield tag("h2", "Confusion")
-    yield from _confusion(report.predictions)
-    yield tag("h2", "Calibration")
-    yield from _calibration(report.predictions)
-    yield tag("h2", "Most confident errors")
-    yield _errors(report)
 
 
 def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
@@ -161,7 +150,8 @@ def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]
     yield from chart(lines, "training steps", label)
 
 
-def _per_class(found: Classes) -> Element:
+def _single(found: Classes) -> Iterable[Element]:
+    """Yields the sections on classes, confusion and calibration of a classifier that predicts one class per text."""
     from sklearn.metrics import precision_recall_fscore_support
 
     numbers = np.arange(len(found.names))
@@ -172,7 +162,55 @@ def _per_class(found: Classes) -> Element:
         (name, *(f"{100 * score:.1f} %" for score in row[:3]), int(row[3]))
         for name, *row in zip(found.names, *scores, strict=True)
     ]
-    return table(("class", "precision", "recall", "F1", "test examples"), rows)
+    yield table(("class", "precision", "recall", "F1", "test examples"), rows)
+    yield tag("h2", "Confusion")
+    yield from _confusion(found)
+    yield tag("h2", "Calibration")
+    confidence_E, right_E = _confidence(found), found.guesses_E == found.labels_E
+    points, error = calibration(confidence_E, right_E)
+    yield tag(
+        "p",
+        f"Mean confidence {100 * confidence_E.mean():.1f} %, accuracy {100 * right_E.mean():.1f} %. Expected"
+        f" calibration error: {error:.1f} points. On the dashed line, confidence equals accuracy.",
+    )
+    lines = [
+        Line("test examples in bins of confidence", points),
+        Line("confidence equals accuracy", [(0, 0), (100, 100)], dashed=True, marked=False),
+    ]
+    yield from chart(lines, "confidence (%)", "accuracy (%)")
+
+
+def _sets(found: LabelSets) -> Iterable[Element]:
+    """Yields the sections on classes and calibration of a multi-label classifier."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    scores = precision_recall_fscore_support(found.labels_EC, found.guesses_EC, zero_division=0.0)
+    averages_C = average_precisions(found.labels_EC, found.probabilities_EC)
+    given = found.names, *scores, averages_C, found.thresholds
+    rows = [
+        (
+            name,
+            *(f"{100 * score:.1f} %" for score in (precision, recall, f1)),
+            "" if np.isnan(average) else f"{average:.1f} %",
+            f"{threshold:.3f}",
+            int(count),
+        )
+        for name, precision, recall, f1, count, average, threshold in zip(*given, strict=True)
+    ]
+    columns = ("class", "precision", "recall", "F1", "average precision", "threshold")
+    yield table((*columns, "test examples"), rows)
+    yield tag("h2", "Calibration")
+    yield tag(
+        "p",
+        "Each class of each test example is one decision. On the dashed line, the probability equals the share of"
+        " decisions whose class is a label.",
+    )
+    points, _ = calibration(found.probabilities_EC.astype(float).ravel(), found.labels_EC.ravel())
+    lines = [
+        Line("decisions in bins of probability", points),
+        Line("probability equals share", [(0, 0), (100, 100)], dashed=True, marked=False),
+    ]
+    yield from chart(lines, "probability (%)", "share that have the class (%)")
 
 
 def _confusion(found: Classes) -> Iterable[Element]:
@@ -212,21 +250,25 @@ def _confusion(found: Classes) -> Iterable[Element]:
     yield table(("", *found.names), rows)
 
 
-def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
-    """Returns [(mean confidence, accuracy)] of the non-empty confidence bins, and the expected calibration error.
+def calibration(
+    chances_E: np.ndarray, true_E: np.ndarray
+) -> tuple[list[tuple[float, float]], float]:
+    """Returns [(mean probability, share of true decisions)] of the non-empty bins, and the expected calibration error.
 
-    Confidence and accuracy are in percent, the error is in percentage points. The confidence is the probability of the
-    predicted class. The error is the mean of |confidence - accuracy| over bins, weighted by the number of examples in
-    each bin (Guo et al., 2017).
+    Probabilities and shares are in percent, the error is in percentage points. The error is the mean of
+    |probability - share| over bins, weighted by the number of decisions in each bin (Guo et al., 2017).
+
+    Args:
+      chances_E: probability of each decision.
+      true_E: whether each decision is true.
     """
-    confidence_E, right_E = _confidence(found), found.guesses_E == found.labels_E
-    bin_E = np.minimum((confidence_E * BINS).astype(int), BINS - 1)
+    bin_E = np.minimum((chances_E * BINS).astype(int), BINS - 1)
     points, error = [], 0.0
     for number in np.unique(bin_E):
         inside_E = bin_E == number
-        confidence, accuracy = 100 * confidence_E[inside_E].mean(), 100 * right_E[inside_E].mean()
-        points.append((float(confidence), float(accuracy)))
-        error += inside_E.mean() * abs(confidence - accuracy)
+        chance, share = 100 * chances_E[inside_E].mean(), 100 * true_E[inside_E].mean()
+        points.append((float(chance), float(share)))
+        error += inside_E.mean() * abs(chance - share)
     return points, float(error)
 
 
@@ -235,39 +277,35 @@ def _confidence(found: Classes) -> np.ndarray:
     return found.probabilities_EC[np.arange(len(found)), found.guesses_E].astype(float)
 
 
-def _calibration(found: Classes) -> Iterable[Element]:
-    points, error = calibration(found)
-    mean, accuracy = (
-        100 * _confidence(found).mean(),
-        100 * (found.guesses_E == found.labels_E).mean(),
-    )
-    yield tag(
-        "p",
-        f"Mean confidence {mean:.1f} %, accuracy {accuracy:.1f} %. Expected calibration error: {error:.1f} points."
-        " On the dashed line, confidence equals accuracy.",
-    )
-    lines = [
-        Line("test examples in bins of confidence", points),
-        Line("confidence equals accuracy", [(0, 0), (100, 100)], dashed=True, marked=False),
-    ]
-    yield from chart(lines, "confidence (%)", "accuracy (%)")
-
-
 def _errors(report: Report) -> Element:
+    """Returns a table of at most ERRORS wrongly classified texts, most confident error first.
+
+    Multi-label: a row names the wrongly predicted class whose probability is farthest from the label, 0 or 1.
+    """
     found = report.predictions
-    confidence_E = _confidence(found)
-    wrong = np.flatnonzero(found.guesses_E != found.labels_E)
+    if isinstance(found, LabelSets):
+        wrong_EC = found.guesses_EC != found.labels_EC
+        distance_EC = wrong_EC * abs(found.probabilities_EC.astype(float) - found.labels_EC)
+        wrong = np.flatnonzero(wrong_EC.any(1))
+        certainty_E, nothing = distance_EC.max(1), "No test example has a wrong class."
+    else:
+        wrong = np.flatnonzero(found.guesses_E != found.labels_E)
+        certainty_E, nothing = _confidence(found), "No test example is classified wrongly."
     if not len(wrong):
-        return tag("p", "No test example is classified wrongly.")
-    order = wrong[np.argsort(-confidence_E[wrong], kind="stable")][:ERRORS]
+        return tag("p", nothing)
+
+    def values(i: int) -> tuple[str, str, str]:
+        if isinstance(found, LabelSets):
+            worst = int(distance_EC[i].argmax())
+            chance = f"{found.names[worst]} {100 * found.probabilities_EC[i, worst]:.1f} %"
+            return chance, found.named(found.guesses_EC, i), found.named(found.labels_EC, i)
+        names = (found.names[at[i]] for at in (found.guesses_E, found.labels_E))
+        return f"{100 * certainty_E[i]:.1f} %", *names
+
     rows = []
-    for i in order.tolist():
-        row = (
-            f"{100 * confidence_E[i]:.1f} %",
-            found.names[found.guesses_E[i]],
-            found.names[found.labels_E[i]],
-            tag("td", shortened(report.texts[i]), class_="text"),
-        )
+    for i in wrong[np.argsort(-certainty_E[wrong], kind="stable")][:ERRORS].tolist():
+        row = (*values(i), tag("td", shortened(report.texts[i]), class_="text"))
         rows.append((*row, report.places[i]) if report.places else row)
-    columns = ("confidence", "prediction", "label", "text")
+    first = "class and probability" if isinstance(found, LabelSets) else "confidence"
+    columns = (first, "prediction", "label", "text")
     return table((*columns, "row") if report.places else columns, rows)

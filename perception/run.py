@@ -16,31 +16,35 @@ from common.train import loop
 from common.train.finished import changed
 from common.train.workdir import differences, has_checkpoints
 from perception import datasets, finetuning, task
-from perception.backbones import BACKBONES, Backbone
+from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 from perception.finetuning import (
     has_segments,
     make_model,
     make_shape,
     make_tokenizer,
-    open_pretrained,
-    pretrained_weights,
     resolve,
-    start,
+    uses_pretrained,
 )
 from perception.methods import METHODS
 from perception.task import TextClassification
 
 
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, read_data: bool = True) -> None:
     """Checks the configuration of a new run without opening pretrained weights or reading data.
+
+    Args:
+      read_data: False for a run that `launch.plan` compiles: the data and --config.pretrained are optional.
 
     Raises:
       UserError: a field is missing or has an invalid value, or two fields contradict each other.
     """
     with complete("--config"):
-        datasets.validate(config)
-        finetuning.validate(config)
+        if read_data:
+            datasets.validate(config)
+        elif config.dataset:
+            check_choice("--config.dataset", config.dataset, DATASETS)
+        finetuning.validate(config, weights=read_data)
         finetuning.check_used(config)
     validate_fields(config)
 
@@ -70,59 +74,42 @@ def prepare(
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.
     """
-    if not read_data:
-        return _without_data(config, mesh)
-    validate(config)
+    validate(config, read_data)
     config = resolve(config)
-    pretrained = open_pretrained(config)
-    labelled = datasets.load(config)
-    tokenizer = make_tokenizer(config, labelled[0]["train"])
-    shape = make_shape(config, pretrained, tokenizer.size)
-    _check_own_method(config, shape, len(labelled[1]))
-    build = partial(make_model, config, shape)
-    arguments = config, tokenizer, build, mesh, labelled
-    read, segments = pretrained_weights(pretrained, mesh), has_segments(config, shape)
-    if finetuning.solves_head(config):
-        from perception.head import SolvedHead
+    kind, given = TextClassification, {}
+    model = labelled = tokenizer = None
+    if uses_pretrained(config) and (read_data or config.pretrained):
+        from perception import pretrained
 
-        prepared = SolvedHead(*arguments, pretrained_weights=read, segments=segments)
+        model = pretrained.open_pretrained(config)
+    if read_data:
+        labelled = datasets.load(config)
+        tokenizer = make_tokenizer(config, labelled[0]["train"])
+        vocabulary, classes = tokenizer.size, len(labelled[1])
+        if model:
+            given["start"] = pretrained.start(config, model)
+            given["pretrained_weights"] = pretrained.pretrained_weights(model, mesh)
+        if finetuning.solves_head(config):
+            from perception.head import SolvedHead
+
+            kind = SolvedHead
     else:
-        given = {
-            "start": start(config, pretrained),
-            "pretrained_weights": read,
-            "segments": segments,
-        }
-        prepared = TextClassification(*arguments, **given)
-    if config.lora.targets or config.reinitialize:
-        # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.
-        variables.abstract(lambda: prepared.build(variables.ParamKeys(0)))
-    return config, prepared
-
-
-def _check_own_method(config: ConfigDict, shape: Backbone, classes: int) -> None:
+        vocabulary = model.shape.vocabulary if model else BACKBONES[config.backbone].vocabulary
+        if finetuning.trains_tokenizer(config):
+            vocabulary = config.data.vocab_size
+        classes = DATASETS[config.dataset].classes if config.dataset else 2
+    shape = make_shape(config, model, vocabulary)
     if config.finetune not in METHODS:
         from perception.own_method import check_complete
 
         check_complete(config, shape, classes)
-
-
-def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
-    with complete("--config"):
-        if config.dataset:
-            check_choice("--config.dataset", config.dataset, DATASETS)
-        finetuning.validate(config, weights=False)
-        finetuning.check_used(config)
-    validate_fields(config)
-    config = resolve(config)
-    pretrained = open_pretrained(config) if config.pretrained else None
-    known = pretrained.shape if pretrained else BACKBONES[config.backbone]
-    own_tokenizer = finetuning.trains_tokenizer(config)
-    vocabulary = config.data.vocab_size if own_tokenizer else known.vocabulary
-    classes = DATASETS[config.dataset].classes if config.dataset else 2
-    shape = make_shape(config, pretrained, vocabulary)
-    _check_own_method(config, shape, classes)
-    build, segments = partial(make_model, config, shape), has_segments(config, shape)
-    return config, TextClassification(config, None, build, mesh, classes=classes, segments=segments)
+    given |= {"classes": classes, "segments": has_segments(config, shape)}
+    build = partial(make_model, config, shape)
+    prepared = kind(config, tokenizer, build, mesh, labelled, **given)
+    if config.lora.targets or config.reinitialize:
+        # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.
+        variables.abstract(lambda: prepared.build(variables.ParamKeys(0)))
+    return config, prepared
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
@@ -138,9 +125,9 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
 
     Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the summary is missing, has another
-      number of steps or another configuration, lacks test results (with `eval.test`), or is not newer than the files
-      of `common.train.finished.changed`, or if the run has no checkpoints.
+      The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints, or if
+      its summary is missing, has another number of steps or another configuration, lacks test results (with
+      `eval.test`), or is not newer than all data files and pretrained weights (`common.train.finished.changed`).
 
     Raises:
       UserError: the configuration is invalid.

@@ -211,23 +211,21 @@ def write(
         for tensor in tensors.values():
             tensor.get()
         return
-    files: list[dict[str, Tensor]] = [{}]
-    for name, tensor in tensors.items():
-        if files[-1] and sum(t.size for t in files[-1].values()) + tensor.size > largest:
-            files.append({})
-        files[-1][name] = tensor
-    if len(files) == 1:
-        write_atomic(directory / whole, lambda file: _write_file(file, files[0]))
-        return
-    places = {}
-    for number, part in enumerate(files, 1):
-        path = directory / f"model-{number:05}-of-{len(files):05}.safetensors"
-        write_atomic(path, lambda file, part=part: _write_file(file, part))
-        places |= dict.fromkeys(part, path.name)
-    total = sum(tensor.size for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    write_atomic(directory / INDEX, lambda file: file.write(text.encode()))
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    split = split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=lambda tensor: tensor.size,
+        filename_pattern=whole.replace(".safetensors", "{suffix}.safetensors"),
+        max_shard_size=largest,
+    )
+    for name, names in split.filename_to_tensors.items():
+        part = {n: tensors[n] for n in names}
+        write_atomic(directory / name, lambda file, part=part: _write_file(file, part))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        write_atomic(directory / INDEX, lambda file: file.write(text.encode()))
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -11,6 +12,9 @@ from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.errors import UserError
 from common.storage.addresses import shown
+
+TOKENIZER = "tokenizer.json"
+"""File of a tokenizer, in the directory of a run or of a pretrained model."""
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
 """Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
@@ -23,6 +27,7 @@ _RECIPE = "byte-level BPE 1"
 """Version of `_train`, part of the cache key."""
 
 _BLOCK = 10_000
+"""Number of texts per call of the library."""
 
 
 class Subword:
@@ -57,23 +62,7 @@ class Subword:
         Raises:
             UserError: the special tokens leave no space for text.
         """
-        return self.encode_and_count(lines, longest)[0]
-
-    def encode_and_count(self, lines: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
-        """Returns the token ids like `encode`, and the number of truncated lines."""
-        special = self._tokenizer.num_special_tokens_to_add(False)
-        if longest <= special:
-            raise UserError(
-                f"--config.data.max_length={longest} leaves no space for text beside the special tokens of the"
-                f" tokenizer: set at least {special + 1}"
-            )
-        self._tokenizer.enable_truncation(longest)
-        rows, cut = [], 0
-        for start in range(0, len(lines), _BLOCK):
-            for found in self._tokenizer.encode_batch(list(lines[start : start + _BLOCK])):
-                rows.append(found.ids)
-                cut += bool(found.overflowing)
-        return rows, cut
+        return self.encode_parts([(line,) for line in lines], longest)[0]
 
     @property
     def separates_pairs(self) -> bool:
@@ -98,21 +87,20 @@ class Subword:
         Raises:
             UserError: the special tokens leave no space for text.
         """
-        if not texts or len(texts[0]) == 1 or not self.separates_pairs:
-            rows, cut = self.encode_and_count([" ".join(parts) for parts in texts], longest)
-            return rows, [len(ids) for ids in rows], cut
-        least = self._tokenizer.num_special_tokens_to_add(True) + 2
+        pairs = bool(texts) and len(texts[0]) == 2 and self.separates_pairs
+        inputs = texts if pairs else [" ".join(parts) for parts in texts]
+        least = self._tokenizer.num_special_tokens_to_add(pairs) + (2 if pairs else 1)
         if longest < least:
             raise UserError(
-                f"--config.data.max_length={longest} leaves no space for two texts beside the special tokens of the"
-                f" tokenizer: set at least {least}"
+                f"--config.data.max_length={longest} leaves no space for {'two texts' if pairs else 'text'} beside the"
+                f" special tokens of the tokenizer: set at least {least}"
             )
         self._tokenizer.enable_truncation(longest)
         rows, firsts, cut = [], [], 0
-        for start in range(0, len(texts), _BLOCK):
-            for found in self._tokenizer.encode_batch(list(texts[start : start + _BLOCK])):
+        for block in _blocks(inputs):
+            for found in self._tokenizer.encode_batch(block):
                 rows.append(found.ids)
-                firsts.append(found.type_ids.count(0))
+                firsts.append(found.type_ids.count(0) if pairs else len(found.ids))
                 cut += bool(found.overflowing)
         return rows, firsts, cut
 
@@ -160,7 +148,8 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
     A short training text has few pairs to merge, and the tokenizer then has fewer ids.
 
     Raises:
-        UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the cache cannot be written.
+        UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the file in the cache is
+            damaged or cannot be written.
     """
     least = len(SPECIALS) + 256
     if vocab_size < least:
@@ -199,6 +188,6 @@ def _train(vocab_size: int, lines: Sequence[str]) -> Subword:
     return Subword(tokenizer.to_str())
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
+def _blocks(lines: Sequence[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(lines), _BLOCK):
         yield list(lines[start : start + _BLOCK])

@@ -184,8 +184,8 @@ def _is_prose(values: Sequence[Any]) -> bool:
 def _is_classes(values: Sequence[Any]) -> bool:
     """Returns whether a column can hold class labels.
 
-    It has two distinct values, or more with at least five values for each distinct value on average. Missing values,
-    lists and dictionaries do not count.
+    The column must have two distinct values, or more with at least five values for each distinct value on average.
+    Missing values, lists and dictionaries do not count.
     """
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

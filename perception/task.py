@@ -11,7 +11,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from scipy.special import expit
 
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
@@ -35,12 +34,12 @@ from common.train.workdir import has_checkpoints
 from common.variables import AbstractModel, Params
 from perception import objective
 from perception.model import PooledClassifier
-from perception.subword import Subword
+from perception.subword import TOKENIZER, Subword
 
 Build = Callable[..., PooledClassifier]
 """Function (number of classes, *, rngs) -> model."""
 
-TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
+CLASSES, EXAMPLES = "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
@@ -177,10 +176,13 @@ class TextClassification(Classification):
             return Classes.of_log_probabilities(
                 text.fingerprint, text.labels_E, logs_EC, self.classes
             )
+        from scipy.special import expit
+
         from common.metrics.label_sets import LabelSets
+        from perception.weighted_f1 import choose_thresholds
 
         valid_EC = logits_EC if split == "valid" else self.logits(values, "valid")
-        thresholds = objective.choose_thresholds(self.splits["valid"].labels_E, expit(valid_EC))
+        thresholds = choose_thresholds(self.splits["valid"].labels_E, expit(valid_EC))
         given = text.fingerprint, text.labels_E, logits_EC, thresholds, self.classes
         return LabelSets.of_logits(*given)
 

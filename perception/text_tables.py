@@ -8,7 +8,7 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO, TextIOWrapper
@@ -37,7 +37,6 @@ LINES = ".txt"
 Record = tuple[str, Mapping[str, Any]]
 """Location of a row for error messages, such as "FILE line N", and the fields of the row."""
 
-
 Fields = Sequence[Sequence[str]]
 """The text columns of a table: for each column, its possible names. The first name that exists in the table is used."""
 
@@ -57,6 +56,10 @@ class Block(NamedTuple):
     rows: Any
 
 
+Labelled = Iterable[tuple[Block, list[list]]]
+"""Blocks of a table, and the values of the added columns in each row of the block."""
+
+
 class Table(Protocol):
     """A table of texts in a file."""
 
@@ -72,14 +75,10 @@ class Table(Protocol):
             or two columns have the same name.
         """
 
-    def write(
-        self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
-    ) -> None:
+    def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         """Writes the rows with the columns of `added`.
 
-        Args:
-          blocks: blocks of this table, and the values of the added columns in each row. In a row without a label, texts
-            are "", and numbers and lists are None.
+        In a row without a label, the added texts are "", and the added numbers and lists are None.
         """
 
 
@@ -156,12 +155,10 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
     taken = sorted(set(there) & set(added))
     if not taken:
         return
-    label = next(iter(added))
-    named = all(name == label or name.startswith(f"{label}_") for name in taken)
-    several = len(taken) > 1
-    advice = "choose another name for the label with --label=NAME"
-    if not named:
-        advice = f"rename {'these columns' if several else 'this column'} of the input"
+    label, several = next(iter(added)), len(taken) > 1
+    advice = f"rename {'these columns' if several else 'this column'} of the input"
+    if all(name == label or name.startswith(f"{label}_") for name in taken):
+        advice = "choose another name for the label with --label=NAME"
     raise UserError(
         f"{place}: the input already has the column{'s' * several} {' and '.join(taken)}, which the output adds:"
         f" {advice}"
@@ -172,44 +169,36 @@ def _is_compressed(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
-@contextmanager
-def _compressed(file: BinaryIO, compressed: bool) -> Iterator[BinaryIO]:
-    """Yields a stream that writes to `file`, through gzip if `compressed`."""
-    if not compressed:
-        yield file
-        return
-    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as stream:
-        yield stream
+def _stream(file: BinaryIO, compressed: bool) -> AbstractContextManager[BinaryIO]:
+    """Returns a stream that writes to `file`, through gzip if `compressed`."""
+    return gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else nullcontext(file)
 
 
 @contextmanager
 def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
-    """Yields a text stream that writes UTF-8 to `file`."""
-    with ExitStack() as stack:
-        stream = stack.enter_context(_compressed(file, compressed))
+    """Yields a text stream that writes UTF-8 to `file`, through gzip if `compressed`."""
+    with _stream(file, compressed) as stream:
         # Write a lone surrogate as its escape sequence, as JSON does.
         text = TextIOWrapper(stream, "utf-8", errors="backslashreplace", newline="")
-        stack.callback(text.detach)  # flushes, and leaves `file` open
-        yield text
+        try:
+            yield text
+        finally:
+            text.detach()  # flushes, and leaves `file` open
 
 
 def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:
     """Yields lists of at most `size` rows. If reading fails, first yields the rows before the failure."""
     block: list = []
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            break
-        except UserError:
-            if block:
+    try:
+        for row in rows:
+            block.append(row)
+            if len(block) == size:
                 yield block
-            raise
-        block.append(row)
-        if len(block) == size:
+                block = []
+    except UserError:
+        if block:
             yield block
-            block = []
+        raise
     if block:
         yield block
 
@@ -251,9 +240,7 @@ class Lines:
         )
         return tuple(parts) if all(map(str.strip, parts)) else ()
 
-    def write(
-        self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
-    ) -> None:
+    def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         compressed = isinstance(self.source, Path) and _is_compressed(self.source)
         with _text_writer(file, compressed) as text:
             for _, values in blocks:
@@ -291,9 +278,7 @@ class Csv:
                 raise UserError(f"{place}{row}: correct the row")
             yield place, row
 
-    def write(
-        self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
-    ) -> None:
+    def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         _, header = next(self._rows())
         with _text_writer(file, _is_compressed(self.path)) as text:
             writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
@@ -330,9 +315,7 @@ class JsonLines:
                 raise UserError(f"{place}{row}; correct the line")
             yield place, row
 
-    def write(
-        self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
-    ) -> None:
+    def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         with _text_writer(file, _is_compressed(self.path)) as text:
             for block, values in blocks:
                 for row, new in zip(block.rows, values, strict=True):
@@ -380,9 +363,7 @@ class Parquet:
         except (pyarrow.ArrowException, OSError) as error:
             raise file_error(shown(self.path), error) from error
 
-    def write(
-        self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
-    ) -> None:
+    def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         pyarrow = import_pyarrow(self.path)
         from pyarrow.parquet import ParquetWriter
 
@@ -396,7 +377,7 @@ class Parquet:
         for name, kind in added.items():
             schema = schema.append(pyarrow.field(name, kinds[kind]))
         with (
-            _compressed(file, _is_compressed(self.path)) as made,
+            _stream(file, _is_compressed(self.path)) as made,
             ParquetWriter(made, schema) as writer,
         ):
             for block, values in blocks:

@@ -39,7 +39,7 @@ TRAINABLE = ("lora", "full_pretrained", "head", "full")
 """Methods that `perception.worth` trains by default. --ways cannot select the baseline, because it always runs."""
 
 TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
-"""Methods with training steps, in the order in which a time budget includes them."""
+"""Methods with training steps. A plan for a time budget prefers earlier methods."""
 
 
 def find(name: str) -> Way:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import check_choice
-from common.errors import check
+from common.errors import check, file_error
 from common.storage.addresses import shown
 from perception.backbones import Backbone
 
@@ -101,6 +101,19 @@ class Fields:
                 found == value,
                 f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)}",
             )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object. Raises a UserError if the file is damaged or has another value."""
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise file_error(shown(path), error) from error
+    check(
+        isinstance(values, dict),
+        f"{shown(path)} is damaged: it is not a JSON object; restore the file",
+    )
+    return values
 
 
 def as_json(value: Any) -> str:

@@ -79,7 +79,7 @@ def test_every_cell_has_valid_config_and_unique_name(make, scale, recipe) -> Non
     suite = make(scale=scale, recipe=recipe, sources=where, weights=weights)
     cases = suite.cases()
     assert len(cases) == {"tiny": 4 * 2, "laptop": 12 * 2, "paper": 11 * 12 * 2}[scale]
-    assert len({suite.name(case, 1) for case in cases}) == len(cases)
+    assert len({suite.stem(case) for case in cases}) == len(cases)
     for case in cases:
         config = suite.configuration(case, 3)
         run.validate(config)
@@ -215,8 +215,8 @@ def test_invalid_config_fails_before_training(make, monkeypatch) -> None:
 
 def test_run_names_depend_on_recipe(make) -> None:
     case = Case("arctic_xs", "sst2", "full")
-    assert make().name(case, 2) == "sst2_arctic_xs_full_seed2"
-    assert make(recipe="paper").name(case, 2) == "sst2_arctic_xs_full_paper_seed2"
+    assert make().stem(case) == "sst2_arctic_xs_full"
+    assert make(recipe="paper").stem(case) == "sst2_arctic_xs_full_paper"
 
 
 def test_mean_covers_the_selected_columns(make, tmp_path) -> None:
@@ -251,7 +251,7 @@ def test_fig1_uses_finished_runs(make, tmp_path) -> None:
 def test_dry_run_lists_missing_inputs_and_finished_runs(make, tmp_path, capsys) -> None:
     suite = make(datasets=("sst2", "yelp"), sources=sources("sst2"))
     case = Case("arctic_xs", "sst2", "full")
-    suite.fit_all({suite.name(case, 1): suite.configuration(case, 1)})
+    suite.fit_all({f"{suite.stem(case)}_seed1": suite.configuration(case, 1)})
     capsys.readouterr()
     costs.show(suite, "table1")
     lines = capsys.readouterr().out.splitlines()

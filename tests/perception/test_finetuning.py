@@ -17,13 +17,12 @@ from perception.backbones import BACKBONES
 from perception.finetuning import (
     make_model,
     make_shape,
-    pretrained_weights,
     reinitialized,
     resolve,
-    start,
 )
 from perception.hugging_face import open_model
 from perception.model import PooledClassifier, backbone
+from perception.pretrained import pretrained_weights, start
 from tests.perception.conftest import LORA
 from tests.perception.helpers import SHAPE
 

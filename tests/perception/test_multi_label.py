@@ -39,8 +39,9 @@ from perception.comparison import ExperimentSuite
 from perception.datasets import draw
 from perception.head import UNSEEN, solve
 from perception.labelled_table import prepare
-from perception.objective import balanced_weights, choose_thresholds, loss, score
+from perception.objective import balanced_weights, loss
 from perception.table_reader import read_tables
+from perception.weighted_f1 import choose_thresholds, score
 
 NAMES = ("fruit", "place", "sound")
 WORDS = {"fruit": "apple pear", "place": "river street", "sound": "music noise"}
@@ -326,7 +327,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
     suite = ExperimentSuite("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
     given, classes = datasets.load(suite.configuration("full", 1))
     runs = {"tf_idf": suite.baseline(given, classes), "head": load_local(trained)}
-    comparison.publish(suite, runs, given, "valid", comparison.About())
+    comparison.publish(suite, runs, given, comparison.About())
     with (tmp_path / "worth.csv").open() as file:
         row, head = csv.DictReader(file)
     found = runs["tf_idf"][0].predictions()

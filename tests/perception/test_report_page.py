@@ -166,9 +166,7 @@ def test_calibration_error_of_known_bins() -> None:
     """
     chance_M = np.repeat([0.95, 0.65], 10)
     right_M = np.r_[np.arange(10) < 9, np.arange(10) < 4]
-    labels_E = np.where(right_M, 0, 1)
-    logs_MN = np.log(np.stack([chance_M, 1 - chance_M], 1))
-    points, error = calibration(Classes.of_log_probabilities("test", labels_E, logs_MN, ("a", "b")))
+    points, error = calibration(chance_M, right_M)
     np.testing.assert_allclose(points, [(65, 40), (95, 90)], atol=0.05)
     assert error == pytest.approx(15, abs=0.05)
 

@@ -81,7 +81,7 @@ def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
         (f"tf_idf_seed{seed}", seed) for seed in (1, 2, 3)
     ]
     assert len({json.dumps(run.summary["examples"]["train"]) for run in found["tf_idf"]}) == 3
-    comparison.publish(suite, found, splits, "valid", comparison.About())
+    comparison.publish(suite, found, splits, comparison.About())
     said = capsys.readouterr().out
     assert "over 3 draws of 4 examples per class, on 60 test examples (95% interval" in said
     assert "from draws and test examples" in (out / "report.html").read_text()

@@ -75,8 +75,9 @@ def test_small_text_gives_a_smaller_vocabulary(tmp_path):
 def test_truncation_keeps_special_tokens(marked):
     tokenizer = Subword(marked)
     assert tokenizer.size == 6 and tokenizer.pad == 0
-    rows, cut = tokenizer.encode_and_count(["a b a b", "a", "c"], 5)
-    assert rows == [[2, 4, 5, 4, 3], [2, 4, 3], [2, 1, 3]] and cut == 1
+    rows, firsts, cut = tokenizer.encode_parts([("a b a b",), ("a",), ("c",)], 5)
+    assert rows == [[2, 4, 5, 4, 3], [2, 4, 3], [2, 1, 3]]
+    assert firsts == [5, 3, 3] and cut == 1
     # The file's truncation at 3 and padding to 9 are disabled.
     assert tokenizer.encode(["a b a b"], 9) == [[2, 4, 5, 4, 5, 3]]
     with pytest.raises(

@@ -742,7 +742,7 @@ def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) 
 
 
 def words(found: dict[str, list[Run]], margin: float = 1.0) -> dict[tuple[str, str], str]:
-    verdicts = judge(found, choose(found), margin)
+    verdicts = judge(found, margin)
     return {pair: one.word for pair, one in verdicts.items()}
 
 
@@ -770,14 +770,14 @@ def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
     assert said["lora", "full"] == said["full_pretrained", "full"] == "better"
     assert words(found, margin=5.0)["tf_idf", "lora"] == "equivalent"
     size = 1000, 25_000, 1000
-    text = answer(found, "lora", judge(found, "lora", 1.0), size, "valid")
+    text = answer(found, judge(found, 1.0), size, "valid")
     assert "beats" not in text and "worth" not in text
     against = "TF-IDF and logistic regression against LoRA on pretrained weights: +0.1 ("
     (line,) = [line for line in text.splitlines() if line.startswith(against)]
     assert line.rpartition(": ")[2].startswith("undecided")
     assert text.startswith("Best classifier, selected on the validation examples: LoRA")
     assert "selected on the test examples, as in the recipe" in answer(
-        found, "lora", judge(found, "lora", 1.0), size, "test"
+        found, judge(found, 1.0), size, "test"
     )
 
 
@@ -786,12 +786,12 @@ def test_answer_says_when_the_test_contradicts_the_choice_on_validation(tmp_path
         "lora": runs_of(tmp_path / "lora", 84.0, 89.5, 90.0, 90.5),
         "tf_idf": runs_of(tmp_path / "tf_idf", 85.0, 80.0, seedless=True),
     }
-    verdicts = judge(found, "lora", 1.0)
+    verdicts = judge(found, 1.0)
     said = "Validation and test disagree: on the test examples LoRA on pretrained weights is better"
-    text = answer(found, "lora", verdicts, (1000, 25_000, 1000), "valid")
+    text = answer(found, verdicts, (1000, 25_000, 1000), "valid")
     assert "Best classifier, selected on the validation examples: TF-IDF" in text and said in text
     found["lora"] = runs_of(tmp_path / "other", 86.0, 89.5, 90.0, 90.5)
-    assert said not in answer(found, "lora", verdicts, (1000, 25_000, 1000), "valid")
+    assert said not in answer(found, verdicts, (1000, 25_000, 1000), "valid")
 
 
 def test_interval_of_one_classifier_matches_the_binomial(tmp_path) -> None:
@@ -815,11 +815,11 @@ def test_without_pretrained_weights_only_baseline_is_compared(tmp_path) -> None:
         "full": runs_of(tmp_path / "full", 75.0, 64.0, 65.0, 66.0),
         "tf_idf": runs_of(tmp_path / "tf_idf", 80.0, 80.4, seedless=True),
     }
-    verdicts = judge(found, None, 1.0)
+    verdicts = judge(found, 1.0)
     assert {pair: one.word for pair, one in verdicts.items()} == {("tf_idf", "full"): "better"}
-    text = answer(found, None, verdicts, (8530, 217_000, 1000), "valid")
+    text = answer(found, verdicts, (8530, 217_000, 1000), "valid")
     assert "pretrained weights were not tried here" in text
-    named = answer(found, None, verdicts, (8530, 217_000, 1000), "valid", pretrained=True)
+    named = answer(found, verdicts, (8530, 217_000, 1000), "valid", pretrained=True)
     assert "no method here used the pretrained weights" in named and "not tried" not in named
     assert "+3.6 ± 6.8 (95% prediction interval)" in text
 
