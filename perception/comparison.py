@@ -129,7 +129,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of a deterministic method: one run, or a run per seed with `data.shots`."""
+        """Returns [(seed, run name)] of a deterministic method: one run, or with `data.shots` one per seed."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
-"""Backbones that the authors' program computes in bfloat16, not in float32 like all other backbones."""
+"""Backbones that the authors' program computes in bfloat16. The program computes all other backbones in float32."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
@@ -127,7 +127,7 @@ def uses_pretrained(config: ConfigDict) -> bool:
 
 
 def trains_tokenizer(config: ConfigDict) -> bool:
-    """Returns whether a run trains a tokenizer on its training texts instead of loading the pretrained model's."""
+    """Returns whether a run trains a tokenizer instead of loading the tokenizer of the pretrained model."""
     return not find(config.finetune).pretrained and config.data.tokenizer != "pretrained"
 
 
