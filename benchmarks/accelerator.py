@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import Seconds, compare, interval, isolated, make_parser, ratios, report
 from benchmarks.step import make_our_step, make_peer
-from common.config import float_arg, int_arg
+from common.arguments import float_arg, int_arg
 from common.errors import check
 from common.report import table
 from common.runtime import program

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from common.config import int_arg
+from common.arguments import int_arg
 from common.runtime import program
 
 TARGET = 1 / 0.9  # upper bound of the time ratio

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from common.config import int_arg
+from common.arguments import int_arg
 from common.report.table import markdown
 from common.runtime import program
 

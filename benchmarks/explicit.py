@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from common.config import int_arg
+from common.arguments import int_arg
 from common.runtime import program
 
 VOCABULARY = 4098

@@ -25,7 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from common.config import int_arg, parser_for
+from common.arguments import int_arg
+from common.config import parser_for
 from common.errors import check
 from common.report.table import text
 

@@ -16,7 +16,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.harness import machine, write_json
-from common.config import int_arg, parser_for
+from common.arguments import int_arg
+from common.config import parser_for
 from common.metrics.curve import Curve, Point
 from common.metrics.losses import Losses
 from common.report.runs import Run

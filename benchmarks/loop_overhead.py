@@ -7,7 +7,7 @@ excluded.
 
 import time
 
-from common.config import int_arg
+from common.arguments import int_arg
 from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.config import int_arg, parser_for
+from common.arguments import int_arg
+from common.config import parser_for
 from common.errors import check
 from common.runtime import program
 

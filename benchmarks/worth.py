@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import int_arg
+from common.arguments import int_arg
 from common.errors import check
 from common.runtime import program
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import config
+from common.arguments import check_folder, int_arg
 from common.errors import check
 from common.experiments import ExperimentSuite, parse_sweep, set_fields
 from common.runtime import program
@@ -106,7 +107,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=config.int_arg("--seeds"),
+        type=int_arg("--seeds"),
         default=3,
         help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
     )
@@ -124,7 +125,7 @@ def main() -> None:
     )
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
-    config.check_folder("--out", options.out)
+    check_folder("--out", options.out)
 
     from common.report import side_by_side
     from common.report.groups import Group, layers_of

@@ -7,10 +7,9 @@ import importlib
 import importlib.util
 import json
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from common.errors import UserError, check, last_frame, named, reason_of
-from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
 
@@ -130,7 +128,7 @@ def _read(option: str, text: str, current: Any) -> Any:
         if isinstance(current, int):
             return int(text)
         if isinstance(current, float):
-            return _finite(text)
+            return finite(text)
         if isinstance(current, tuple):
             value = ast.literal_eval(text if text.strip() else "()")
             value = tuple(value) if isinstance(value, tuple | list) else (value,)
@@ -162,7 +160,8 @@ def float_or_text(text: str) -> float | str:
         return text
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """Converts text to a float. Raises a ValueError unless the text is a finite number."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -201,25 +200,6 @@ def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> N
     check(
         isinstance(value, str) and value in known,
         f"{option}={value!r:.80}: choose one of {', '.join(known)}{_nearest(value, known)}",
-    )
-
-
-def check_folder(option: str, folder: Path) -> None:
-    """Raises a UserError unless `folder` is writable or can be created. Does not create the folder."""
-    path = folder.absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    check(
-        existing.is_dir() and os.access(existing, os.W_OK),
-        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder or is not writable; choose"
-        " another folder",
-    )
-
-
-def check_file(option: str, path: Path) -> None:
-    """Raises a UserError if `path` is missing or is a folder."""
-    check(
-        path.exists() and not path.is_dir(),
-        f"{option}={shown(path)} is not a file: give the path of an existing file",
     )
 
 
@@ -380,32 +360,6 @@ class _Parser(argparse.ArgumentParser):
 def parser_for(program: str) -> argparse.ArgumentParser:
     """Returns an argument parser that raises a UserError for a wrong command line, instead of printing the usage."""
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
-
-
-def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
-    """Returns an argparse type: an integer of at least `least`, in digits."""
-
-    def read(text: str) -> int:
-        hint = "" if text.isdecimal() else "; use digits only"
-        check(
-            text.isdecimal() and int(text) >= least,
-            f"{option} must be a whole number of at least {least}, got {text!r}{hint}",
-        )
-        return int(text)
-
-    return read
-
-
-def float_arg(option: str) -> Callable[[str], float]:
-    """Returns an argparse type: a finite float."""
-
-    def read(text: str) -> float:
-        try:
-            return _finite(text)
-        except ValueError as error:
-            raise UserError(f"{option} must be a finite number, got {text!r}") from error
-
-    return read
 
 
 def _nearest(name: str, known: Any, prefix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The program `python -m PAPER.reproduce`, which all papers share."""
+"""The program `python -m PAPER.reproduce`, for every paper: trains missing runs, prints tables, figures and claims."""
 
 import importlib
 import os
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import config
+from common.arguments import check_folder, int_arg
 from common.errors import check
 from common.storage.folders import open_folder, open_path, output
 
@@ -36,7 +37,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=config.int_arg("--seeds"),
+        type=int_arg("--seeds"),
         default=1,
         help="runs of each case, with seeds 1, 2, ...",
     )
@@ -90,7 +91,7 @@ def add_fairness(parser: ArgumentParser) -> None:
     """Adds the options --turns, which makes training seconds comparable, and --sweep, which tunes all cases equally."""
     parser.add_argument(
         "--turns",
-        type=config.int_arg("--turns"),
+        type=int_arg("--turns"),
         default=0,
         metavar="N",
         help="train the runs of a seed in turns, N steps at a time, so that their seconds can be compared",
@@ -136,7 +137,7 @@ def reproduce(
     options = parser.parse_args(rest)
     out = options.out or Path(f"runs/{paper}_reproduce_{options.scale}")
     more = own(options)
-    config.check_folder("--out", out)
+    check_folder("--out", out)
 
     from common.experiments import parse_sweep
 

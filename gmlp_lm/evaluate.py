@@ -6,7 +6,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check_file, int_arg, parser_for
+    from common.arguments import check_file, int_arg
+    from common.config import parser_for
     from common.errors import check
     from common.storage.addresses import shown
     from common.storage.folders import open_file, open_folder

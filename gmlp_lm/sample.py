@@ -10,7 +10,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import float_arg, int_arg, parser_for
+    from common.arguments import float_arg, int_arg
+    from common.config import parser_for
     from common.errors import check
     from common.storage.folders import open_file, open_folder
 
@@ -101,7 +102,7 @@ def read(path: Path) -> list[bytes]:
       UserError: the file cannot be read or has no prompts, or a line is empty, has no prompt, is not JSON (in a .jsonl
         file) or is not Unicode text.
     """
-    from common.config import check_file
+    from common.arguments import check_file
     from common.data.files import read_bytes
     from common.errors import UserError, check
     from common.storage.addresses import shown

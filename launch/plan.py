@@ -18,9 +18,10 @@ MIB = 2**20
 
 
 def arguments() -> ArgumentParser:
-    from common import config
+    from common.arguments import float_arg
+    from common.config import parser_for
 
-    parser = config.parser_for("launch.plan")
+    parser = parser_for("launch.plan")
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="configuration file")
     parser.add_argument(
         "--topology",
@@ -30,7 +31,7 @@ def arguments() -> ArgumentParser:
         " h100:8, or CPU devices such as cpu:8",
     )
     parser.add_argument(
-        "--price", type=config.float_arg("--price"), help="price of a chip-hour, in any currency"
+        "--price", type=float_arg("--price"), help="price of a chip-hour, in any currency"
     )
     parser.add_argument(
         "--shardings", action="store_true", help="also print the sharding of every parameter"

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_choice, check_folder, float_arg
+from common.arguments import check_folder, float_arg
+from common.config import check_choice
 from common.errors import check, file_error
 from common.model.low_rank import Lora
 from common.report.table import publish, text

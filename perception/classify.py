@@ -44,7 +44,8 @@ class _Run(Action):
 
 
 def _parser() -> ArgumentParser:
-    from common.config import int_arg, parser_for
+    from common.arguments import int_arg
+    from common.config import parser_for
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("perception.classify")
@@ -101,7 +102,7 @@ def _parser() -> ArgumentParser:
 
 
 def _check_output(options: Namespace) -> None:
-    from common.config import check_folder
+    from common.arguments import check_folder
     from common.errors import check
     from common.storage.addresses import shown
     from perception.text_tables import ending

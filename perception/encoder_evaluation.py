@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_folder, int_arg, override_all, split_fields
+from common.arguments import check_folder, int_arg
+from common.config import override_all, split_fields
 from common.errors import check
 from common.metrics.classes import Classes
 from common.sharding import make_mesh

@@ -1,9 +1,9 @@
 """Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
 
 The files have two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
-`quantization_config` of config.json names the format. Reading dequantizes the kernels, so this project's programs
-can use the directory like any pretrained model. Quantizing the kernels to the same format again changes them by
-rounding errors at most.
+`quantization_config` of config.json names the format. Reading dequantizes the kernels, so a run can start from the
+directory as from any pretrained model. If the run quantizes the kernels to the same format again, they change by
+rounding errors at most. `write` refuses a model whose files are quantized already.
 
 `write` also writes kernels in float32 or bfloat16, in plain Hugging Face format.
 """

@@ -46,6 +46,7 @@ DRAWS = 5
 
 def _parser() -> ArgumentParser:
     from common import config
+    from common.arguments import float_arg, int_arg
     from common.report.verdict import MARGINS
     from common.reproduce import add_fairness
     from common.storage.folders import open_folder
@@ -92,7 +93,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--shots",
-        type=config.int_arg("--shots"),
+        type=int_arg("--shots"),
         metavar="N",
         help="train on N examples per class and select on N more; each seed draws others",
     )
@@ -110,7 +111,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=config.int_arg("--seeds"),
+        type=int_arg("--seeds"),
         metavar="N",
         help=f"number of seeds of each training method, with one run per seed (default: 1; with --shots {DRAWS})",
     )
@@ -122,7 +123,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--margin",
-        type=config.float_arg("--margin"),
+        type=float_arg("--margin"),
         default=MARGINS["weighted_f1"],
         metavar="POINTS",
         help="equivalence margin in points of weighted F1 (default: %(default)s)",
@@ -207,9 +208,9 @@ def _download(data: str, experiment: "ConfigDict") -> None:
 
 
 def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
-    """Writes the splits of --data to `out`. Returns the overrides that read the splits, and text for the report.
+    """Writes the splits of --data to `out`, so that the examples need no memory after the return.
 
-    The texts are not kept in memory after the return.
+    Returns overrides that make a run read these splits, and what the report says about the data.
     """
     from perception.comparison import About
     from perception.labelled_table import TEXTS, prepare, write
@@ -259,6 +260,7 @@ def _print_kept(options: Namespace) -> None:
 
 def main() -> None:
     from common import config
+    from common.arguments import check_folder
     from perception.budget import parse_seconds
 
     fields, rest = config.split_fields(sys.argv[1:])
@@ -270,7 +272,7 @@ def main() -> None:
     fields += [f"--config.data.shots={options.shots}"] * bool(options.shots)
     seconds = parse_seconds(options.budget) if options.budget else 0.0
     out = _out(options)
-    config.check_folder("--out", out)
+    check_folder("--out", out)
     spec = options.config or f"{find_spec('configs.perception').origin}:laptop"
     experiment = config.load(spec)
     config.check_paper(spec, experiment, "perception.worth")

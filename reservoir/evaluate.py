@@ -4,7 +4,7 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check_file
+    from common.arguments import check_file
     from common.errors import check
     from common.metrics.translations import bleu_metric
     from common.storage.addresses import shown

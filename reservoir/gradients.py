@@ -17,7 +17,8 @@ COLUMNS = ("group", "seed", "step", "cosine", "cosine of means", "relative size"
 
 
 def main() -> None:
-    from common.config import check_folder, int_arg, parser_for
+    from common.arguments import check_folder, int_arg
+    from common.config import parser_for
     from common.storage.addresses import copy_of
 
     parser = parser_for("reservoir.gradients")

@@ -137,6 +137,6 @@ def find(name: str) -> Kind | None:
     kind = plugin.find(option, name, Kind, {"none": None, **RESERVOIRS})
     check(
         callable(kind.build),
-        f"{option}={name}: the field build must be a function, got {kind.build!r}",
+        f"{option}={name}: the field 'build' of the Kind must be a function, got {kind.build!r}",
     )
     return kind

@@ -9,7 +9,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import float_arg, int_arg, parser_for
+from common.arguments import float_arg, int_arg
+from common.config import parser_for
 from common.data.corpus import TokenizedCorpus
 from common.errors import check
 from common.sharding import make_mesh

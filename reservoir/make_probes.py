@@ -8,7 +8,8 @@ EMBEDDED = "embedded:python"
 def main() -> None:
     import numpy as np
 
-    from common.config import check_choice, int_arg, parser_for
+    from common.arguments import int_arg
+    from common.config import check_choice, parser_for
     from common.data.files import read_lines
     from common.data.text_sources import DOCUMENTS, cut, python_manual
     from common.errors import check

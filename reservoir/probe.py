@@ -6,7 +6,8 @@ from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check_choice, check_folder, int_arg, parser_for
+    from common.arguments import check_folder, int_arg
+    from common.config import check_choice, parser_for
     from common.errors import check
     from common.sharding import make_mesh
     from common.storage.folders import open_folder, output

@@ -10,7 +10,7 @@ from common.storage.addresses import shown
 
 
 def _read(path: Path | None) -> list[str]:
-    from common.config import check_file
+    from common.arguments import check_file
     from common.data.files import ADVICE, decoded_lines, read_lines
 
     if path is not None:

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
+from common.arguments import check_folder, float_arg
 from common.config import (
     check_choice,
-    check_folder,
     complete,
     flatten,
-    float_arg,
     from_json,
     load,
     override,

@@ -1,6 +1,6 @@
-"""The printed examples run with the installed wheel, in an environment with only the packages that the wheel declares.
+"""The examples of the Markdown pages run with the installed wheel and the packages that it declares, and no others.
 
-The environment of the tests may have the sources on its path, and packages that the wheel does not declare.
+They run in a new environment, because pytest's environment may have the sources on its path, and further packages.
 """
 
 import os

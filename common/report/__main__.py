@@ -3,7 +3,8 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from common.config import check_folder, float_or_text, int_arg, parser_for
+from common.arguments import check_folder, int_arg
+from common.config import float_or_text, parser_for
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of

@@ -173,7 +173,12 @@ def test_tables_of_single_runs(two):
 
 
 def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
-    """Returns two groups of two seeds each. `one` and `other` are the timing sessions of their runs."""
+    """Returns two groups of runs with the seeds 1 and 2. Runs with the same timing session took turns.
+
+    Args:
+      one: timing session of each run of the first group.
+      other: timing session of each run of the second group.
+    """
     runs = [
         made([10.0, 20.0], seed=seed, reservoir=kind, timing={"kind": "turns", "sessions": [name]})
         for kind, names in (("none", one), ("ffn", other))

@@ -17,7 +17,7 @@ from tests.train import toy
 
 @dataclass(frozen=True)
 class Toys(ExperimentSuite):
-    """Experiments with the toy task. `opened` has one element "one" for each run that was opened."""
+    """Experiments with the toy task. `opened` gets the element "one" each time a run is opened."""
 
     opened: list[str] = field(default_factory=list)
 

@@ -41,7 +41,10 @@ def settings(**fields: object) -> ConfigDict:
 
 
 def drawn() -> tuple[dict, list[dict]]:
-    """Returns parameters and the gradients of four steps. Adafactor clips its update when gradients grow."""
+    """Returns parameters and the gradients of four steps.
+
+    The gradients grow from step 1 to step 3, so that Adafactor clips its updates.
+    """
     generator = np.random.default_rng(0)
 
     def draw(scale: float) -> dict:

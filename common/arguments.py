@@ -1,0 +1,54 @@
+"""Checks of the command-line options of programs: whole numbers, numbers, files and folders."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from common.config import finite
+from common.errors import UserError, check
+from common.storage.addresses import shown
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raises a UserError unless `folder` is writable or can be created. Does not create the folder."""
+    path = folder.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    check(
+        existing.is_dir() and os.access(existing, os.W_OK),
+        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder or is not writable; choose"
+        " another folder",
+    )
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raises a UserError if `path` is missing or is a folder."""
+    check(
+        path.exists() and not path.is_dir(),
+        f"{option}={shown(path)} is not a file: give the path of an existing file",
+    )
+
+
+def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
+    """Returns an argparse type: an integer of at least `least`, in digits."""
+
+    def read(text: str) -> int:
+        hint = "" if text.isdecimal() else "; use digits only"
+        check(
+            text.isdecimal() and int(text) >= least,
+            f"{option} must be a whole number of at least {least}, got {text!r}{hint}",
+        )
+        return int(text)
+
+    return read
+
+
+def float_arg(option: str) -> Callable[[str], float]:
+    """Returns an argparse type: a finite float."""
+
+    def read(text: str) -> float:
+        try:
+            return finite(text)
+        except ValueError as error:
+            raise UserError(f"{option} must be a finite number, got {text!r}") from error
+
+    return read
