@@ -19,7 +19,8 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     """
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
     config = config.copy_and_resolve_references()
-    config.quantize = "none"  # quantization changes the names of parameters
+    # The check looks for the names of the backbone's parameters, and quantization would rename the kernels.
+    config.quantize = "none"
     model = own_method.check_complete(
         option,
         Method,

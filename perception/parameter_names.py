@@ -23,7 +23,8 @@ def their_name(family: str, ours: str) -> str:
     """
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
-    if ours in names.outside:  # an embedding table that belongs to no module
+    # In this case, `outside` lists an embedding table itself, such as "embed/types", and not the module that owns it.
+    if ours in names.outside:
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)
     where = (

@@ -43,8 +43,9 @@ def write(
     """Writes adapter_config.json and adapter_model.safetensors to `directory`.
 
     Args:
-      lora: LoRA settings if B does not include the scale. None if B includes the scale; then the ranks of the layers
-        may differ.
+      adapter: the matrices A and B of each layer.
+      lora: LoRA settings, which give the scale of the product A B. None if the matrices B have been multiplied by the
+        scale; in this case, the ranks of the layers may differ.
       base: directory of the base weights, or None if unknown.
 
     Raises:

@@ -64,7 +64,8 @@ def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params
             for name, x in trainable.items()
             if name.startswith(ENCODER)
         }
-        added = trained and not method.trains_all  # the method may have added parameters
+        # A method that trains only some weights may have added parameters, which the pretrained model lacks.
+        added = trained and not method.trains_all
         known = encoder_parameters(pretrained.shape) if added else trained
         drawn = reinitialized(config, pretrained.shape.family)
         wanted = {n: x for n, x in trained.items() if n in known and n not in drawn}

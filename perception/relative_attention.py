@@ -45,8 +45,9 @@ def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the row of each offset in DeBERTa's table of 2 * `buckets` rows (He et al., 2021).
 
-    Each offset from -buckets / 2 to buckets / 2 has its own row. Larger offsets share rows: each row has a range of
-    offsets, and all ranges are equally wide in log |offset|.
+    Each offset from -buckets / 2 to buckets / 2 has its own row. Offsets of larger magnitude share rows: a row has a
+    range of offsets. The limits of the ranges are evenly spaced in log |offset|, except that the last range in each
+    direction has no outer limit.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)
@@ -86,7 +87,8 @@ class DisentangledAttention(GroupedAttention):
         self, x_BLD: jax.Array, positions_L: jax.Array, key: Key = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         query, keys, values = super()._all(x_BLD, positions_L, key)
-        return query * 3**-0.5, keys, values  # `attend` divides by sqrt(K)
+        # `attend` divides the logits by sqrt(K): together, the divisor is sqrt(3 K).
+        return query * 3**-0.5, keys, values
 
     def _bias(
         self, query_BLHK: jax.Array, key_BLHK: jax.Array, context: Context, key: Key

@@ -88,7 +88,10 @@ class Line(NamedTuple):
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """Fits a line to (tokens, gap) by least squares; needs at least two different numbers of tokens."""
+    """Fits gap = intercept + slope ln(tokens) to points (tokens, gap) by least squares.
+
+    Needs at least two different numbers of tokens.
+    """
     x, y = np.log([tokens for tokens, _ in points]), np.asarray([gap for _, gap in points])
     slope = float(np.cov(x, y, bias=True)[0, 1] / np.var(x))
     intercept = float(y.mean() - slope * x.mean())
@@ -99,7 +102,11 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def tokens(texts: Iterable[Sequence[str]]) -> float:
-    """Estimates the number of tokens from the number of words. Each example has one or more texts."""
+    """Estimates the number of tokens in a data set from its number of words.
+
+    Args:
+      texts: for each example, its text or its pair of texts.
+    """
     return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
 
@@ -132,5 +139,8 @@ def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
 
 
 def expectation() -> Line:
-    """Fits Figure 1 to the printed Table 1 without invalid cells: one point per data set, averaged over backbones."""
+    """Fits the line of Figure 1 to the printed Table 1 without invalid cells.
+
+    Each data set is one point. Its gap is the mean over the backbones.
+    """
     return fit(points(means(without_artefacts(gaps(printed.table1())))))

@@ -229,7 +229,8 @@ def write(
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this entry
+    # transformers rejects a file whose metadata do not name the format.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.size

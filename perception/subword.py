@@ -27,7 +27,7 @@ _RECIPE = "byte-level BPE 1"
 """Version of `_train`, part of the cache key."""
 
 _BLOCK = 10_000
-"""Number of texts per call of the library."""
+"""Maximum number of texts that the `tokenizers` library gets at once."""
 
 
 class Subword:

@@ -21,10 +21,10 @@ PAIR_NAMES = (
     ("text", "text_pair"),
     ("text_a", "text_b"),
 )
-"""Common names, in lower case, of two columns with pairs of texts."""
+"""Common names, in lower case, of the two text columns in a table of pairs."""
 
 MOST_NAME_WORDS = 5
-"""Maximum number of words in the name of a text column. A longer name may be a text."""
+"""Maximum number of words in the name of a text column. A longer name may be a text of a table without a header."""
 
 LOOKED_AT = 1000
 """Maximum number of rows whose values are examined to find the columns of texts and labels."""
@@ -174,7 +174,8 @@ def _choose(
 def _is_prose(values: Sequence[Any]) -> bool:
     """Returns whether a column can hold texts.
 
-    The texts must have at least three words on average, and more than half of the values must be different texts.
+    The texts must have at least three words on average. The number of distinct texts must be more than half of the
+    number of values.
     """
     texts = [x for x in values if isinstance(x, str) and x.strip()]
     words = sum(len(text.split()) for text in texts)
@@ -184,8 +185,8 @@ def _is_prose(values: Sequence[Any]) -> bool:
 def _is_classes(values: Sequence[Any]) -> bool:
     """Returns whether a column can hold class labels.
 
-    The column must have two distinct values, or more with at least five values for each distinct value on average.
-    Missing values, lists and dictionaries do not count.
+    The column must have at least two distinct values. If it has more than two distinct values, a value must occur at
+    least five times on average. Missing values, lists and dictionaries are ignored.
     """
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

@@ -48,7 +48,8 @@ def delimiter_of(path: Path, encoding: str) -> str:
     def columns(delimiter: str) -> int:
         try:
             return len(next(csv.reader([first], delimiter=delimiter), []))
-        except csv.Error:  # a name longer than 131,072 characters
+        # By default, the csv module rejects a name of more than 131,072 characters.
+        except csv.Error:
             return 0
 
     return max(DELIMITERS, key=columns)

@@ -28,8 +28,8 @@ MOST_NUMBERS = 20
 all labels are integers and `_is_regression` accepts them as classes."""
 
 LEAST_TEXTS = 10
-"""Smallest mean number of texts per class if there are more than MOST_NUMBERS classes and all are integers. A column
-with fewer is usually a regression target, such as a score from 0 to 100 (see `_is_regression`)."""
+"""Smallest mean number of texts per label for which more than MOST_NUMBERS integer labels are classes. With fewer texts
+per label, the column is usually a regression target, such as a score from 0 to 100 (see `_is_regression`)."""
 
 LOOKED_AT = 1000
 """Maximum number of rows that are examined to recognise lists of classes."""

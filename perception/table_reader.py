@@ -183,7 +183,8 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
     names = read_names(paths[0].parent / NAMES)
     table = Table(names={"": names} if names else {})
     for path in paths:
-        shown_name = path.name  # the report shows file names only
+        # The report shows the location of a row: the name of the file, without its folder, and the line.
+        shown_name = path.name
         match format_of(path):
             case ".parquet":
                 table.add(_parse_parquet(path))
@@ -223,7 +224,7 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
     option = f"--data=hf:{name}"
     name, _, revision = name.partition("@")
     if not download:
-        # huggingface_hub and datasets read this variable when they are imported.
+        # huggingface_hub and datasets read HF_HUB_OFFLINE when they are imported.
         os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets

@@ -151,7 +151,7 @@ def cut_splits(
     Args:
       group: location of an example -> index of its group of near-duplicates.
       wanted: splits to cut, from "valid" and "test".
-      notes: list to which the function appends a sentence for each removal.
+      notes: list to which the function appends sentences about rare classes and about removed examples.
 
     Returns:
       The splits in `wanted`, and "train" with all examples of the remaining groups.

@@ -66,7 +66,7 @@ def table1(suite: ExperimentSuite) -> None:
                 found[case.column] = (together or suite.summaries([case]))[case]
             except (UserError, MemoryError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
-                # Python's MemoryError has no message.
+                # A MemoryError of Python has an empty message: write "out of memory" instead.
                 why = str(fault).partition("\n")[0] or "out of memory"
                 failed.append(f"{backbone_} {mode} on {case.dataset}: {why}")
                 print(f"error: {failed[-1]}; the cell stays empty", file=sys.stderr, flush=True)

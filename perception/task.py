@@ -43,7 +43,11 @@ CLASSES, EXAMPLES = "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config`. If `pool` is "authors", the copy has `max_length` as its only bucket."""
+    """Returns a copy of `config`. If `pool` is "authors", the copy has `max_length` as its only bucket.
+
+    This pool includes padding, so logits depend on the padded length. The authors' program pads all texts to
+    `max_length`.
+    """
     config = config.copy_and_resolve_references()
     if config.pool == "authors":
         config.data.buckets = (config.data.max_length,)
@@ -164,10 +168,10 @@ class TextClassification(Classification):
     def predict(self, values: ModelState, split: str) -> Predictions:
         """Implements `Task.predict`: returns class predictions for every example of a split.
 
-        "valid" means the split `select`, which may be "test".
+        "valid" means the split `select`, which is "test" if the best step is selected on test examples.
 
-        With several classes per example, the predictions of both splits use the thresholds chosen on the validation
-        examples.
+        With several classes per example, thresholds decide which classes are predicted. The thresholds are
+        chosen on the validation examples, also for predictions of the split "test".
         """
         split = self.select if split == "valid" else split
         text, logits_EC = self.splits[split], self.logits(values, split)

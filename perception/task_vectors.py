@@ -155,9 +155,10 @@ Signs = tuple[str, str]
 def _pair(
     runs: Sequence[Path], mesh: "Mesh", pretrained: Path | None, examples: int | None
 ) -> tuple[list[str], list[tuple[Signs, tuple[float, float], tuple[float, ...]]]]:
-    """Returns the fingerprints of both tasks' test examples, and a row for each weighted sum of their task vectors.
+    """Returns the fingerprints of the test examples of both tasks, and the rows of the table for a pair of runs.
 
-    A row is (signs of the vectors, weights of the vectors, test accuracies of both tasks).
+    Each row evaluates the base weights plus a weighted sum of the two task vectors. It is (signs of the vectors,
+    weights of the vectors, test accuracies of both tasks). A vector with the weight 0 has the sign "".
     """
     from common.errors import check
     from common.storage.addresses import shown

@@ -1,7 +1,7 @@
 """Reads texts from tables and writes the tables with more columns. Formats: CSV, TSV, JSON lines, parquet, plain lines.
 
 Tables are read and written in blocks of rows, so that a table may be larger than the memory, except a .parquet.gz. All
-columns of a table are kept.
+columns of a table are kept. For plain lines, only the added columns are written.
 """
 
 import csv
@@ -71,14 +71,14 @@ class Table(Protocol):
 
         Raises:
           UserError: the file is missing or damaged, a row lacks a text column, a value in a text column is not text or
-            is not valid Unicode, a line of a pair does not have one tab, a column has the name of a column of `added`,
-            or two columns have the same name.
+            is not valid Unicode, a line of a table of pairs does not have exactly one tab, a column has the name of a
+            column of `added`, or two columns have the same name.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         """Writes the rows with the columns of `added`.
 
-        In a row without a label, the added texts are "", and the added numbers and lists are None.
+        In a row without a text to classify, the added texts are "", and the added numbers and lists are None.
         """
 
 
@@ -148,9 +148,11 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
 
 
 def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
-    """Raises a UserError if a table has a column with the name of an added column. The first added column is the label.
+    """Raises a UserError if a table has a column with the name of an added column.
 
-    The option --label changes the names of the added columns NAME and NAME_2, but not of probabilities.
+    The first added column is the label. If only label columns (NAME, NAME_2) are in conflict, the error advises another
+    --label=NAME. Otherwise, it advises to rename columns of the input, because --label does not rename the columns of
+    probabilities.
     """
     taken = sorted(set(there) & set(added))
     if not taken:
@@ -183,7 +185,8 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
         try:
             yield text
         finally:
-            text.detach()  # flushes, and leaves `file` open
+            # Unlike `close`, `detach` leaves the stream open. Both flush it.
+            text.detach()
 
 
 def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:

@@ -35,7 +35,8 @@ def _threshold(labels_E: np.ndarray, chances_E: np.ndarray) -> float:
         return 0.5
     precision, recall, chances = precision_recall_curve(labels_E, chances_E)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    best = int(f1[:-1].argmax())  # the last point has no positive predictions
+    # The last point of the curve has no positive predictions, so it has no threshold.
+    best = int(f1[:-1].argmax())
     below = chances[best - 1] if best else 0.0
     return float((below + chances[best]) / 2)
 
