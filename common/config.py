@@ -65,7 +65,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
             near = f"; did you mean {near[0]}?" if near else ""
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
-        # The innermost frame is in this file if get_config takes no argument, and in importlib for an unreadable file.
+        # Name the line only if it is in the user's code. The innermost frame is in this file instead if `get_config`
+        # does not accept an argument, and in importlib if the file is unreadable.
         outside = frame.filename != __file__ and not frame.filename.startswith("<frozen")
         place = f"{frame.filename}, line {frame.lineno}" if outside else f"{option}={spec}"
         raise UserError(f"{place}: {reason}") from error
@@ -246,8 +247,8 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns access to a missing configuration field into a UserError.
 
-    The message begins with `source`, the file or option of the configuration. Adds `source` to the beginning of all
-    other UserErrors too, unless `source` is "--config": these messages already name the option.
+    The message begins with `source`, the file or option of the configuration. A UserError that the block raises gets
+    the same beginning, unless `source` is "--config": the message of such an error already names the option.
     """
     try:
         yield

@@ -61,7 +61,11 @@ Point = Mapping[str, str]
 def set_fields(
     config: ConfigDict, fields: Mapping[str, str], option: str = "--sweep"
 ) -> ConfigDict:
-    """Sets {field "a.b": text} in `config` and returns it. A UserError names a wrong field as given with `option`."""
+    """Sets {field "a.b": text} in `config` and returns `config`.
+
+    Raises a UserError for a wrong field or value. Its message names the field after `option`, such as
+    "--sweep model.width".
+    """
     try:
         override_all(config, [f"--config.{name}={text}" for name, text in fields.items()])
     except UserError as fault:
@@ -276,7 +280,8 @@ class ExperimentSuite:
                 f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
                 " choose another --out, or delete this folder",
             )
-        # `prepare` may add fields to a configuration, such as the options of a user's kind of layer.
+        # Copy the requested configurations now: `prepare` may add fields to a configuration, such as the options of a
+        # user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}
         jobs = []
         for name, config in configs.items():
@@ -296,7 +301,7 @@ class ExperimentSuite:
         return dict(zip(configs, summaries, strict=True))
 
     def kept(self, name: str) -> list[Run]:
-        """Returns the finished runs of a case in --out that have test results.
+        """Returns the runs of a case in --out whose summaries have test results, whatever their configurations.
 
         If runs at several points of a grid have test results, returns the runs at the point with the most seeds.
         """

@@ -45,7 +45,8 @@ def imported(option: str, name: str) -> Any:
     except Exception as error:  # A user's module may raise any type of exception.
         frame, kind = last_frame(error), type(error).__name__
         remedy = "correct the name, or add the folder of the module to PYTHONPATH"
-        # A missing module raises in importlib, a missing attribute in this file: neither is a line of the user's code.
+        # Name the line only if it is in the user's code. The innermost frame is in importlib instead if the module is
+        # missing, and in this file if the attribute is missing.
         if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
             kind += f" in {frame.filename}, line {frame.lineno}"
             remedy = "correct this line"
@@ -102,7 +103,7 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
 
 
 def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Adds missing options with their defaults to `fields`."""
+    """Adds each of the `options` that the configuration `fields` lacks, with its default value."""
     with fields.unlocked():
         for name, option in options.items():
             *groups, last = name.split(".")

@@ -227,7 +227,10 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def num_shards(axis: str) -> int:
-    """Returns the number of shards of a logical axis on the current mesh, if this number divides the axis's size."""
+    """Returns the number of shards into which the current mesh splits a logical axis.
+
+    A dimension whose size is not a multiple of this number is not split (see `spec`).
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[name] for name in _mesh_axes(axis, mesh))
 

@@ -114,9 +114,10 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    A quantized kernel has two variables with the metadata `holds`: codes and scales. Codes are padded
-    to whole blocks, and 4-bit codes pack two parameters in one element, so `holds` of the codes is the shape of the
-    kernel. Scales are not counted: their `holds` is (0,).
+    This is the product of the metadata `holds`, or of the variable's shape if `holds` is missing. A quantized kernel
+    has two variables with `holds`, its codes and its scales. The codes are padded to whole blocks, and 4-bit codes pack
+    two parameters in one element, so their `holds` is the shape of the kernel. The scales have `holds` (0,), because
+    they do not count as parameters.
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

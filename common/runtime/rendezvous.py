@@ -71,7 +71,8 @@ def rendezvous(
 def is_loopback(host: str) -> bool:
     """Returns whether `host` is "localhost" or a loopback address. An IPv6 address may be in brackets.
 
-    Other host names are not resolved, because a machine may resolve its own name to a loopback address.
+    Does not resolve other host names: a machine may resolve its own name to a loopback address, although other machines
+    use this name to connect to it.
     """
     with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -202,7 +203,8 @@ def _arrive(
         try:
             connection = socket.create_connection(address, timeout=left)
             _send(connection, [index, socket.gethostname(), settings], f"{token} ")
-            # If process 0 started later than this process, the timeout of process 0 ends later too.
+            # Wait longer than `left` for the reply: if process 0 started later than this process, the time limit of
+            # process 0 also ends later.
             connection.settimeout(left + seconds)
             # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
             with connection.makefile("rb", buffering=0) as file:

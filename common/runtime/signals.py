@@ -41,7 +41,7 @@ class Signals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind:  # The exception ends the run anyway.
+        if kind:  # The exception already ends the run, so do not raise the signal again.
             self.received = None
         self.release()
 
@@ -62,7 +62,7 @@ class Signals:
         return check
 
     def release(self) -> None:
-        """Restores the previous signal handlers, and raises a recorded signal again, which calls its handler."""
+        """Restores the previous signal handlers. Raises a recorded signal again, to call its previous handler."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.received:

@@ -18,7 +18,10 @@ VISIBLE_SECONDS = 60
 
 
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
-    """Returns {name: value} of the settings of a program "PAPER.PROGRAM": code version, options and configuration."""
+    """Returns {name: value} of the settings of a program "PAPER.PROGRAM", to compare the processes of a run.
+
+    Settings are the code version, the command-line options and the configuration.
+    """
     code = code_version("common", "configs", program.partition(".")[0])
     found = {"the program": program, "the code": code, "--workdir": options.workdir}
     found |= {"--dry-run": options.dry_run, "--profile": options.profile}
@@ -26,7 +29,7 @@ def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, 
 
 
 def inputs(config: ConfigDict, task: Task) -> dict[str, str]:
-    """Returns {name: value} of the inputs of a run: fingerprints of the data, and configuration."""
+    """Returns {name: value} of the inputs of a run, to compare its processes: data fingerprints and configuration."""
     prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}
     return prints | _fields(config)
 
@@ -39,10 +42,12 @@ def _fields(config: ConfigDict) -> dict[str, str]:
 
 
 def check_shared(workdir: Path) -> None:
-    """Checks that the workdir is the folder that process 0 has opened. Called on all processes except process 0.
+    """Waits until the workdir has a configuration file, to check that the processes share the workdir.
+
+    Process 0 has written the file before. Called on all processes except process 0.
 
     Raises:
-      UserError: process 0 has opened a different folder, or the folder is not writable.
+      UserError: the file is missing after `VISIBLE_SECONDS`, or the folder is not writable.
     """
     deadline = time.monotonic() + VISIBLE_SECONDS
     while not (workdir / CONFIG).is_file():

@@ -19,7 +19,7 @@ from common.train.task import Batch
 def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
     """Starts threads that compile the training step for the shapes of `samples` (`Task.batch_samples`).
 
-    Uses one thread for each CPU core that this process may use. `Step.compile` raises the errors of the threads.
+    Starts at most one thread for each CPU core that this process may use. `Step.compile` raises the threads' errors.
 
     On accelerators, training continues meanwhile. On CPUs, the threads would slow the steps. This function therefore
     waits until all shapes are compiled, or until a signal arrives. The wait counts as compilation time.
@@ -27,7 +27,8 @@ def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
     step, number = run.train_step, run.step
 
     def compile_one(key: tuple, batch: Any) -> None:
-        with jax.set_mesh(run.mesh):  # Threads do not inherit the mesh of the main thread.
+        # Set the mesh again, because threads do not inherit the mesh of the main thread.
+        with jax.set_mesh(run.mesh):
             step.compile_now(key, batch, number)
 
     threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")

@@ -43,7 +43,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""Kind of the checkpoints that are never deleted."""
+"""Kind of the checkpoints that a run saves every `checkpoint.snapshots` steps and never deletes."""
 
 
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
@@ -62,9 +62,11 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class _KeepBest(PreservationPolicy):
-    """Keeps the two newest "best" checkpoints and, for each "latest" checkpoint, the newest "best" one up to its step.
+    """Decides which "best" checkpoints orbax keeps.
 
-    A run that resumes from a "latest" checkpoint thus still has the checkpoint that was the best at that step.
+    These are the two newest "best" checkpoints and, for each "latest" checkpoint, the newest "best" checkpoint that is
+    not from a later step. A run that resumes from a "latest" checkpoint thus still has the checkpoint that was the best
+    at that step.
     """
 
     def __init__(self, latest: ocp.CheckpointManager):
@@ -167,7 +169,7 @@ class Checkpoints:
     def top(self) -> dict[int, float]:
         """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first."""
         manager = self._manager("top")
-        manager.wait_until_finished()  # the scores are read from disk
+        manager.wait_until_finished()  # because the scores are read from disk
         found = [(step, manager.metrics(step)["score"]) for step in manager.all_steps()]
         found = sorted(found, key=lambda one: one[1], reverse=True)
         return dict(all_gather(found)[0] if self._copies else found)

@@ -36,7 +36,7 @@ def train(
     from common.train import loop
 
     def settings() -> dict[str, str]:
-        from common.train import agreement  # needed only for several processes
+        from common.train import agreement  # only runs of several processes import it
 
         return agreement.settings(f"{paper}.{program}", experiment, options)
 

@@ -25,8 +25,8 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: one id for each start or resume of the run: "alone", or an id that is equal for all runs that took turns
-        with each other.
+      sessions: one id for each start or resume of the run. The id is "alone" if the run then took no turns. Runs that
+        took turns with each other have the same id.
     """
 
     def __init__(
@@ -35,21 +35,23 @@ class Conditions:
         """Begins to measure the use of the machine.
 
         Args:
-          stopped: whether the run was suspended before it resumed.
-          signals: the entered context manager that records whether this process is suspended; None before the run
-            trains.
+          stopped: whether the run was suspended (SIGSTOP) before the checkpoint from which it resumes.
+          signals: records whether this process was suspended, from the start of its context; None before training.
         """
         self.sessions, self._stopped = [*sessions], stopped
         self._signals = signals or Signals()
         self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def begin(self, session: str, signals: Signals) -> "Conditions":
-        """Returns the conditions of the run after it starts or resumes with the id `session`, measured from now on."""
+        """Returns the conditions of a run that now starts or resumes.
+
+        Adds the id `session` to `sessions`. `others` measures from now on.
+        """
         return Conditions([*self.sessions, session], self.stopped, signals)
 
     @property
     def stopped(self) -> bool:
-        """Whether this process was suspended (SIGSTOP) and continued, or `stopped` was True before the run resumed."""
+        """Whether the run was ever suspended (SIGSTOP) and continued, in this process or before it resumed."""
         return self._stopped or self._signals.continued
 
     def others(self) -> float:
@@ -61,8 +63,9 @@ class Conditions:
     def describe(self) -> dict[str, Any]:
         """Returns the field `timing` of a run's summary: `sessions`, `others()` and `kind`.
 
-        `kind` is the first of these values that applies:
-        - "paused": the run was suspended, or was resumed without taking turns in all sessions.
+        A session is the time from a start or resume of the run to its next interruption or its end. `kind` is the first
+        of these values that applies:
+        - "paused": the run was suspended; or it has several sessions, and took no turns in at least one of them.
         - "turns": the run took turns with other runs in all sessions.
         - "shared": other processes used more than `SHARED` of the CPU time.
         - "alone": none of these.

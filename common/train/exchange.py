@@ -1,7 +1,7 @@
 """Sums losses and gradients over the batch with one exchange between devices: each device first sums its own rows.
 
-Of a parameter that is split over the mesh axis fsdp, a device holds only one shard. The device gathers the whole
-parameter whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
+If a parameter is split over the mesh axis fsdp, each device holds one shard of it, and gathers the whole parameter
+whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,8 @@ def local_sums(
     Args:
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
       arguments: trees of arrays.
-      places: trees of shardings, one for each of the first `len(places)` arguments. `function` sees the shards of these
-        arguments over fsdp, and all other arguments whole.
+      places: trees of shardings, one for each of the first `len(places)` arguments. If fsdp splits an array of these
+        arguments, `function` gets one shard of the array. It gets all other arguments whole.
     """
 
     def of_shard(batch: Any, *arguments: Any) -> Any:
@@ -47,7 +47,8 @@ def local_sums(
 
     split = jax.tree.map(lambda place: _only(place.spec, _SPLIT), tuple(places))
     whole = (P(),) * (len(arguments) - len(split))
-    # Axes of size 1 are manual too. If the tensor axis has size 1, the compiler then has nothing to partition.
+    # The batch axes are manual, and so is every axis of size 1. If the tensor axis has size 1, all axes are thus
+    # manual, and the compiler has nothing to partition.
     axes = {axis for axis in mesh.axis_names if axis in BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
@@ -55,7 +56,7 @@ def local_sums(
         in_specs=(P(BATCH), *split, *whole),
         out_specs=P(BATCH),
         axis_names=axes,
-        check_vma=False,  # check_vma=True would all-reduce a gradient at every use of its array.
+        check_vma=False,  # With True, every use of an array would all-reduce its gradient.
     )(batch, *arguments)
 
 
@@ -93,8 +94,8 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
 def _reduce_scatter(x: jax.Array, dimension: int) -> jax.Array:
     """Returns this device's shard of the sum of x over fsdp. The sum is split along `dimension`.
 
-    Each shard must be contiguous in memory. Otherwise the TPU compiler replaces the reduce-scatter by an all-reduce of
-    the whole array, in which a device receives twice the bytes.
+    Lays out x so that each shard is contiguous in memory. Otherwise the TPU compiler would replace the reduce-scatter
+    by an all-reduce of the whole array, in which a device receives twice the bytes.
     """
     order = (dimension, *(d for d in range(x.ndim) if d != dimension))
     x = with_layout_constraint(x, Layout(order))
@@ -182,10 +183,10 @@ def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callabl
 
 
 def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:
-    """Returns {path of a linear layer's kernel: dtype of activations}, the dtype to which `linear.matmul` casts it.
+    """Returns {path of a linear layer's kernel: dtype to which `linear.matmul` casts the kernel}.
 
-    The dtype of activations is the attribute `dtype` of the innermost module that contains the layer and has this
-    attribute. Omits layers without such a module, and layers with quantized kernels.
+    This is the dtype of the layer's activations: the attribute `dtype` of the innermost module that contains the layer
+    and has this attribute. Omits layers without such a module, and layers with quantized kernels.
     """
     parts = {tuple(map(str, path)): part for path, part in nnx.iter_modules(model)}
     owners = {path: getattr(part, "dtype", None) for path, part in parts.items()}

@@ -31,7 +31,10 @@ def changed(config: ConfigDict) -> float:
 
 
 def kept_summary(run: Run) -> dict | None:
-    """Returns the summary that an ended run has written, and sets the file's modification time to now.
+    """Returns the summary that an ended run has written, if the summary is still valid.
+
+    Then also sets the modification time of the file to now, because later commands reuse the summary only if it is
+    newer than the input files (`changed`).
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,
@@ -48,5 +51,5 @@ def kept_summary(run: Run) -> dict | None:
         ),
     )
     if stored is not None and is_main():
-        path.touch()  # make the summary newer than the files of `changed`
+        path.touch()  # makes the summary newer than the files of `changed`
     return stored

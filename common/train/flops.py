@@ -74,7 +74,8 @@ def _equation(equation: Any, causal: bool) -> float:
         causal = "CAUSAL" in parameters["mask_type"].name
         return _CUDNN[name] * _product(rows * heads, queries, keys, size, causal)
     if name == "pallas_call" and (kernel := _SPLASH_NAME.match(parameters["name"])):
-        # `jax.vmap` adds the rows of a batch as first axis. The masks before queries and keys have fewer axes.
+        # Queries, keys and values have four axes, because `jax.vmap` adds the rows of a batch as first axis. The masks,
+        # which precede them among the inputs, have fewer axes.
         shapes = [x.aval.shape for x in equation.invars if len(x.aval.shape) == 4]
         (rows, heads, queries, size), (_, _, keys, _), *_ = shapes
         return _SPLASH[kernel[1]] * _product(rows * heads, queries, keys, size, causal)

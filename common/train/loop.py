@@ -106,7 +106,8 @@ def train(
 ) -> Iterator[None]:
     """Trains until a hook stops the run.
 
-    Yields at each step that is a multiple of `turn`, with no step in flight and the clock stopped.
+    Yields at each step that is a multiple of `turn`, so that other runs can take their turns. At a yield, no step of
+    this run is in flight, and its clock is stopped.
 
     Args:
       begun: value of `time.perf_counter()` before the setup of the run.
@@ -205,7 +206,7 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     step, metrics, flops = unread
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-        # A workdir with checkpoints does not accept another learning rate.
+        # Suggest another workdir if this one has checkpoints, because it then does not accept another learning rate.
         other = " and another --workdir" if has_checkpoints(run.workdir) else ""
         raise UserError(
             f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}: training"

@@ -99,15 +99,15 @@ def open_run(
     Raises:
       UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact,
         the frozen values are damaged, the pretrained weights have changed, the task lacks a required member or has an
-        invalid mode, or the processes differ in configuration, data or frozen values.
+        invalid `mode`, or the processes differ in configuration, data or frozen values.
     """
 
     def inputs() -> dict[str, str]:
-        from common.train import agreement  # needed only for several processes
+        from common.train import agreement  # only runs of several processes import it
 
         return agreement.inputs(config, task)
 
-    check_agreement(inputs)  # before any file is written
+    check_agreement(inputs)  # If the processes differ, fail before any file is written.
     step = Step.of(config, task, mesh)
     stack.callback(step.cancel)
     upload = open_workdir(workdir, config, stack) if is_main() else None
@@ -115,7 +115,7 @@ def open_run(
     if upload:
         task.save(workdir)
     elif not address(workdir):
-        from common.train.agreement import check_shared  # needed only for several processes
+        from common.train.agreement import check_shared  # only runs of several processes import it
 
         check_shared(workdir)
     kept = config.checkpoint.keep, config.checkpoint.keep_best

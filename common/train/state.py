@@ -54,7 +54,8 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
 
     places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
     sizes = variables.count(abstract_model)
-    # Without compilation, `make` also allocates the frozen values. A compiled function does not allocate frozen values.
+    # Compiled, `make` allocates only the trainable values. Run eagerly, `make` also allocates the frozen values, so it
+    # runs eagerly only for models with few frozen values.
     if mesh.size == 1 and len(places) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
         return jax.device_put(make(seed), places)
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
@@ -115,14 +116,14 @@ class Step:
         """Makes the training step of a configuration and task.
 
         Raises:
-          UserError: the task lacks a required member or has an invalid mode.
+          UserError: the task lacks a required member or has an invalid `mode`.
         """
         check_complete(task)
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        # Adafactor factors and clips each array as a whole, so its updates of stacked arrays would differ. With fsdp, a
-        # scan would gather the parameters of all layers at once.
+        # Do not scan over layers with Adafactor or fsdp. Adafactor factors and clips each array as a whole, so its
+        # updates of stacked arrays would differ. With fsdp, a scan would gather the parameters of all layers at once.
         unrolled = config.optimizer.name == "adafactor" or mesh.shape["fsdp"] > 1
         scanned = scan_layers(abstract_model, 0 if unrolled else config.train.scan_layers)
         how = config.train.accumulate, config.train.reduce_dtype, scanned
@@ -132,7 +133,10 @@ class Step:
         self.scanned = self.scanned or self.abstract_model
 
     def start(self) -> TrainState:
-        """Returns the training state at step 0, before `Task.start`. Each device initialises only its shards."""
+        """Returns the training state at step 0, initialised from the seed. Each device initialises only its shards.
+
+        The caller then replaces the parameters by the result of `Task.start`.
+        """
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
         params = stack_layers(params, self.scanned.trainable)
         places = _shardings(self.arguments()[1])

@@ -84,7 +84,7 @@ class Task(Protocol):
     """"max" if a larger objective is better, "min" if a smaller objective is better."""
 
     select = "valid"
-    """Name that messages use for the split that selects the best step. Does not change the argument of `evaluate`."""
+    """Name, in messages, of the split that selects the best step. `evaluate` gets "valid", whatever the name is."""
 
     unit = "tokens"
     """Unit of the weights of `loss`, such as "tokens" or "examples"."""
@@ -207,4 +207,4 @@ def check_complete(task: Task) -> None:
         f"the task {cls.__module__}:{cls.__qualname__} lacks {', '.join(missing)}; define the members that"
         " common.train.task.Task requires",
     )
-    Curve(task.objective, task.mode)  # checks the mode
+    Curve(task.objective, task.mode)  # raises a UserError for an invalid mode

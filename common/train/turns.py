@@ -51,7 +51,8 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
         kept = [kept_summary(run) if run.state.stop_reason else None for run in runs]
         open_runs = [run for run in runs if not run.state.stop_reason]
         steps = [run.step for run in open_runs]
-        # After a kill, runs may resume more than one turn apart. The run that is behind then trains alone.
+        # After a kill, runs may resume more than one turn apart. The run that is behind then trains its last turns
+        # alone, so the training seconds of the runs cannot be compared: the session is "alone".
         together = turn and steps and max(steps) - min(steps) <= turn
         session = f"turns {secrets.token_hex(4)}" if together else "alone"
         live = []
@@ -80,7 +81,8 @@ def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
                     live.append((run, steps))
             order.shuffle(live)
     except (Preempted, UserError) as error:
-        failure = error  # Saving below fails while an exception is handled; see `checkpoint.unless_failing`.
+        failure = error
+    # Save the runs here, not in the `except` block, where saving would fail (see `checkpoint.unless_failing`).
     if failure:
         for run, _ in live:
             if run.step:

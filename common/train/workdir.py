@@ -146,7 +146,7 @@ def saved_config(path: Path) -> dict:
 
 def upgrade(config: dict) -> dict:
     """Converts fields of an older run's configuration to their current form, in place; returns the configuration."""
-    # Runs from before 82be4da (23 November 2026) store a boolean.
+    # Runs from before 82be4da (23 November 2026) store `model.remat` as a boolean.
     model = config.get("model", {})
     if isinstance(model.get("remat"), bool):
         model["remat"] = "full" if model["remat"] else "none"
