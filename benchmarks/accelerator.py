@@ -1,13 +1,14 @@
 """Times our training steps on one GPU against PyTorch's, in bfloat16: python -m benchmarks.accelerator
 
 Uses the recipes of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
-instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. PyTorch runs eagerly and with
-`torch.compile`, both with autocast, fused attention and fused Adam.
+instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. A row of the table is a
+recipe. Its cases are our step, PyTorch's eager step, and PyTorch's step with `torch.compile`. PyTorch uses autocast,
+fused attention and fused Adam.
 
-A timed call runs several steps and waits only for the last. The calls take turns, one at a time. Every case has its own
-process. The processes of a group of rows (GROUPS) compile at the same time and share the GPU's memory. Model FLOPs
-utilisation (MFU) divides the FLOPs of our step's matrix products (`common.train.flops`) by the time of a step, ours or
-PyTorch's, and by the FLOP/s that JAX reaches in a large bfloat16 matrix product.
+A timed call runs several steps and waits only for the last. The cases of a row take turns: one call runs at a time.
+Every case has its own process. The processes of a group of rows (GROUPS) compile at the same time and share the GPU's
+memory. Model FLOPs utilisation (MFU) divides the FLOPs of our step's matrix products (`common.train.flops`) by the time
+of a step, ours or PyTorch's, and by the FLOP/s that JAX reaches in a large bfloat16 matrix product.
 
 If a case fails before it is timed, the program prints the error and times all other cases. If a process ends while its
 row is timed, no case of the row gets times. The program writes its results after every group.
@@ -65,7 +66,8 @@ GROUPS = (
     ("translation", "reservoirs", "gpt", "bert_full"),
     ("gmlp", "bert_lora", "qwen2_full", "qwen2_lora"),
 )
-"""Rows whose processes share the GPU. We estimate that the processes of a group need at most 60 GB together."""
+"""Groups of rows. The processes of a group run at the same time, and need at most 60 GB of GPU memory by our estimate.
+"""
 
 CASES = ("ours", "PyTorch", "torch.compile")
 PRODUCT = "product"  # case of the large matrix product
@@ -95,7 +97,7 @@ def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
     step = make_peer(recipe, "bfloat16", steps=steps, **options)
 
     def notes() -> dict:
-        torch.cuda.empty_cache()  # The processes of the other cases need this memory.
+        torch.cuda.empty_cache()  # Free cached GPU memory for the processes of the other cases.
         return {"peak_bytes": torch.cuda.max_memory_allocated() if gpu else None}
 
     return step, notes
@@ -126,7 +128,7 @@ def _jax_device() -> dict[str, object]:
 
 
 def attempt(make: Callable[[], Case]) -> Case:
-    """Makes a case and warms it up. If this fails, the second function returns {"error": one line}."""
+    """Makes a case and warms it up. If this fails, returns a case whose second function returns {"error": one line}."""
     try:
         run, notes = make()
         for _ in range(WARMUP):
@@ -146,7 +148,8 @@ def measure(
       rows: {row: {case: picklable function that makes the case}}. Case names differ between rows.
 
     Returns:
-      {case: seconds of its calls}, without cases that failed; {case: result of the case's second function}.
+      {case: seconds of its calls}, without cases that failed; {case: result of the second function of its `Case`, or
+      {"error": one line}}.
     """
     makes = {name: make for cases in rows.values() for name, make in cases.items()}
     factories = {(name, f"{name}: notes"): partial(attempt, make) for name, make in makes.items()}

@@ -51,9 +51,10 @@ def _read(path: Path) -> list[dict[str, str]]:
 def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
-    A case is a topology, a mesh and a dtype of the exchange. The target with four microbatches is 2 % above the newer
-    commit's traffic with one microbatch. If a case has only one commit, four microbatches are compared with one, if
-    both were measured.
+    A case is a topology, a mesh and a dtype of the exchange. If two commits were measured in a case, `before` is the
+    older commit and `after` the newer commit. If only one commit was measured, `before` is its traffic with one
+    microbatch and `after` with four; the case is left out if four microbatches were not measured. The target with four
+    microbatches is 2 % above the newer (or only) commit's traffic with one microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}
@@ -78,7 +79,8 @@ def exchanges(results: Path) -> Iterator[Change]:
 def decoding(results: Path) -> Iterator[Change]:
     """Yields the MiB that a device receives for each generated token, by run and mesh.
 
-    `before` is decoding partitioned by the compiler, `after` is decoding by rows. The target is 5 MiB.
+    In `before`, the compiler partitions decoding. In `after`, the rows of a batch are split over the devices
+    (`common.decode.rows`). The target is 5 MiB.
     """
     received: dict[str, list[float]] = {}
     for row in _read(results / "launch/decoding.csv"):
@@ -134,7 +136,10 @@ def placement(results: Path) -> Iterator[Change]:
 
 
 def steps(results: Path) -> Iterator[Change]:
-    """Yields two time ratios for each recipe and dtype on CPUs: our step / PyTorch's step, our step / our products."""
+    """Yields two time ratios on CPUs for each row of step.csv, a recipe in one dtype on one machine.
+
+    The ratios are our step / PyTorch's step, and our step / the matrix products of our step alone.
+    """
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):
             machine = f"{row['cores']} cores of {row['cpu']}"

@@ -69,9 +69,12 @@ COLUMNS = (
 
 
 def measure(checkout: Path, layers: int) -> list[float]:
-    """Returns the measurements of COLUMNS from "start CPU s" on, from a process that runs the code of `checkout`."""
+    """Measures the code of `checkout` in a new process.
+
+    Returns the values of COLUMNS except the first two, "commit" and "layers".
+    """
     path = str(checkout.absolute())
-    # Threads of OpenBLAS wait in busy loops, which would count as CPU seconds.
+    # Use one thread of OpenBLAS, because several threads wait in busy loops, which would count as CPU seconds.
     settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     environment = os.environ | settings | {"PYTHONPATH": path}

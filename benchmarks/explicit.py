@@ -32,7 +32,7 @@ TARGETS = {
     ("digits solution", "digits MultinomialNB"): 1 / 4,
     ("digits solution", "digits NumPy"): None,
 }
-"""{(case, baseline): upper bound of the ratio of their times}."""
+"""{(case, baseline): upper bound of the time of the case / the time of the baseline; None without a target}."""
 
 TOKENS_PER_SECOND = 5e6  # lower bound of the speed of the solution with K = 4
 

@@ -246,7 +246,7 @@ def machine() -> dict[str, object]:
     """Describes the machine, the package versions and the commit of a measurement."""
     # List devices only if this process uses JAX, because listing them reserves an accelerator.
     jax = sys.modules.get("jax")
-    from common.train.conditions import cores  # imports JAX
+    from common.train.conditions import cores  # imports JAX, so import it after the check for JAX
 
     versions = {"python": platform.python_version()}
     for package in PACKAGES:

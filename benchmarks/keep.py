@@ -44,8 +44,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()
-    # A trained run is finished when its requested configuration is written. A run without metrics (TF-IDF) is always
-    # finished.
+    # A trained run is finished if it has a summary and its requested configuration. A run without metrics (TF-IDF) is
+    # finished if it has a summary.
     runs = sorted(
         path.parent
         for path in options.runs.glob(f"*/{SUMMARY}")

@@ -55,7 +55,10 @@ MACHINE = ("cpu", "amx", "cores", "jax", "torch")
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns functions that run our step or decoder, run its matrix products alone, and return the products' FLOPs."""
+    """Returns three functions: the first runs our step or decoder, the second only its matrix products.
+
+    The third function returns the FLOPs of these matrix products.
+    """
     from benchmarks.ours import run_products
 
     step = make_our_step(recipe, dtype)

@@ -25,9 +25,10 @@ from common.errors import check
 from common.runtime import program
 
 WORDS = 130
-"""Mean of the minimum length of a generated review, in words.
+"""Mean of the normal distribution from which the minimum number of words of each generated review is drawn.
 
-A review ends with a whole sentence, so the reviews generated from data/imdb have 143 words on average.
+A review gets whole sentences until it has its minimum, so the reviews generated from data/imdb have 143 words on
+average.
 """
 
 

@@ -136,7 +136,8 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
     Writes the predictions of each run to a folder beside the run's JSON file.
 
     Args:
-      ours: {training method: our runs}. The script has the same test examples, with the same labels and class names.
+      ours: {training method: our runs}. The test examples, labels and class names are read from these runs, because the
+        script uses the same test examples in the same order.
     """
     from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point

@@ -43,8 +43,9 @@ from perception.safetensor_files import require_empty, staged
 from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
-"""File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights, and
---config.quantize of the run.
+"""Name of a file in the directory of an adapter in PEFT's format.
+
+The file stores the fingerprint and the family of the base weights, and --config.quantize of the run.
 """
 
 
@@ -82,12 +83,15 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError unless `base` is the model with this fingerprint. An unknown fingerprint ("") raises no error.
+    """Raises a UserError if `base` is not the model that a run or an adapter was trained on.
 
-    A quantized copy of this model raises no error either if its format is `quantize`, the --config.quantize of the run.
+    A copy of that model in the quantized format `quantize` is accepted too.
 
     Args:
+      fingerprint: fingerprint of the model that the run or the adapter was trained on; "" if it is unknown, which
+        raises no error.
       what: option that names the run or the adapter, for the error message.
+      quantize: --config.quantize of the run.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
@@ -150,7 +154,8 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # PEFT multiplies B by the scale. With alpha = rank, `of_values` multiplies B by 1 only.
+    # PEFT applies the LoRA scale when it loads the adapter, so the file must store B without the scale. With
+    # alpha = rank, `of_values` multiplies B by 1.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
@@ -349,7 +354,7 @@ def _folder(name: str) -> Path | None:
 
 
 def _save(folder: Path, opened: Opened, lora: Lora | None) -> None:
-    """Writes an adapter that `open_adapter` and PEFT can read. `lora` is the argument of `peft_format.write`."""
+    """Writes an adapter that `open_adapter` and PEFT can read. `peft_format.write` documents `lora`."""
     peft_format.write(folder, opened.adapter, opened.family, lora, opened.source)
     mark = {"base": opened.adapter.base, "family": opened.family, "quantize": opened.quantize}
     (folder / MARK).write_text(json.dumps(mark) + "\n")

@@ -150,7 +150,8 @@ def bert(layers: int, width: int, hidden: int, heads: int) -> Backbone:
         activation="gelu",
         dropout=(0.1, 0.1, 0.1),
         longest=512,
-        # The authors' program adapts the layers named "dense". BERT's queries, keys and values have other names.
+        # No adapters for queries, keys and values: the authors' program adapts the layers named "dense", and these
+        # three layers of BERT have other names.
         targets=("out", "up", "down"),
     )
 

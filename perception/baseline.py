@@ -239,7 +239,7 @@ def fit(
 
     def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
         """Returns the F1 on the split `select`, and the model fitted to the training texts with the indices `kept`."""
-        # Indexing copies a sparse matrix, even with a slice of all rows.
+        # Do not index with the slice of all rows, because indexing always copies a sparse matrix.
         given = train if kept is everything else train[kept]
         wanted, weight = labels["train"][kept], weights[kept]
         if several:
@@ -297,7 +297,8 @@ def regression(
     """Fits one-against-rest logistic regression. Returns the scikit-learn estimator.
 
     Args:
-      labels_E: class indices, or 0 and 1.
+      labels_E: class indices if a text has one class. If a text may have several classes, labels of one class: 1 for
+        texts with the class, 0 for other texts.
       solve: True fits until convergence. False runs five epochs of averaged SGD.
       penalty: the inverse penalty, scikit-learn's C.
       weights_E: weights of the examples in the loss.

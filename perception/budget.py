@@ -57,9 +57,10 @@ class Plan(NamedTuple):
     """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable training methods (arguments of `ways.find`, without the baseline): the solved head, then
-        the other methods in order of preference.
-      steps: number of training steps, equal in all runs except those of the solved head.
+      ways: the affordable training methods (arguments of `ways.find`, without the baseline). The first is "head", if
+        it is affordable; the others are in order of preference.
+      steps: number of training steps, equal in all runs. The runs of "head" have no steps: logistic regression solves
+        the head.
       seeds: number of seeds of each method with its chosen learning rate.
       left_out: training method -> reason why it is not trained.
       fields: overrides "--config.a.b=VALUE" for all runs.
@@ -93,8 +94,8 @@ def format_seconds(seconds: float) -> str:
 class TimeLimitReached(Exception):
     """The time limit of `time_limit` was reached.
 
-    This is not a TimeoutError, which is an OSError: code that reads or writes a file turns an OSError into an error
-    about the file.
+    The base class is not TimeoutError, because a TimeoutError is an OSError: code that reads or writes a file would
+    turn it into an error about the file.
     """
 
 
@@ -109,8 +110,9 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal reached
-        # JAX compiles in another thread, and a program that exits during a compilation crashes. JAX also swallows an
-        # exception that is raised while it writes its cache of compiled programs.
+        # During a compilation, try again later instead of raising. While the main thread waits, JAX compiles in another
+        # thread, and a program that exits at that time crashes. JAX also swallows an exception that is raised while it
+        # writes its cache of compiled programs.
         if _is_compiling(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         else:
@@ -122,9 +124,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (
-            reached
-        ):  # Compiled code of JAX replaces an exception of a Python function by a ValueError.
+        if reached:  # `error` may be a ValueError that hides TimeLimitReached: JAX's C++ code replaces exceptions.
             raise TimeLimitReached from error
         raise
     finally:
@@ -181,7 +181,10 @@ def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
 
 
 def _lacking(costs: Mapping[str, Cost], names: Sequence[str], seeds: int) -> dict[str, str]:
-    """Returns {training method: reason to leave it out}. The reason is the time of its runs with LEAST_STEPS steps."""
+    """Returns {training method: reason to leave it out} for the methods `names`.
+
+    The reason states how long the runs of the method would take if each had only LEAST_STEPS steps.
+    """
     return {
         name: f"{runs(seeds)} runs of {LEAST_STEPS} steps would take about"
         f" {format_seconds(costs[name].fixed(seeds) + runs(seeds) * LEAST_STEPS * costs[name].step)}"

@@ -183,9 +183,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         trained, evaluation = ran.summary["train_seconds"], ran.summary["eval_seconds"]
         step, start = trained / PROBE_STEPS, time.monotonic() - begun - trained - evaluation
         tests = len(splits["test"])
-        # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
-        # matters with few validation examples (--shots): most of the time of an evaluation is then overhead, which does
-        # not grow with the number of examples.
+        # Take the smaller of two estimates of the test time. The first scales the measured evaluation. With few
+        # validation examples (--shots) it is too high, because the measured time is mostly overhead, which does not
+        # grow with the number of examples. The second is an upper bound: an evaluation has no backward pass, so a test
+        # example takes at most the time of a training example.
         selecting = len(splits[config.eval.select])
         test = min(evaluation * tests / selecting, step * tests / config.data.batch)
         return Cost(start, step, evaluation, test)

@@ -63,7 +63,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
                 mean_std(best, 2),
                 mean_std(last, 2),
                 summaries[0]["params"]["trainable"],
-                f"{flops:.3g}" if flops else None,  # not counted for logistic regression
+                f"{flops:.3g}" if flops else None,  # FLOPs of logistic regression are not counted
                 mean_std(seconds, 1),
             )
         )

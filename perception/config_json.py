@@ -88,7 +88,7 @@ def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
     """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
-    rope = values.get("rope_parameters") or {}  # transformers 5 stores rotary fields here
+    rope = values.get("rope_parameters") or {}  # where transformers 5 stores rotary fields
     check(
         isinstance(rope, dict),
         f"{shown(path)}: rope_parameters must be a JSON object, got {as_json(rope)}",

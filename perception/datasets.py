@@ -148,7 +148,8 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         " --config.data.premise_only=false",
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    # A split that the user names must exist. Another missing "valid" or "test" is cut from the training examples.
+    # A split that the user names must exist. A split "valid" or "test" that the user does not name is cut from the
+    # training examples if it is missing.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     found, classes = load_labelled(
         read,
@@ -166,7 +167,8 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
                 f" --config.data.splits.{split} to cut the split from this file, or give a folder, files:DIR",
             )
             _cut(found, split, read.source)
-    found = {split: found[split] for split in splits}  # the order of the splits is saved in runs
+    # Sort the splits, because a resumed run compares them, order included, with the splits that it has saved.
+    found = {split: found[split] for split in splits}
     if not data.pair:
         found = {
             split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_E)

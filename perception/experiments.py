@@ -64,7 +64,7 @@ class Case:
 
     @property
     def column(self) -> str:
-        """The name of the cell's column in Table 1, or EMBEDDED."""
+        """The name of the cell's column in Table 1, or EMBEDDED for the Python manual, which Table 1 lacks."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
 
 

@@ -155,7 +155,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
     """Returns the architecture of the run: the pretrained model's, or else the backbone `config.backbone`.
 
-    Sets the dropout rate to `config.model.dropout`, unless it is -1. If the run starts from random weights, sets the
+    Sets all dropout rates to `config.model.dropout`, unless it is -1. If the run starts from random weights, sets the
     vocabulary size to `vocabulary`. A table of positions that is not loaded gets at least `data.max_length`
     positions.
 
@@ -238,7 +238,10 @@ def cast_frozen(module: nnx.Module, dtype: jnp.dtype) -> None:
 def make_model(
     config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
 ) -> PooledClassifier:
-    """Builds the model with its trainable and frozen parameters. Casts or quantizes the frozen parameters.
+    """Builds the model with its trainable and frozen parameters.
+
+    Casts the loaded frozen matrices of the encoder to the dtype `config.model.dtype`. Quantizes the frozen kernels of
+    the encoder to the format `config.quantize`, unless it is "none".
 
     Raises:
       UserError: a name in `config.lora.targets` matches no layer of the backbone, or the backbone lacks an embedding

@@ -203,7 +203,7 @@ def export(
         known = {
             n: like.files.tensor(n) for n in like.files.names if not n.endswith((CODES, SCALES))
         }
-        float32 = np.dtype(np.float32)  # dtype of quantized kernels
+        float32 = np.dtype(np.float32)  # written dtype of kernels that are quantized in `like`
         dtypes = {name: known[name].dtype if name in known else float32 for name in tensors}
         tensors = {name: replace(tensor, dtype=dtypes[name]) for name, tensor in tensors.items()}
     config = _settings(shape, like)

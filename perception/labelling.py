@@ -50,7 +50,7 @@ class Answers:
     Attributes:
       label: name of the first column. The next columns of classes are `label`_2, `label`_3, ...
       classes: the class names.
-      top: number of classes to write; None for no limit.
+      top: number of classes to write; None if --top is not set.
       ranked: whether to write classes in order of probability if `top` is None.
       thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
         otherwise ().

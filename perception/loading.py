@@ -248,7 +248,8 @@ def begun_from(
     """
     if not weights:
         if find(config.finetune).trains_all and config.backbone != "auto":
-            # The checkpoint stores all parameters, and the name of the backbone determines the architecture.
+            # No model is needed, because the checkpoint stores all parameters, and the name of the backbone determines
+            # the architecture.
             return None
         moved = f" any more, but the run needs it: pass its new location as {option}=DIR"
         return open_pretrained(config, advice=moved, other=f"name the run's model with {option}")

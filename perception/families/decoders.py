@@ -51,7 +51,11 @@ PHI = Names(
 
 
 def _stretch(fields: Fields) -> Stretch | None:
-    """Reads the rotary scaling from `rope_scaling`, or from top-level fields (`rope_parameters` of transformers 5)."""
+    """Reads the rotary scaling from the field `rope_scaling`, or else from the fields of `rope_parameters`.
+
+    `config_json.from_json` has merged the fields of `rope_parameters` (transformers 5) into `fields`. Returns None for
+    no scaling.
+    """
     scaling = fields.get("rope_scaling", {})
     own = fields
     check(
@@ -184,7 +188,7 @@ def write_llama(shape: Backbone) -> dict[str, Any]:
 
 
 def read_gemma(fields: Fields) -> Backbone:
-    """Reads Gemma. Early files say "gelu", but the model was trained with the tanh approximation of GELU."""
+    """Reads Gemma. Takes "gelu" in early files as the tanh approximation of GELU, with which Gemma was trained."""
     fields.only(attention_bias=False, partial_rotary_factor=1.0, use_bidirectional_attention=None)
     given = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     exact = {"hidden_act": "gelu_pytorch_tanh" if given == "gelu" else given}

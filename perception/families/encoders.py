@@ -196,7 +196,7 @@ def write_distilbert(shape: Backbone) -> dict[str, Any]:
 
 
 def read_mpnet(fields: Fields) -> Backbone:
-    fields.only(relative_attention_num_buckets=32)  # transformers ignores other values
+    fields.only(relative_attention_num_buckets=32)  # transformers always uses 32 groups
     made = _first_at(fields, _read(fields, types=0), "mpnet", 2)
     return replace(made, relative=Relative("bias", 32, 128))
 

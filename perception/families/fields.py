@@ -173,7 +173,8 @@ class Names:
       layers: name of the list of layers.
       outside: module path in this project -> module path in the files, for modules outside the layers.
       inside: module path in this project -> module path in the files, both relative to a layer. If several
-        modules have the same path in the files, the files store one tensor: their outputs concatenated.
+        modules have the same path in the files, the files store a single matrix: the matrices of these modules,
+        concatenated along the outputs.
     """
 
     prefix: str
