@@ -58,7 +58,10 @@ def names_in(folder: Path) -> str:
 
 
 def choices(folder: Path) -> str:
-    """Returns the advice to choose another file of --config.data.source=files:DIR, or another source without files."""
+    """Returns the advice for an error message about a missing file in the folder of --config.data.source=files:DIR.
+
+    The advice is to choose one of the folder's files, or another source if the folder has no files.
+    """
     names = names_in(folder)
     if names == "none":
         return "the folder has no files: choose another --config.data.source"

@@ -74,8 +74,8 @@ def load_labelled(
                 that exists.
             `tfds_dir`: data directory of TFDS. "" means TFDS's default.
             `label`: name of the label field (default "label").
-        classes: number of classes. If the classes are words from the training labels, their maximum number. 0 accepts
-            any number of classes.
+        classes: required number of classes; 0 accepts any number. If the class names are words from the training
+            labels, `classes` is the maximum number of classes.
         unlabelled: True skips examples with the label -1. False reads -1 like any other label.
         optional: splits that may be missing in the source. A missing split is not returned.
         splits: splits to read.
@@ -90,7 +90,7 @@ def load_labelled(
         len(data.fields.split()) in (1, 2),
         f"--config.data.fields={data.fields!r} must name one or two text fields, separated by a space",
     )
-    label = Field(data.get("label", "label"), "name the field of the label 'label'")
+    label = Field(data.get("label", "label"), "rename the field with the labels to 'label'")
     if "label" in data:
         label = Field(data.label, "set --config.data.label to the field of the label")
     records, names = open_records(

@@ -80,7 +80,11 @@ class Tokenizer:
         return Tokenizer(self._model, np.flatnonzero(used))
 
     def save(self, path: Path, option: str = "") -> None:
-        """Writes model and vocabulary to an .npz file. `option` is the folder's option, for the error message."""
+        """Writes model and vocabulary to an .npz file.
+
+        Args:
+            option: command-line option that sets the folder, for the error message.
+        """
         arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
         write_atomic(Path(path), lambda file: np.savez(file, **arrays), option)
 

@@ -56,8 +56,9 @@ class Classes(Predictions):
     def statistics(self) -> sparse.csr_array:
         """Statistics of each example, (E, 3C + 2).
 
-        The columns are three one-hot blocks of C columns, the loss in nats, and a 1 that counts examples. The blocks
-        are the true class if the prediction is correct, the predicted class, and the true class.
+        The columns are three blocks of C columns, the loss in nats, and a 1 that counts examples. The blocks are the
+        one-hot true class if the prediction is correct (zeros if it is wrong), the one-hot predicted class, and the
+        one-hot true class.
         """
         classes, count = len(self.names), len(self.labels_E)
         ones_E, at_E = np.ones(count), np.arange(count)
@@ -73,7 +74,10 @@ class Classes(Predictions):
         return sparse.csr_array((values, (np.tile(at_E, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns accuracy and weighted F1 in percent, and the loss in nats. A class without hits has F1 0."""
+        """Returns accuracy and weighted F1 in percent, and the loss in nats.
+
+        The F1 of a class without a correct prediction is 0.
+        """
         hits_BC, guessed_BC, labelled_BC = np.split(sums_BS[:, :-2], 3, axis=1)
         nats_B, count_B = sums_BS[:, -2], sums_BS[:, -1]
         f1_BC = 2 * hits_BC / np.maximum(guessed_BC + labelled_BC, 1)

@@ -37,7 +37,7 @@ def load(path: Path) -> Predictions:
     """Reads predictions that `Predictions.save` has written. Raises a UserError if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            # Files from before 24 November 2026 have names with shape letters.
+            # In files from before 24 November 2026, the names of arrays end with shape letters: `stem` removes them.
             saved = {stem(name): archive[name] for name in archive.files}
         record = json.loads(saved.pop("record").tobytes().decode())
         kind = KINDS[record.pop("kind")]

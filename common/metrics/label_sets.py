@@ -96,5 +96,5 @@ class LabelSets(Predictions):
         }
 
     def named(self, sets_EC: np.ndarray, example: int) -> str:
-        """Returns the names of the classes that `sets_EC` has for an example, such as "joy, love"; "(none)" without."""
+        """Returns the names of an example's classes in `sets_EC`, such as "joy, love"; "(none)" if it has no class."""
         return ", ".join(self.names[n] for n in np.flatnonzero(sets_EC[example])) or "(none)"

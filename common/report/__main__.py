@@ -93,7 +93,7 @@ def _show_examples(options: Namespace) -> None:
     )
     check(
         not options.margin,
-        "--examples compares two runs without a verdict: leave out --margin",
+        "--margin changes only verdicts, and --examples shows no verdict: leave out --margin",
     )
     pair = []
     for argument in options.examples:

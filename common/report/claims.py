@@ -152,7 +152,8 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
     by_metric = {one.metric: one for one in compare(a, b)}
-    tested = claim.metric in MODES  # Test metrics are computed from predictions.npz.
+    # A run without predictions.npz has no test metrics, because they are computed from this file.
+    tested = claim.metric in MODES
     without = [run.place for run in (*a, *b) if tested and run.predictions() is None]
     reason = f" ({without[0]} has no predictions.npz)" if without else ""
     check(
@@ -186,7 +187,8 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
     """Returns the verdict on a claim as text, or why the claim has no verdict.
 
-    The text of a verdict begins with "holds", "does not hold", "undecided" or "refuted".
+    If the evidence is "runs", the text of a verdict begins with "holds", "does not hold" or "undecided". If a test
+    decides the claim, the text begins with "holds" or "refuted".
 
     `hours` is the result of `chip_hours`.
     """

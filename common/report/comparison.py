@@ -42,9 +42,10 @@ class AuccRow:
 
 
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """Returns the horizon in units of the axis; None if `horizon` is a text and all curves end at 0 on the axis.
+    """Returns the end of the AUCC in units of the axis.
 
-    All curves end at 0 on the axis "flops" if the runs have no FLOP count.
+    Returns None if `horizon` is "longest" or "shortest" and all curves end at 0 on the axis, as on the axis "flops" for
+    runs without a FLOP count.
 
     Raises:
       UserError: the horizon is not a finite number above 0, or is before the first validation of a run, or some but not
@@ -141,7 +142,8 @@ def aucc_table(
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
     curve = compared[0].curves[0]
     unit = area_unit(curve, unit)
-    # Show ratios of AUCCs over time only if the runs took turns on the machine.
+    # Show ratios of AUCCs over time only if the runs took turns on the machine, because the load of the machine may
+    # otherwise differ between runs.
     ratio = comparable(compared, axis)
     best_digits = digits_for(value for row in rows for value in row.best)
     digits = digits_for(area / scale for row in rows for area in row.raw)

@@ -22,7 +22,7 @@ _PREFIXES = " kMGTPEZY"
 
 
 def plot_curve(curves: Mapping[str, Curve], path: str | Path) -> None:
-    """Writes a figure of the validation curves of runs, name -> curve, to a PNG file. See `curve_figure`."""
+    """Writes a figure of validation curves to a PNG file (`curve_figure`). `curves` maps names to curves."""
     figure = curve_figure({name: [curve] for name, curve in curves.items()})
     figure.savefig(path, format="png")
 

@@ -50,10 +50,10 @@ class Group:
     """Runs with equal devices and configurations, except for fields such as the seed (IGNORED).
 
     Attributes:
-      name: the name from the command line (`versus.named_groups`). Without such a name, the layers and the settings in
-        which the group differs from other groups. Without layers and such settings, the name of the first run.
-      line: the name from the command line, or else the text of `name` without the number of layers and without the name
-        of a run. Groups with equal `line` share a line in figures over depth.
+      name: the name from the command line (`versus.named_groups`), if any. Otherwise the layers of the model, and the
+        settings in which the group differs from groups with equal layers. If both are empty, the name of the first run.
+      line: the name from the command line, if any. Otherwise the kind of the model, the number of frozen layers, and
+        the settings in `name`. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
       layers: layers of the model; None if `layers_of` cannot count them.
     """

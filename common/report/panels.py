@@ -1,4 +1,4 @@
-"""Figures of one or several panels, in the style of all figures of this project."""
+"""Figures of one or several panels in the style of this project."""
 
 from typing import Any
 

@@ -62,7 +62,10 @@ class Run:
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """One id for each start or resume of the run (`common.train.conditions.Conditions.sessions`)."""
+        """One id for each start or resume of the run (`common.train.conditions.Conditions.sessions`).
+
+        An id is "alone", or a text that is equal for all runs that took turns with each other.
+        """
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
@@ -103,7 +106,7 @@ def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
     """Returns whether training seconds can be compared across groups.
 
     Returns True if all runs took turns on a machine (`timing` is "turns"), and the runs of every group have the same
-    `sessions` as the runs of the first group.
+    `sessions` as the runs of the first group. Runs with equal `sessions` took turns with each other.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
@@ -297,7 +300,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Runs from before 15ee7c1 (22 November 2026) have no predictions. wandb does not document the exception
-            # for a missing file.
+            # Runs from before 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a missing file,
+            # because wandb does not document the exception for a missing file.
             return None
     return folder

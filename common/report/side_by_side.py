@@ -1,4 +1,4 @@
-"""Prints and writes all tables and figures that compare groups of runs."""
+"""Prints tables that compare groups of runs, and writes the tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,8 @@ The difference of two groups in a metric is the difference of their means over s
 - Test examples: the variance of the difference over bootstrap resamples of the test set. All runs share the resamples.
   A part of this variance is independent between runs and already contained in s²/n. So only the other part is added.
 
-The interval is the difference ± t * sqrt(variance), with Satterthwaite's degrees of freedom. For three seeds, a
-percentile interval of a two-level bootstrap is too narrow with 5,000 examples and too wide with 500
+The interval is the difference ± t * sqrt(variance), with Satterthwaite's degrees of freedom. Percentile intervals of a
+two-level bootstrap are not used, because for three seeds they are too narrow with 5,000 examples and too wide with 500
 (`benchmarks.interval_coverage`).
 
 Shape letters of this module: B resamples, E examples, R runs, S statistics of an example.
@@ -39,7 +39,7 @@ RESAMPLES = 1000
 """Number of bootstrap resamples of the test set."""
 
 _AT_ONCE = 100
-"""Number of resamples in one matrix product, which limits the memory that the weights need as floats."""
+"""Number of bootstrap resamples in one matrix product. Limits the memory for the float copy of `_weights`."""
 
 MOST_SEEDS = 100
 """Maximum number of seeds, in the group with fewer seeds, that `Comparison.more_seeds` considers."""
@@ -59,7 +59,8 @@ class Sample:
     """Values of one metric for one group of runs.
 
     Attributes:
-      values: one value for each run; for a count such as the number of parameters, the mean over runs only.
+      values: one value for each run. For a count without noise, such as the number of parameters, a single value: the
+        mean over runs.
       seedless: whether the seed variance is 0, because the values are counts, or because the runs have no randomness,
         such as an exactly solved logistic regression.
       resampled_RB: the metric of each of R runs on B resampled test sets. None if the metric is not computed from test
@@ -199,10 +200,10 @@ class Comparison:
     def more_seeds(self) -> int | None:
         """Number of additional seeds per group that would decide the comparison.
 
-        Assumes that means and variances stay the same, and Holm's largest correction, which the smallest p-value gets.
-        None if even MOST_SEEDS seeds would not decide the comparison: then only a larger test set or a wider margin
-        helps. With a single seed, the variance of a group with randomness is unknown. The result is then the largest
-        number of seeds that a group lacks to reach LEAST_SEEDS.
+        Assumes that means and variances stay the same. Applies Holm's correction of the smallest p-value, which is the
+        largest correction. None if MOST_SEEDS seeds would not decide the comparison either, so that only a larger test
+        set or a wider margin helps. If a group with randomness has a single seed, its variance is unknown: the result
+        is then the number of seeds that this group lacks to reach LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):

@@ -21,8 +21,9 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
     Each argument is a group if at least one argument has the form NAME=GROUP, or if there are several arguments and at
-    least one names several runs. Otherwise, the runs of all arguments are pooled and grouped by configuration and
-    device (`groups`). They are also pooled if the runs of one argument differ in configuration or device.
+    least one names several runs. This requires that the runs of each argument have the same configuration and device.
+    Otherwise, the runs of all arguments are pooled and grouped by configuration and device (`groups`), and each NAME is
+    ignored.
 
     Args:
       arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path. If
@@ -53,7 +54,7 @@ def _split_name(argument: str) -> tuple[str, str]:
     name, _, group = argument.partition("=")
     if not group or set(name) & set("/:*?["):
         return "", argument
-    # Folders of runs may have "=" in their names.
+    # Do not split the path of an existing folder or a matching glob: folders of runs may have "=" in their names.
     is_path = Path(argument).exists() or glob.glob(argument)
     return ("", argument) if is_path else (name, group)
 

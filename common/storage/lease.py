@@ -52,7 +52,8 @@ class Lease:
         """Takes the lease.
 
         Returns:
-          True if this local copy was the last to write the folder, or if the folder had no lease; False otherwise.
+          The argument `ours` of `mirror.update`: True if the last writer of the folder used this local copy, or if the
+          folder had no lease; False otherwise.
 
         Raises:
           UserError: another process holds and renews the lease.
@@ -103,7 +104,7 @@ class Lease:
     def release(self) -> None:
         """Releases the lease: empties the field "holder" of the lease's object in the bucket.
 
-        Keeps the field "copy", which identifies the local copy that was the last to write the folder.
+        Keeps the field "copy", which identifies the local copy that the last writer of the folder used.
         """
         self._replace_own("")
 

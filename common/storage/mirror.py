@@ -217,8 +217,8 @@ def order(path: str) -> tuple[int, str, bool, str]:
     """Returns the sort key that orders uploads so that the run can be resumed after any upload.
 
     The order is: all checkpoints except checkpoints to resume from; files outside of checkpoints; checkpoints to resume
-    from, which refer to the files before; files that mark the end of the run. The marker of a checkpoint is its last
-    file.
+    from; files that mark the end of the run. Checkpoints to resume from follow the files that they refer to. The marker
+    of a checkpoint is its last file.
     """
     checkpoint = checkpoint_of(path)
     if checkpoint:

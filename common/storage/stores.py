@@ -53,8 +53,8 @@ class Store:
     errors.
 
     Attributes:
-      outage: set after a warning that the bucket does not respond, until a request ends. Stores of one bucket that
-        share this event warn once.
+      outage: an event that is set after a warning that requests fail, and cleared when a request succeeds or is given
+        up. While the event is set, stores do not warn. Two stores of one bucket can share the event, to warn only once.
     """
 
     def __init__(self, address: str):
@@ -87,8 +87,8 @@ class Store:
         If `version` is "", creates the object.
 
         Raises:
-          Changed: the object has another version or, if `version` is "", already exists. An earlier attempt of the same
-            call may have written the object without getting a response.
+          Changed: the object has another version or, if `version` is "", already exists. Also raised if an earlier
+            attempt of the same call has written the object, but the response was lost.
         """
         return self._repeat(self._write, name, content, version)
 
@@ -184,7 +184,8 @@ class GoogleStore(Store):
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
     def _status(self, error: Exception) -> int | None:
-        # Check malformed addresses first: their types are subtypes of RequestException, one of `_silences`.
+        # `_silences` contains RequestException, the base class of all `_malformed`. So check for `_malformed` first:
+        # a request to a malformed address must not be retried.
         if isinstance(error, self._malformed):
             raise UserError(
                 f"{self._address} cannot be reached: {error} (check STORAGE_EMULATOR_HOST and HTTPS_PROXY)"
@@ -225,7 +226,8 @@ class GoogleStore(Store):
 class S3Store(Store):
     """A bucket of S3, or of a store with the same interface. The version of an object is its ETag.
 
-    S3 refuses an upload of more than 5 GB in one request. Orbax splits checkpoints into files of about 2 GiB.
+    Uploads each file in one request, which S3 refuses for more than 5 GB. Checkpoints stay below this limit, because
+    orbax splits them into files of about 2 GiB.
     """
 
     def __init__(self, bucket: str):

@@ -117,7 +117,8 @@ class Uploads:
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
-        # Without a SIGTERM handler the run is not training, and soon calls `release`.
+        # Without a handler, SIGTERM would kill the process. The run is then not training and needs no signal, because
+        # it soon calls `release`, which raises the error.
         if callable(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
 
