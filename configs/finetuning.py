@@ -65,7 +65,7 @@ def mnli() -> ConfigDict:
 def laptop(config: ConfigDict) -> ConfigDict:
     """Shortens a recipe to less than an epoch of SST-2, with a higher learning rate for a small model.
 
-    The method `freeze_now` freezes two layers.
+    With `config.reservoirs = "freeze_now"`, fine-tuning freezes two layers.
     """
     config.freeze_now, config.model.dtype = 2, "bfloat16"
     config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
@@ -78,7 +78,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 def tiny(config: ConfigDict) -> ConfigDict:
     """Reduces a recipe to paragraphs, or pairs of paragraphs, of the Python manual: a minute on two CPU cores.
 
-    The method `freeze_now` freezes one layer.
+    With `config.reservoirs = "freeze_now"`, fine-tuning freezes one layer.
     """
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"

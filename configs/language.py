@@ -120,7 +120,8 @@ def code(kind: str, corpus: str) -> ConfigDict:
     """Returns the recipe "code", the settings of the authors' program.
 
     Gates and attention work in windows of 16, 32 and 64 positions in layers 1 to 3, and on the whole sequence in layer
-    4. Attention has width 2, also beside a gate. No layer has dropout, and "GPT_base" has no feed-forward layers.
+    4. Attention heads have width 2, in "GPT_base" and in gMLP with attention. No layer has dropout, and "GPT_base" has
+    no feed-forward layers.
 
     The authors' program trains on the first 90 million bytes of enwik8 or enwik9 and validates on the next 5 million.
     These 95 million bytes are the same in both files. Our program tests on the next 5 million bytes.
@@ -144,7 +145,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
     if corpus in ("enwik8", "enwik9"):
         config.data.limit = 100_000_000
     # The authors' program sums the gradients of four batches of 16 rows and clips the sum at norm 0.5. Our gradient,
-    # the mean over 64 rows, is a quarter of that sum.
+    # the mean over 64 rows, is a quarter of that sum, so we clip it at a quarter of that norm.
     config.optimizer.clip = 0.5 / 4
     return config.lock()
 

@@ -68,7 +68,10 @@ def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: 
 
 
 def measure(logits_EN: np.ndarray, labels_E: np.ndarray) -> dict[str, float]:
-    """Returns {"accuracy": accuracy in percent, "loss": mean cross-entropy in nats}."""
+    """Returns the metrics of a classifier with these logits on examples with these labels.
+
+    The metrics are {"accuracy": accuracy in percent, "loss": mean cross-entropy in nats}.
+    """
     logs_EN = log_softmax(logits_EN, axis=1)
     return {
         "accuracy": 100 * float(np.mean(logs_EN.argmax(1) == labels_E)),

@@ -145,7 +145,8 @@ class Digits(StartTask):
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
                 f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
-                f" {self.outputs - 1}: use images of one size, and training images with the highest label",
+                f" {self.outputs - 1}: use images of one size, and training images that include the highest label of"
+                " all splits",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
         self.set_examples(self._gather("train"), cut)

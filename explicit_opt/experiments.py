@@ -1,4 +1,4 @@
-"""The experiments behind the paper's tables and figures, and the printed numbers."""
+"""The experiments behind the paper's tables and figures, and the numbers that the paper prints."""
 
 import itertools
 import os
@@ -31,7 +31,7 @@ from explicit_opt.start import STARTS
 
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")
-"""Values of `config.start` that train; `explicit_opt.start.STARTS` documents them."""
+"""Values of `config.start` with which a run takes training steps; `explicit_opt.start.STARTS` documents them."""
 PRINTED = {
     "sum": {
         1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
@@ -261,8 +261,9 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # With K = 1 and without noise in H, the geometric mean of eq. (13) is the co-occurrence itself. `mean` averages the
-    # co-occurrences over all context tokens of the text.
+    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and without noise in H, this mean has a single factor:
+    # the co-occurrence of the context token and the target. `mean` holds, for each target, the average of this
+    # co-occurrence over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()
     seen = counts.sum(0) > 0
     return counts.sum(0)[seen], mean[seen]

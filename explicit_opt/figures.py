@@ -18,7 +18,7 @@ def scaling_and_curves(
 ) -> None:
     """Draws Figure 1: mean co-occurrence over token count, and training perplexity of Cat.
 
-    The line has the slope 1 that the paper's theorem assumes.
+    The left panel also has a line of slope 1, because the paper's theorem assumes this slope.
     """
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])

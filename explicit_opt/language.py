@@ -269,7 +269,8 @@ class NextToken(StartTask):
         nats_E = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_E)
         none = np.zeros(0)
         return Losses(
-            # The fingerprint leaves out the context length, so models with different context lengths can be compared.
+            # The fingerprint of the examples covers the tokens of the split, but not the context length, so that losses
+            # of models with different context lengths can be compared.
             fingerprint([windows.tokens_L.tobytes().hex()]),
             nats_E,
             np.diff(np.append(starts_E, len(windows))),

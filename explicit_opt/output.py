@@ -65,7 +65,8 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
     for batch in batches:
         recorded = record(values.trainable, values.frozen, put(batch, values.mesh))
         h_BM, targets_B, weights_B = map(np.asarray, recorded)
-        seen_B = weights_B > 0  # inputs and targets of padding may be invalid
+        # Leave out padding, because its inputs and targets may be invalid.
+        seen_B = weights_B > 0
         head.add(h_BM[seen_B], targets_B[seen_B], weights_B[seen_B])
     new_kernel, new_bias = head.finish()
     started = {f"{layer}/kernel": jax.device_put(new_kernel, kernel.sharding)}

@@ -68,7 +68,7 @@ def explicit_solution(
     check(lowest >= 0, f"{valid} the lowest is {lowest:g}")
     check(math.isfinite(total), f"{valid} one is infinite or too large")
     if priming is None:
-        # The entries of F add up to the sum of the L1 norms of all examples.
+        # K is the mean L1 norm of the examples: the entries of F add up to the sum of the L1 norms of all examples.
         priming = total / len(features)
     return from_cooccurrences(counts, priming, exponent=exponent, sign=sign)
 

@@ -53,7 +53,9 @@ def validate_start(config: ConfigDict) -> None:
 
 
 class StartTask(Task):
-    """Classification of examples by a model without dropout, from the parameters that `config.start` selects.
+    """Base class of the tasks of this paper, which classify examples with a model without dropout.
+
+    The field `config.start` selects the initial parameters.
 
     Attributes:
       examples: number of training examples (tokens or images); 0 until the data are read.
@@ -103,7 +105,8 @@ class StartTask(Task):
 
     @property
     def seedless(self) -> bool:
-        # `start=explicit` replaces all random values and does not train.
+        # With `start=explicit` the result does not depend on the seed: the explicit solution replaces all random
+        # values, and no training step follows.
         return self.config.start == "explicit"
 
     @property

@@ -61,7 +61,10 @@ PRINTED = {
 }
 
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
-"""Quantity held equal in a comparison of models -> curve axis. A step reads the same number of bytes in all models."""
+"""Quantity held equal in a comparison of models -> curve axis.
+
+The axis of equal data is the step, because a step reads the same number of bytes in all models.
+"""
 
 WHOLE = "whole_valid.json"
 

@@ -11,7 +11,8 @@ def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
     """Cuts the positions into windows, (B * windows, `size`, D). Zeros fill the last window.
 
     Args:
-      before: number of positions of zeros to insert before the first position.
+      before: number of positions of zeros to insert before the first position. The number of windows stays the same, so
+        the last `before` positions are cut off.
     """
     length, channels = x_BLD.shape[1:]
     stop = -(-length // size) * size
@@ -20,7 +21,10 @@ def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
 
 
 def with_previous(x_BLD: jax.Array, size: int) -> jax.Array:
-    """Returns each window after the window before it, (B * windows, 2 `size`, D). Zeros precede the first window."""
+    """Concatenates each window with the previous window; returns (B * windows, 2 `size`, D).
+
+    The previous window comes first. The first window has zeros instead of a previous window.
+    """
     return jnp.concatenate([windows(x_BLD, size, size), windows(x_BLD, size)], axis=1)
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate()
     check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
-    # A command-line argument may have bytes that are not valid UTF-8.
+    # `surrogateescape` restores bytes of the command-line argument that are not valid UTF-8.
     prompt = options.prompt.encode("utf-8", "surrogateescape")
     prompts = [prompt] if options.prompts is None else read(options.prompts)
     check(all(prompts), "--prompt is empty: give a text of at least one byte")
@@ -116,7 +116,8 @@ def read(path: Path) -> list[bytes]:
             try:
                 prompt = json.loads(line)
             except ValueError as error:
-                # Leave out the position in the message of JSON, which counts this line as line 1.
+                # The message of a JSONDecodeError ends with a position that calls this line "line 1". Take the
+                # attribute `msg`, which has no position.
                 reason = getattr(error, "msg", error)
                 raise UserError(f"{where} is not JSON ({reason}): write {form}") from error
             prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt

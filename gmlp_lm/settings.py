@@ -79,7 +79,8 @@ def table1(suite: ExperimentSuite) -> None:
 def table2(suite: ExperimentSuite) -> None:
     """Writes Table 2: the gMLP's hyperparameters in three recipes.
 
-    In the listed hyperparameters, all other models of `KINDS` differ from the gMLP only in the widths.
+    The other models of `KINDS` have no table of their own: except for the widths, they have the same values as the
+    gMLP in every row of this table.
     """
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
     recipes = [_settings(_checked(suite, config)) for config in configs]
@@ -100,7 +101,8 @@ def _settings(config: ConfigDict) -> dict[str, object]:
         "beta 2": optimizer.beta2,
         "epsilon": optimizer.epsilon,
         "total steps": train.steps,
-        "GELU dropout": 0,  # our GELU has no dropout
+        # No field of the configuration sets this rate, because our models have no dropout directly after the GELU.
+        "GELU dropout": 0,
         "weight decay": optimizer.weight_decay,
         "weights that decay": optimizer.decay if optimizer.weight_decay else "none",
         "learning rate": optimizer.learning_rate,

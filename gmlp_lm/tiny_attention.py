@@ -62,7 +62,8 @@ class TinyAttention(Sublayer):
         return self.out(attend(*one_head, causal=True)[:, :, 0])
 
     def _in_windows(self, query_BLK, key_BLK, value_BLK) -> jax.Array:
-        from gmlp_lm import maps  # only models with windows need this module
+        # Import here, because only models with windows need this module.
+        from gmlp_lm import maps
 
         batch, length, inner = query_BLK.shape
         key, value = (maps.with_previous(x_BLK, self.window) for x_BLK in (key_BLK, value_BLK))

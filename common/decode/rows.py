@@ -73,7 +73,8 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)
-    from common.train.exchange import kernel_dtypes  # one device does not need this module
+    # Import here, because a run on one device does not need this module.
+    from common.train.exchange import kernel_dtypes
 
     kinds = abstract_model.trainable, abstract_model.frozen
     places = [sharding.shardings(kind, mesh) for kind in kinds]

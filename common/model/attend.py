@@ -48,7 +48,8 @@ def attend(
     heads = query_BTHK, key_BSGK, value_BSGK
     rate = 0.0 if key is None else dropout_rate
     if not rate and bias_BHTS is None and (platform := backend()) != "cpu":
-        from common.model import fused  # CPUs have no fused kernel
+        # Import here, because CPUs have no fused kernel.
+        from common.model import fused
 
         y_BTHK = fused.attend(platform, *heads, key_lengths_B, causal=causal, window=window)
         if y_BTHK is not None:
@@ -96,8 +97,8 @@ def _attend(
 def softmax(logits_BHTS: jax.Array, dtype: Any) -> jax.Array:
     """Returns the softmax over the last axis, computed in float32 and rounded to `dtype`.
 
-    The backward pass computes the gradient in float32 from the rounded softmax, so a training step keeps the weights of
-    attention only in `dtype`.
+    The backward pass computes the gradient in float32 from the rounded softmax. So a training step stores the rounded
+    softmax only, and no float32 copy of it.
     """
     return jax.nn.softmax(logits_BHTS, axis=-1).astype(dtype)
 
@@ -117,9 +118,10 @@ softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:
-    """Returns the matrix products (B, H, T, N) of every head of x with the matrix of its group in y.
+    """Multiplies the matrix (T, M) of each head in x with the matrix (M, N) of the head's group in y.
 
-    All heads of a group are multiplied in one matrix product, as additional rows of x.
+    Returns the products, (B, H, T, N). A single matrix product serves all heads of a group: their rows are concatenated
+    to one matrix (H / G * T, M).
 
     Args:
       dtype: dtype of the result; None for the dtype of x and y.

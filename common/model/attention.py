@@ -92,10 +92,11 @@ class Attention(Sublayer):
     def step(
         self, x_X1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """Decodes one token of each of X = B * A rows: B sentences with A hypotheses each.
+        """Decodes one token of each row; returns the output (X, 1, D) and the new cache.
 
-        The A hypotheses of a sentence are its queries, so T = A. The cache has A keys at each of L positions, so a
-        sentence has S = L * A keys.
+        The X = B * A rows are A hypotheses for each of B sentences. Attention is computed for each sentence: its
+        queries come from the current tokens of its A hypotheses (T = A), and its keys are the cached keys of its A
+        hypotheses at L positions (S = L * A).
         """
         keys, values, writers = cache
         x_BTD = x_X1D.reshape(-1, keys.each, x_X1D.shape[-1])

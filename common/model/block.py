@@ -59,7 +59,10 @@ class Sublayer(nnx.Module):
         raise NotImplementedError
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        """Fills an empty cache with the first L tokens. Returns the same cache as L calls of `step`."""
+        """Returns the empty `cache` filled with the first L tokens.
+
+        Decoding continues from this cache as it would after L calls of `step`.
+        """
         raise NotImplementedError
 
 

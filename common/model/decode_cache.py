@@ -47,8 +47,8 @@ class CacheSpec:
 
         if not self.recent:
             return DecodeCache(None, filled(self.length), None, axis, shape[axis])
-        # `settle` always copies `recent` positions, starting at `length` at the latest, so `past` is longer than
-        # `length`.
+        # `settle` copies the whole array of `recent` positions into `past`, at a start position of at most `length`.
+        # The additional positions of `past` make room for this copy.
         past, recent = filled(self.length + self.recent), filled(self.recent)
         return DecodeCache(past, recent, jnp.int32(0), axis, shape[axis])
 

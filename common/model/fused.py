@@ -60,7 +60,8 @@ def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.
         in_specs=specs,
         out_specs=specs[0],
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # a kernel does not declare over which mesh axes its results vary
+        # The check would fail, because a kernel does not declare over which mesh axes its results vary.
+        check_vma=False,
     )(*arrays)
 
 

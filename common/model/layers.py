@@ -23,7 +23,8 @@ def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
     Args:
       least: minimum number of blocks of a scanned stack; 0 scans no stack.
     """
-    # Paths contain the indices of lists. Without the index `least - 1`, no stack has `least` blocks.
+    # The path of a parameter contains the index of its block. If no path contains the index `least - 1`, every stack
+    # has fewer than `least` blocks, and no stack is scanned.
     if not least or not any(least - 1 in path for path in model.paths.values()):
         return model
     from common.model.scan import scan_stacks
@@ -91,7 +92,8 @@ def _has(condition: Callable[[str], bool]) -> Callable[[Any], bool]:
 def _unstack(name: str, x: Any) -> list:
     if not is_stacked(name):
         return [x]
-    # If several optimizers share the parameters, each has optax's placeholders for arrays that it does not update.
+    # In an optimizer state, x may be a placeholder of optax instead of an array. `optax.multi_transform` puts
+    # placeholders into the state of an optimizer for all parameters that another optimizer updates.
     if not isinstance(x, jax.Array):
         return [x] * len(layers_of(name))
     place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))

@@ -1,7 +1,7 @@
 """Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows.
 
-Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text. In `bytes_n` and in
-`words_by_window`, n stands for the bytes of a text.
+Shape letter of this module: M windows of a text. Lower-case n stands for the tokens of a text, except in `bytes_n` and
+in `words_by_window`, where n stands for the bytes of a text.
 """
 
 from collections.abc import Callable, Iterator
