@@ -33,8 +33,8 @@ if "--wait" in sys.argv:
 sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
 """
 
-# Writes name and arguments of each call, each followed by NUL, to a file named after the time of the call. Then runs
-# `behaviour`, the shell commands of the test. $here is the test's folder.
+# Program of a stand-in. Each call writes its name and arguments, each followed by NUL, to a file named after the time
+# of the call. Then the program runs `behaviour`, the shell commands of the test. $here is the test's folder.
 RECORDER = """#!/usr/bin/env bash
 here={here}
 printf '%s\\0' {name} "$@" >"$here/calls/$(date +%s%N)-$$"

@@ -45,7 +45,7 @@ def test_each_plan_is_estimated_once_and_read_by_reports(paper):
     assert report.chip_hours(paper) == {"--config=a": "1,234.50", "--config=b": "1,234.50"}
     claims.write(paper, path, ask)
     assert asked == ["--config=a", "--config=b"]
-    # Plans that no claim needs are removed, even if no plan is missing.
+    # Writing removes plans that no claim needs, even if the file already has all needed plans.
     path.write_text(path.read_text() + "--config=old,1,x,y\n")
     claims.write(paper, path, ask)
     assert "old" not in path.read_text()

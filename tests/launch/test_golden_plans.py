@@ -122,7 +122,8 @@ def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
 def test_attention_with_dropout_keeps_weights_in_bfloat16(quick_optimizations):
     """Forward and backward pass access less than 13 times the bytes of the attention weights in bfloat16.
 
-    They access the weights, their gradient and the masks. With weights in float32 the factor would be 18.6.
+    The accesses are to the weights, the gradient of the weights, and the dropout masks. With weights in float32, the
+    factor would be 18.6.
     """
     need("v5e:2x4")
     mesh = sharding.make_mesh({"data": 1}, find("v5e:2x4").devices[:1])

@@ -7,8 +7,8 @@ import pytest
 
 from tests.launch.standins import Checkout, flags_of, given, token
 
-# Stand-in for srun: runs the tasks of two nodes one after the other, by SLURM_PROCID. Returns the highest exit code.
-# $CODES replaces the exit codes of the tasks.
+# Stand-in for srun: runs the tasks of two nodes one after the other, in the order of SLURM_PROCID. Returns the highest
+# exit code. $CODES replaces the exit codes of the tasks.
 SRUN = r"""
 while [[ $1 == --* ]]; do
   case $1 in
@@ -161,7 +161,7 @@ def test_job_with_lost_process_is_requeued(cluster, codes, words):
     requeued = ["requeue", "70000"] in cluster.calls("scontrol")
     assert requeued == ("75" in codes)
 
-    # A process that was lost in an earlier start does not requeue this start.
+    # In this start no process is lost, so the job is not requeued, even if a process was lost in an earlier start.
     result = cluster.run("bash", job, CODES="1 0", **JOB)
     assert "the run exited with code 1" in result.stdout
 
@@ -200,7 +200,7 @@ def test_finished_failed_or_cancelled_job_is_not_requeued(cluster, code, state, 
 
 
 def test_signal_to_batch_script_waits_for_the_run(cluster):
-    # $PPID of the stand-in is the batch script, which Slurm may signal too.
+    # The stand-in for srun sends SIGTERM to the batch script ($PPID), because Slurm may signal the batch script, too.
     cluster.stand_in("srun", "kill -TERM $PPID; sleep 0.3; exit 143")
     job = submitted(cluster, "c.py")
     assert "requeued, resuming" in cluster.run("bash", job, **JOB).stdout

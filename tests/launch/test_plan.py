@@ -31,7 +31,7 @@ needs_libtpu = pytest.mark.skipif(
 
 needs_cuda = pytest.mark.skipif(not topology.has_compiler("h100"), reason="needs the GPU compiler")
 
-# Reading a TPU program from the compilation cache fails with a warning.
+# JAX cannot read programs of the TPU compiler from the compilation cache. It compiles again, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
 GIB = 2**30
@@ -89,7 +89,7 @@ def test_data_parallel_step_receives_only_the_gradient() -> None:
 
 @needs_libtpu
 def test_bound_uses_the_share_of_one_chip() -> None:
-    """A v5e has 197 TFLOP/s, 819 GB/s and 1,600 Gbit/s, as published. A batch has 64 digits."""
+    """A v5e has 197 TFLOP/s, 819 GB/s and 1,600 Gbit/s, as published. A batch has 64 images of MNIST."""
     found = estimate.estimate(small(), find("v5e:2x4"))
     least = 2 * 2 * 64 * 784 * 10 / 8
     assert found.compiled_flops == pytest.approx(least, rel=0.6) and found.compiled_flops > least
@@ -243,7 +243,7 @@ def test_plan_compiles_for_gpus(mesh: dict[str, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("buckets", ["(16,32)", "(15,33)"])
 def test_translator_compiles_for_gpus(buckets: str) -> None:
-    """JAX refuses to train cuDNN's fused attention with odd lengths."""
+    """Even and odd lengths compile, although JAX refuses odd lengths in training with cuDNN's fused attention."""
     command = [sys.executable, "-m", "launch.plan", "--config=configs/iwslt_transformer.py:tiny"]
     fields = [f"--config.data.buckets={buckets}", "--config.model.dtype=bfloat16"]
     assert "MiB on each device: in all" in finish(start([*command, "--topology=h100:1", *fields]))
@@ -479,7 +479,8 @@ def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list
 
 def test_sweep_reports_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=16)
-    # With tensor=2, a device has 64 / 4 = 16 rows. Larger tensor axes need microbatches, which make them slower.
+    # The 64 rows are split over 4 of the 8 devices with tensor=2, and 16 rows fit on a device. Larger tensor axes need
+    # microbatches, which make them slower.
     assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
         ["64", "1"],
@@ -517,7 +518,10 @@ def test_meshes_are_all_factorizations() -> None:
 
 
 def test_decoding_plan_reports_received_bytes_per_token() -> None:
-    """A device receives 20 MiB of weights once for ten tokens, and 1 MiB once for the four tokens of the program."""
+    """A device receives 20 MiB of weights for every ten tokens, and 1 MiB in a program that generates four tokens.
+
+    For one token, it receives 20 / 10 + 1 / 4 = 2.25 MiB.
+    """
     gathered = Collectives([Row("all-gather", 3, 20 * 2**20)], 0)
     sent = Collectives([Row("all-gather", 1, 2**20)], 0)
     found = decoding.Traffic(gathered, sent, steps=4, tokens=10)

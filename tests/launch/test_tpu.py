@@ -178,7 +178,10 @@ def test_hosts_share_a_token_that_each_start_replaces(cloud):
 
 
 def test_run_in_a_bucket_keeps_compiled_programs_in_the_bucket(cloud):
-    """JAX reads and writes compiled programs with gcsfs. All other files of .cache survive a new copy of the code."""
+    """The compilation cache is in the bucket of the workdir, where all hosts can read it.
+
+    The .cache of the copied code is a symbolic link to a folder beside the code, so a new copy of the code keeps it.
+    """
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=gs://lab/runs/x")
     for log in finished(cloud):
         environment, program = given(log)

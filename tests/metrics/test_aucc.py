@@ -49,7 +49,10 @@ def test_horizon_between_two_points_is_interpolated():
 
 
 def test_outline_ends_with_the_last_value_at_the_horizon():
-    """Two points may have the same coordinate, for example FLOPs if no FLOPs are counted."""
+    """If two points have the same coordinate, the later value counts.
+
+    For example, all points are at 0 FLOPs if no FLOPs are counted.
+    """
     measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
     assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
 

@@ -94,7 +94,7 @@ def test_losses_of_masked_tokens_have_accuracy():
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
 def test_weighted_statistics_match_a_resample(make):
-    """Weights (2, 0, 1, ...) give the metrics of the test set of examples 0, 0 and 2."""
+    """The weights (2, 0, 1, 0, 0, ...) of examples give the metrics of a test set with the examples 0, 0 and 2."""
     made: Predictions = make()
     weights_BE = np.zeros((2, len(made)))
     weights_BE[0, 0], weights_BE[0, 2], weights_BE[1, 1] = 2, 1, 3

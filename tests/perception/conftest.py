@@ -37,7 +37,10 @@ def pretrained(tmp_path_factory, weights) -> Path:
 
 @pytest.fixture(scope="module")
 def make(pretrained, tmp_path_factory):
-    """Returns a function (argument, **fields) -> configuration of a short run with the pretrained model."""
+    """Returns a function that returns the configuration of a short run with the pretrained model.
+
+    Its arguments are the argument of the configuration file, such as "tiny" or "paper,tiny", and overrides of fields.
+    """
     cache = tmp_path_factory.mktemp("cache")
 
     def config(argument: str = "tiny", **fields: object) -> ConfigDict:

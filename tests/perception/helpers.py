@@ -96,7 +96,7 @@ def structure_of(shape: Backbone) -> AbstractModel:
 def states(
     model: Pretrained, tokens_BL: np.ndarray, lengths_B: np.ndarray, sizes: Mapping | None = None
 ) -> np.ndarray:
-    """Returns the hidden states (B, L, D) after the last layer of a model, with the weights that `model` loads.
+    """Loads the weights of `model`, and returns the hidden states (B, L, D) after the last layer.
 
     `sizes` maps mesh axes to their sizes; None means one device.
     """

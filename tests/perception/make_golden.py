@@ -57,7 +57,7 @@ CASES = {
         max_position_embeddings=max(LENGTHS),
     ),
     "mpnet": MPNetConfig(**LATER),
-    # Offsets of two tokens from -5 to 5 have their own rows of the position table. Other offsets share rows.
+    # In the position table, each offset from -5 to 5 between two tokens has its own row. Larger offsets share rows.
     "deberta-v2": DebertaV2Config(
         **SIZES,
         relative_attention=True,

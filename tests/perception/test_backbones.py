@@ -9,8 +9,8 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# Parameter counts: (backbone with an untied output layer, adapters of rank 2). The entries of Qwen2 show how they were
-# computed: the published count plus an output layer, and the count of adapters of rank 32, divided by 16.
+# Parameter counts: (backbone with an untied output layer, adapters of rank 2). For Qwen2, the first count is the
+# published count plus the output layer (vocabulary * width), and the second is the count for rank 32, divided by 16.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),
@@ -29,7 +29,7 @@ TABLE_2 = {
 PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
     ("arctic_xs", "arctic_s", "arctic_m", "arctic_l", "mistral_7b"), 4
 )
-"""Number of printed entries of a row of Table 2, if it is not five."""
+"""Backbone -> number of entries that the paper prints in this row of Table 2. Other rows have five entries."""
 
 # Parameters of adapters of rank 32, in percent of the backbone's parameters. The paper's text says about 1 %.
 SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}

@@ -75,7 +75,10 @@ def test_features_match_sklearn_tfidf(monkeypatch) -> None:
 
 
 def test_number_of_features_is_bounded(monkeypatch) -> None:
-    """Every text has unique words and "common word". The 50 features include these two words and their pair."""
+    """The features are the 50 words and pairs of words that occur in the most texts.
+
+    They include "common", "word" and "common word", which every text has. Other words and pairs are in one text each.
+    """
     monkeypatch.setattr(tf_idf, "FEATURES", 50)
     many = [f"common word x{i} y{i} z{i}" for i in range(400)]
     features, rows = tf_idf.fit_features(many)
@@ -95,7 +98,7 @@ def test_baseline_penalty_is_selected_on_validation() -> None:
 
 
 def test_baseline_selects_on_test_without_validation_split() -> None:
-    """If no validation split exists, the test split is also used for validation. The authors always do this."""
+    """If no validation split exists, the test split replaces it. The authors always validate on the test split."""
     train, test = texts(60, 0), texts(50, 2)
     turned = LabelledText(test.texts, 1 - test.labels_E)
     found = baseline.fit({"train": train, "test": turned}, CLASSES)
@@ -203,7 +206,7 @@ def test_baseline_is_refitted_only_if_examples_changed(tmp_path, monkeypatch) ->
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 def test_tfidf_f1_on_rotten_tomatoes() -> None:
-    """TF-IDF has the weighted F1 79.7 on rotten_tomatoes. The full-training rows of Table 1 print 63.8 to 76.7."""
+    """TF-IDF has the weighted F1 79.7 on rotten_tomatoes. Full training has 63.8 to 76.7 in the paper's Table 1."""
     config = get_config()
     config.dataset = "rotten_tomatoes"
     config.data.source = f"files:{os.environ['TRAINLESS_DATA']}/rotten_tomatoes"

@@ -150,7 +150,7 @@ def test_mean_of_logits_of_windows(trained, wanted) -> None:
     found = trained.probabilities_of(trained.windows([t or "x" for t in TEXTS]), rows=3)
     there = [i for i, text in enumerate(TEXTS) if text]
     np.testing.assert_allclose(found[there], wanted[there], atol=1e-5)
-    # `probabilities` truncates a long text, as training does. The windows of classify have the whole text.
+    # The result differs from `probabilities`, which truncates a long text, because the windows cover the whole text.
     assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3
 
 
@@ -251,7 +251,10 @@ def test_top_ranks_classes_in_named_columns(call, workdir, tmp_path, trained, wa
 
 
 def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
-    """A row that lacks one of the two texts counts as empty. In a table with one column, an empty line is a row."""
+    """A row that lacks one of the two texts of a pair counts as empty.
+
+    An empty line is ignored in a table with two columns, and is an empty row in a table with one column.
+    """
     (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
     (block,) = open_table(tmp_path / "a.csv", pair=True).blocks(9, PAIR, {})
     assert block.texts == [("It rains", "I am wet"), ()]

@@ -19,7 +19,7 @@ from tests.perception.helpers import golden_json, structure_of
 PATH = Path("DIR/config.json")
 
 OTHERS = {
-    # As floats, 30 / 44 * 44 is below 30.
+    # Rounding down would give 29 dimensions, because 30 / 44 * 44 is below 30 in float arithmetic.
     "30 of 44 dimensions turned": replace(phi(2, 88, 96, 2), rotated=30),
     "heads of their own size": replace(mistral(2, 64, 96, 4, 2), window=None, size=24, rotated=24),
     "multipliers": openelm(

@@ -1,4 +1,4 @@
-"""Trained classifiers with changed encoders: quality against bits, and task vectors of full fine-tunings."""
+"""Trained classifiers with changed encoders: accuracy after quantization, and task vectors of full fine-tunings."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def test_evaluation_of_the_own_encoder_is_the_test_of_the_run(runs, mesh) -> Non
 
 
 def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) -> None:
-    """The directory gives the architecture if --config.backbone=auto."""
+    """A run with --config.backbone=auto needs the pretrained directory, which gives the architecture."""
     moved = pretrained.rename(pretrained.with_name("moved"))
     try:
         with pytest.raises(
@@ -93,7 +93,11 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
 
 
 def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
-    """A format that changes the same predictions in every run differs equally from float32, whatever the accuracy."""
+    """The table has the mean accuracy over runs, and the mean difference from float32, computed within each run.
+
+    Here, a format changes the same predictions in every run. So its difference is the same in every run, although the
+    accuracies of the runs differ.
+    """
     labels_E = np.arange(400) % 2
     found = {"float32": 40, "bfloat16": 40, "4bit": 100}
 
@@ -102,7 +106,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
         kinds = []
         for kind, wrong in found.items():
             guesses_E = labels_E.copy()
-            # The first 40 or 100 examples are wrong, and the last 20 * seed.
+            # Wrong predictions: the first `wrong` examples, and the last 20 * seed examples.
             guesses_E[:wrong] ^= 1
             guesses_E[len(labels_E) - 20 * seed :] ^= 1
             logs_MN = np.log(np.where(guesses_E[:, None] == np.arange(2), 0.9, 0.1))

@@ -52,7 +52,7 @@ def load(model: Pretrained, dtype: type = jnp.float32) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_match_other_implementations(family: str, folder) -> None:
-    """States equal those of transformers or, for OpenELM, of a slow reference. Eight devices hold sharded weights."""
+    """States of sharded models equal the states of transformers or, for OpenELM, of a slow reference."""
     tokens_BL, lengths_B = golden()["tokens"], golden()["lengths"]
     found = states(open_model(folder(family)), tokens_BL, lengths_B, SHARDED)
     wanted = golden()[f"{family}/states"]
@@ -62,7 +62,10 @@ def test_states_match_other_implementations(family: str, folder) -> None:
 
 
 def test_relative_positions_of_long_texts_share_groups() -> None:
-    """The tested offsets lie on both sides of the limits between single, shared and clipped offsets."""
+    """Small offsets between tokens have their own groups, larger offsets share groups, and the largest are clipped.
+
+    The tested offsets come from all three ranges.
+    """
     mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
     offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
     assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]
@@ -243,7 +246,7 @@ def test_check_shape_lists_differences() -> None:
         UserError, match=r"=x, because it has family 'qwen2' \(not 'phi'\), .* and 7 more"
     ):
         check_shape("--x=DIR", "x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"], "do y")
-    local = replace(given, window=9, local=(False, True) * 6)  # in `given`, `local` is empty
+    local = replace(given, window=9, local=(False, True) * 6)  # `given.local` is empty
     with pytest.raises(
         UserError, match=r"=x, because it has window 9 \(not None\), local \(False, True"
     ):

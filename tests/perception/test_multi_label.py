@@ -350,7 +350,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
 def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
-    The command that worth prints writes the classes that reach their thresholds, as a list.
+    worth prints a command for new texts. The output of this command lists the classes that reach their thresholds.
     """
     cells = [[text, "|".join(own)] for text, own in rows(160)]
     path, out = write_csv(tmp_path / "a.csv", ["text", "label"], cells), tmp_path / "out"

@@ -299,7 +299,7 @@ def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
 
 
 def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path):
-    """A run that names the adapters of this project through a user's module is exported like a run with LoRA."""
+    """A user's method may use the adapters of this project. Exports of its run equal the exports of a run with LoRA."""
     for name in ("lora", "my_package.others:again"):
         workdir = tmp_path / name
         run.fit(make(finetune=name), workdir, mesh)
@@ -367,7 +367,10 @@ def test_incomplete_own_method_fails_at_start_of_the_program(command, own_packag
 
 
 def test_new_parameters_and_quantized_kernels_fit_together(make, own_package, mesh):
-    """The check of new parameters builds the model without quantization. The model of the run has quantized kernels."""
+    """A run with quantized kernels may add parameters.
+
+    The check of added parameters builds a model without quantization, whose kernels have other names and shapes.
+    """
     config = make(finetune="my_package.others:gate", quantize="int8")
     config, task = run.prepare(config, mesh)
     found = variables.abstract(lambda: task.build(variables.ParamKeys(0)))

@@ -152,7 +152,10 @@ def trained(make, mesh, tmp_path_factory) -> Path:
 
 @pytest.mark.medium
 def test_trained_model_sees_the_segments(trained, mesh) -> None:
-    """The training batches, the test of the run and the loaded run have the same segments."""
+    """The loaded run has the test probabilities of the run, and has other probabilities without segments.
+
+    In training batches, the first segment of each row ends with a separator.
+    """
     found = loading.load(trained, mesh)
     assert found.tokenizer.separates_pairs
     splits, _ = datasets.load(found.config)
@@ -168,7 +171,7 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
     assert shapes == {name: (x.shape, x.dtype) for name, x in spec.items()}
     end = found.tokenizer.encode_parts([("a", "b")], 16)[0][0][1]
     for row_L, first in zip(batch["tokens"], batch["firsts"], strict=True):
-        assert row_L[first - 1] == end  # the separator is the last token of the first segment
+        assert row_L[first - 1] == end  # the last token of the first segment is a separator
 
 
 @pytest.mark.medium

@@ -91,8 +91,9 @@ def test_sum_of_different_ranks_round_trip(tmp_path) -> None:
     ],
 )
 def test_scale_of_a_foreign_adapter(fields: dict, scale: float, tmp_path) -> None:
-    """A key of alpha_pattern is a regular expression. It matches the whole path of a module, or the rest of the path
-    after any dot.
+    """A key of alpha_pattern is a regular expression for the path of a module.
+
+    The key must match the whole path, or the whole rest of the path after one of its dots.
     """
     tensors = load_file(write_foreign(tmp_path, **fields) / "adapter_model.safetensors")
     a, b = (tensors[f"base_model.model.{BERT}.lora_{side}.weight"] for side in "AB")

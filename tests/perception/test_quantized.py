@@ -37,7 +37,7 @@ def kernel() -> np.ndarray:
 def test_nf4_levels_are_normal_quantiles() -> None:
     """As in Dettmers et al., section 3: 0, eight levels above 0 and seven below.
 
-    The steps of probability are equal on each side of 0.
+    On each side of 0, the levels are normal quantiles at evenly spaced probabilities.
     """
     from scipy.stats import norm
 

@@ -51,7 +51,10 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
 @pytest.mark.parametrize("family", ["openelm", pytest.param("bert", marks=pytest.mark.medium)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
-    """Eight devices, which read slices, get the dequantized kernels. Other parameters are unchanged."""
+    """Quantized kernels of a file are dequantized when they are loaded. All other parameters are unchanged.
+
+    Eight devices load the file, and each reads only its slices.
+    """
     base = bases[family]
     model = write(base, kind, tmp_path / "out")
     assert (model.shape, model.quantization.kind) == (base.shape, kind)
@@ -215,7 +218,7 @@ def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, c
             f"--out={tmp_path / 'no'}",
         )
 
-    # A folder in PEFT's format, also of a sum of adapters, records how the base weights were quantized.
+    # A folder in PEFT's format records how the base weights were quantized. The folder of a sum of adapters does, too.
     call(
         "peft",
         f"--run={workdir}",

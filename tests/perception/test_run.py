@@ -69,7 +69,7 @@ def test_loaded_run_reproduces_its_test_f1(full, lora, mesh):
 
 
 def test_run_without_later_fields_is_loaded(lora, tmp_path):
-    """The configuration of an older run lacks fields of config.data. Loading adds their former fixed values."""
+    """An older run lacks fields of config.data. Loading adds them, with values that keep the old behaviour."""
     shutil.copytree(lora[0], tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
@@ -290,7 +290,7 @@ def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -
 
 
 def test_run_loads_if_its_unused_weights_are_missing(full, mesh, tmp_path, monkeypatch):
-    """A run of an older version may name a folder of weights that it does not use. A new run may not."""
+    """A run of an older version may name a folder of weights that it does not use. In a new run, this is an error."""
     monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
     workdir = shutil.copytree(full[0], tmp_path / "run")
     config = json.loads((workdir / "config.json").read_text())
@@ -386,7 +386,8 @@ def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields
 def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):
     """A finished run returns its summary without reading data or weights. More steps need the weights again.
 
-    A run does not count as finished if its weights are newer than its summary, as after a move of their folder.
+    A run does not count as finished if the pretrained weights are newer than its summary, for example because their
+    folder was moved after the run.
     """
     workdir, summary = lora
     assert run.ended(make(**LORA), workdir)["test"] == summary["test"]

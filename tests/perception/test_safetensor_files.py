@@ -116,7 +116,7 @@ def _moved(folder: Path) -> None:
 
 
 def _elsewhere(name: str) -> Callable[[Path], None]:
-    """Returns a function that changes the index of a folder: it names the file `name` instead of the shard "one".
+    """Returns a function that changes the index of a folder: the file `name` replaces the shard one.safetensors.
 
     `name` is outside the folder or in a subfolder. If `name` is relative, the function also copies the shard there.
     """

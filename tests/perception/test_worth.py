@@ -177,7 +177,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
         "lora", {"valid": range(24), "test": range(48)}, time.monotonic() + 600
     )
     assert min(found) > 0
-    # The test split has 48 examples: twice the validation split, and three training batches of 16 rows.
+    # The 48 test examples are two validation splits or three training batches of 16 rows. The shorter estimate counts.
     assert found.test == pytest.approx(min(2 * found.evaluation, 3 * found.step))
     assert not (tmp_path / "probe").exists()
 
@@ -690,7 +690,10 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
 
 
 def test_full_training_of_named_backbone_ignores_pretrained(tmp_path) -> None:
-    """`full` starts from random weights: with --config.backbone=NAME it reads at most the pretrained tokenizer."""
+    """`full` starts from random weights.
+
+    With --config.backbone=NAME, it reads at most the tokenizer in the folder --config.pretrained.
+    """
 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]

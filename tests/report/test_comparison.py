@@ -125,11 +125,11 @@ def test_min_metrics():
     assert first.normalised == [1.0] and second.normalised == pytest.approx([8.05 / 9])
     assert (first.best, second.best) == ([2.0], [2.1])
     own = [at(rows[0], "seconds") for rows in time_rows(compared, percents=(80,))]
-    assert own == [[2.0], [2.0]]  # 2 / 0.8 = 2.5; 2.1 / 0.8 = 2.625
+    assert own == [[2.0], [2.0]]  # the values to reach are 2 / 0.8 = 2.5 and 2.1 / 0.8 = 2.625
     of_all = time_rows(compared, percents=(95, 99), reference="all")
     assert [[at(row, "seconds") for row in rows] for rows in of_all] == [
         [[2.0], [2.0]],
-        [[3.0], [None]],  # 2 / 0.95 = 2.105; 2 / 0.99 = 2.02
+        [[3.0], [None]],  # the values to reach are 2 / 0.95 = 2.105 and 2 / 0.99 = 2.02
     ]
     assert aucc_table(compared).columns[3] == "AUCC, (bits per byte)·s"
 

@@ -319,7 +319,10 @@ def test_shared_hard_examples_cancel_out():
 
 
 def test_seed_disagreement_on_examples_counts_once():
-    """If runs err on independent examples, the variance of accuracy over seeds includes the noise of test examples."""
+    """If runs err on independent examples, the variance of accuracy over seeds includes the noise of test examples.
+
+    The variance over examples then has little of this noise, which would otherwise count twice.
+    """
     generator = np.random.default_rng(1)
     runs = [predicted(generator.random(500) < 0.8, seed=s) for s in range(40)]
     found = next(one for one in compare(runs[:20], runs[20:]) if one.metric == "accuracy")
@@ -396,7 +399,7 @@ def test_runs_without_seed_are_seedless():
 
 
 def test_an_axis_without_extent_is_left_out():
-    """One of the runs has no counted FLOPs, so the axis of FLOPs has no extent."""
+    """Curves are compared up to the end of the shorter curve. One run has no counted FLOPs, so it ends at 0 FLOPs."""
     run = made([10, 20])
     points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
     flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))

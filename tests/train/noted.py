@@ -73,8 +73,10 @@ def notes(workdir: Path) -> Path:
 
 
 def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
-    """Returns {step: set of global batches}. A global batch is the tuple of its row identifiers, as logged in one start
-    of the run. If all starts agree, a set has one element.
+    """Returns {step: set of global batches}.
+
+    A global batch is the tuple of its row identifiers. The set of a step has one element if all starts of the run
+    logged the same batch.
     """
     parts = defaultdict(lambda: defaultdict(set))
     for file in notes(workdir).iterdir():

@@ -60,7 +60,7 @@ def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Pat
     assert suite.opened == ["one"]
     (data / "train" / "a.txt").write_text("changed")
     suite.fit("one", config)
-    suite.fit("one", config)  # the run is newer than the changed file
+    suite.fit("one", config)  # not opened again: the run is now newer than the changed file
     assert suite.opened == ["one"] * 2
     link.unlink()
     link.symlink_to(old)

@@ -121,7 +121,7 @@ def test_runs_find_repeating_blocks(kinds: str, expected: list[tuple[int, int, i
     [
         ("LLLRLRL", ((0, 1, 2, 4, 6), (3, 5))),
         ("LLRRLL", ((0, 1, 4, 5), (2, 3))),
-        ("RRLLLL", None),  # not needed, because `runs` compiles each kind once
+        ("RRLLLL", None),  # not needed: `runs` gives RR and LLLL, which are compiled once each
         ("RLRLRL", None),
         ("LLRLLR", None),  # the last block is frozen
         ("LLRLSL", None),  # two kinds of frozen blocks
@@ -164,13 +164,16 @@ def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
 
 
 def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
-    """Automatic differentiation of a scan would store residuals of frozen blocks for each trained block."""
+    """The step stores residuals of the 2 frozen blocks in arrays of length 2.
+
+    Automatic differentiation of the scan over 7 trained blocks would store arrays of length 7, with unused slots.
+    """
     config = toy.config(train__scan_layers=4)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     with jax.set_mesh(mesh):
         step = Step.of(config, Deep("LLLLLRLRL"), mesh)
         text = step.lower(put(BATCH, mesh), 0)[0].as_text()
-    # The masks of the activation: hidden layers (4, 3, 16) of 7 trained and 2 frozen blocks.
+    # Residuals of the activation function: the shape (4, 3, 16) of a hidden layer, for 7 trained and 2 frozen blocks.
     assert "tensor<7x4x3x16x" in text and "tensor<2x4x3x16x" in text
 
 
@@ -273,7 +276,11 @@ def test_scanned_and_unrolled_runs_resume_each_other(tmp_path: Path) -> None:
 def test_best_checkpoint_has_the_only_copy_of_stacked_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy of the evaluation is freed before the parameters are copied for the best checkpoint."""
+    """Memory has one copy of stacked values while the best checkpoint is saved.
+
+    Evaluation and checkpoint each copy the stacked arrays into one array for each layer. The copy of the evaluation is
+    freed before the copy of the checkpoint is made.
+    """
     copied: dict[str, int] = {}
 
     def live() -> int:

@@ -39,7 +39,7 @@ def latest(workdir: Path) -> Path:
 def test_training_lowers_the_error_and_writes_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Draw the curve of this run, instead of the copy of an earlier curve (conftest.py).
+    # Draw the curve. A fixture in tests/conftest.py replaces plot_curve: it copies an earlier curve, which is faster.
     monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
@@ -541,7 +541,7 @@ def test_signal_during_a_vote_is_handled_at_the_next_vote(
     asked = []
 
     def agree(decision):
-        if len(decision) > 2:  # a vote of all hooks, not a vote within an evaluation
+        if len(decision) > 2:  # votes within an evaluation have at most two values
             asked.append(decision)
         if len(asked) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -556,7 +556,7 @@ def test_signal_during_a_vote_is_handled_at_the_next_vote(
 class Stopped(toy.Toy):
     """Sends SIGTERM before step `at`, or in the evaluation of step `during`.
 
-    Expects evaluations at steps 0, 5, 10, ... A signal interrupts only the evaluation of step `during`.
+    Evaluations must be at steps 0, 5, 10, ... The evaluation of step `during` is interrupted; no other evaluation is.
     """
 
     def __init__(self, at: int | None = None, during: int | None = None):
@@ -609,7 +609,7 @@ def test_signal_saves_first_and_the_resumed_run_evaluates(tmp_path: Path, stop: 
 
 
 def test_seconds_since_the_last_evaluation_count_over_a_restart(tmp_path: Path) -> None:
-    """An evaluation with a value that is not finite counts as well."""
+    """A checkpoint stores step and training seconds of the last evaluation, even if its value was not finite."""
     fields = {"eval__steps": 0, "eval__seconds": 1e-9, "checkpoint__steps": 1}
     toy.run(tmp_path, toy.Toy(scores=[1.0, float("inf")]), train__steps=2, **fields)
     step, seconds = saved_state(tmp_path)["last_evaluation"]
@@ -628,7 +628,8 @@ def test_process_without_the_shared_workdir_is_refused(
     with pytest.raises(UserError, match="is not the folder that process 0 has opened"):
         toy.run(tmp_path)
     (tmp_path / workdir.CONFIG).touch()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # `os.access` is always true for root
+    # For root, `os.access` ignores file permissions.
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match=f"cannot write to --workdir={tmp_path}"):
         toy.run(tmp_path)
 

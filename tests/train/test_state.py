@@ -355,7 +355,7 @@ def test_models_with_many_arrays_have_the_same_initial_params(
 ) -> None:
     """On one device, a model with many arrays is initialised without jit, unless at least half of it is frozen.
 
-    A compiled function does not allocate frozen parameters.
+    With many frozen parameters, jit is used because the compiled function, unlike eager code, does not allocate them.
     """
     task = Noted(frozen)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))

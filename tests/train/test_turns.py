@@ -107,7 +107,8 @@ def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
 def test_runs_more_than_a_turn_apart_count_as_not_alternating(tmp_path, ahead, kind):
     """After the process was killed, one run may be ahead of the other.
 
-    The run that is behind then trains its last steps alone.
+    The run that is behind then trains the missing steps alone. If these are more than a turn, the summaries do not
+    say that the runs took turns.
     """
     fields = {"eval__test": False, "checkpoint__steps": 3}
     stopped = [job(tmp_path, n, Noted(n, [], stop_at=1), **fields) for n in "ab"]

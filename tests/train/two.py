@@ -212,14 +212,14 @@ def two_late_compilations(workdir: Path) -> dict[str, dict[str, float]]:
 def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
     """Trains 20 steps. Each step advances the clock of the run by `STEP` simulated seconds.
 
-    Waits, compilations and the steps themselves take real time, which the clock adds to the simulated seconds.
+    The clock adds these seconds to the real time of waits, compilations and steps.
 
     Args:
       late: {number of the compilation: process that compiles `LONG_DELAY` seconds late}.
 
     Returns:
       "train" and "compile" seconds; "waited", the longest wait for the compilation of the other process; "grown", the
-      largest growth of the training seconds from the start of a compilation to the end of this wait.
+      largest growth of the training seconds from the start of a compilation to the end of the wait that follows.
     """
     steps, compile_step, call_step, barrier = loop._steps, Step.compile, Step.__call__, loop.barrier
     runs, before, grown, waited = [], [], [], []
@@ -331,7 +331,8 @@ class ManyShapes(TwoToy):
 def signal_while_compiling_ahead(workdir: Path) -> tuple[int, int]:
     """Returns (saved step, number of shapes whose compilation has begun on this process).
 
-    Each shape takes half a second, one after the other. Process 1 gets SIGTERM in the compilation of its second shape.
+    The shapes are compiled one after the other, each in half a second. Process 1 gets SIGTERM while it compiles its
+    second shape.
     """
     begun, compile_one = [], Step.compile_now
 
