@@ -201,7 +201,7 @@ COUNTER = """%body (p: (u32[], f32[256])) -> (u32[], f32[256]) {
 @pytest.mark.parametrize(
     ("change", "times", "unknown"),
     [
-        (("", ""), 4, 0),  # 0, 2, 4, 6
+        (("", ""), 4, 0),  # four iterations, with the counter at 0, 2, 4 and 6
         (("direction=LT", "direction=NE"), 1, 1),
         (("add(%copy", "multiply(%copy"), 1, 1),
         (("constant(7)", "parameter(1)"), 1, 1),

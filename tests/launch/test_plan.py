@@ -103,7 +103,7 @@ def test_bound_uses_the_share_of_one_chip() -> None:
 
 
 def test_bound_includes_products_in_loops(without_compiler: None) -> None:
-    """The compiler counts only one of four microbatches."""
+    """The compiler counts only one of four microbatches, so the bound uses our count of FLOPs."""
     config = small()
     config.train.batch, config.train.accumulate = 4096, 4
     found = estimate.estimate(config, find("v5e:2x4"))

@@ -278,7 +278,7 @@ def test_failed_start_on_one_host_stops_the_others(cloud):
     assert "host 1: cannot write to" in result.stderr and 'step "start" failed' in result.stderr
     assert (cloud.folder / "hosts/0/train-less/exit").read_text() == "143\n"
 
-    # The launcher has saved the request.
+    # `resume` reads the request that the failed start has saved. The test edits the request so that the start succeeds.
     (cloud.folder / "hosts/1/train-less/logs").unlink()
     edited = cloud.root / "runs/tpu-pod/request"
     edited.write_bytes(edited.read_bytes().replace(b"touch train-less/logs", b":"))
@@ -352,7 +352,7 @@ def test_name_is_reusable_after_delete(cloud):
     assert len(done(cloud)) == seen
     assert (cloud.root / "runs/tpu-pod/request").read_text() == kept
 
-    # The VM was never created.
+    # `delete` also works if the VM was never created. A run may then request another type.
     result = tpu(cloud, "delete", "pod")
     assert result.returncode == 0 and "pod does not exist" in result.stderr
     assert tpu(cloud, "run", "--type", "v6e-8", *end).returncode == 0

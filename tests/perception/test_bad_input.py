@@ -349,7 +349,7 @@ def counted(tmp_path_factory) -> Path:
 
 
 def write_adapter(adapter: Path, base: Path) -> None:
-    """Writes a PEFT adapter of BERT to `adapter`, with a fingerprint that differs from the weights in `base`."""
+    """Writes a PEFT adapter of BERT to `adapter`, with a fingerprint that is not the fingerprint of `base`."""
     adapter.mkdir()
     values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
     layers = {"stack/blocks/0/residuals/1/function/up": values}

@@ -129,7 +129,7 @@ def test_premise_only_drops_hypotheses(tmp_path):
     assert len(splits["train"]) == 6
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)
-    # The authors' program drops the hypotheses of SNLI only. Pairs in a user's files keep both texts.
+    # premise_only drops hypotheses of SNLI only, as the authors' program does. Pairs in a user's files keep both texts.
     own = {"data.premise_only": True, "data.fields": "premise hypothesis"}
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     chosen = config(**own, **{"data.source": f"files:{tmp_path}"})

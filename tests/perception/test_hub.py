@@ -85,7 +85,10 @@ def test_base_model_of_an_adapter_is_found_by_its_hub_name(cache) -> None:
 
 
 def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
-    """Tensors are assigned to the shards in turn, whereas this project fills one shard after another."""
+    """Shards written by other programs are read: here, each shard has every third tensor.
+
+    This project itself fills one shard after another.
+    """
     from safetensors.numpy import load_file, save_file
 
     snapshot = cache / "snapshots" / COMMIT

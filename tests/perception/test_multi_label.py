@@ -48,9 +48,9 @@ WORDS = {"fruit": "apple pear", "place": "river street", "sound": "music noise"}
 
 
 def rows(count: int, start: int = 0) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns (text, its classes) for the numbers from `start` on. A text has one word for each of its classes.
+    """Returns `count` rows (text, its classes), which depend on the row numbers from `start` on.
 
-    An eighth of the texts have no class.
+    A text has one word for each of its classes, and five random letters. An eighth of the texts have no class.
     """
     made = []
     for i in range(start, start + count):

@@ -56,7 +56,7 @@ def write_foreign(folder: Path, tensors: dict | None = None, **fields: object) -
 
 @pytest.mark.parametrize("stabilized", [False, True])
 def test_trained_adapter_round_trip(stabilized: bool, tmp_path) -> None:
-    """Matrices are stored without the scale. Reading applies the scale alpha / R or alpha / sqrt(R)."""
+    """Matrices are stored without the scale. Reading applies the scale alpha / rank or alpha / sqrt(rank)."""
     lora = Lora(4, 6.0, 0.1, stabilized)
     given = adapter(4, 0, (f"stack/blocks/0/{UP}", f"stack/blocks/11/{UP}"))
     peft_format.write(tmp_path, given, "bert", lora, tmp_path)

@@ -195,7 +195,8 @@ def test_splash_attention_counts_as_the_products_it_replaces(
     plain = flops.count(jax.make_jaxpr(program())(query, other, other))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert "splash" in str(jax.make_jaxpr(program())(query, other, other))
-    # The backward pass also contracts the outputs with their gradients, without a sum over pairs of positions.
+    # The kernel's backward pass also contracts the outputs with their gradients. This adds few FLOPs, because it
+    # needs no product for each pair of positions.
     assert flops.count(jax.make_jaxpr(program())(query, other, other)) == pytest.approx(
         plain, rel=1e-3
     )
