@@ -30,7 +30,8 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
 
-# As in `launch.topology.prepare`, for the tests that compile for GPUs.
+# Some tests compile for GPUs. Without a GPU, XLA's Triton matrix products have fixed tiles that do not fit all shapes,
+# so use cuBLAS.
 os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {os.environ.get('XLA_FLAGS', '')}"
 
 import jax  # noqa: E402
@@ -63,7 +64,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def _resident() -> list[int]:
-    """Returns a list with the resident bytes of this process: now, and later also after each release of memory."""
+    """Returns a list whose first entry is the resident memory of this process in bytes.
+
+    `_release_compiled_programs` appends the resident memory after each release.
+    """
     return [psutil.Process().memory_info().rss]
 
 
@@ -113,7 +117,7 @@ def make_config() -> Callable[..., ConfigDict]:
         config.model.width, config.model.hidden, config.model.heads = 16, 24, 2
         config.model.encoder_layers, config.model.decoder_layers = 3, 2
         config.model.max_length = 32
-        with config.model.unlocked():  # options of a user's kind of reservoir are new fields
+        with config.model.unlocked():  # allows new fields: options of a user's reservoir
             config.model.update(model)
         return config
 

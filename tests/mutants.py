@@ -6,7 +6,7 @@ test of its module fails, otherwise the mutant survives. Two things differ from 
 - The tests of a module NAME.py are the selected tests in files test_NAME.py. `tested_by` in mutants.toml names another
   module if there is no such file. Plain mutmut takes the tests that call a function. But JAX calls a compiled function
   only while tracing it, and pytest makes a shared fixture only in its first test.
-- Decorated functions are changed too, because properties decide a verdict.
+- Decorated functions are changed too, because properties (`@property`) compute the verdicts.
 
 Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if the survivors differ from
 the list in mutants.toml, which has a reason for each. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` read
@@ -134,7 +134,9 @@ def main() -> int:
             f"{module:28} {sum(dead):4} of {len(dead):4} mutants killed  {sum(dead) / len(dead):6.1%}"
         )
     for mutant in sorted(survivors - listed()):
-        print(f"this mutant survived, but {LISTED.name} has no reason for it: {mutant}")
+        print(
+            f"this mutant survived: add a test that it fails, or a reason to {LISTED.name}: {mutant}"
+        )
     for mutant in sorted(listed() - survivors):
         print(f"this mutant no longer survives, remove it from {LISTED.name}: {mutant}")
     return int(survivors != listed())

@@ -199,7 +199,7 @@ def shapes(batch: Mapping[str, Any]) -> dict[str, tuple]:
 def test_batch_spec_has_the_arrays_of_a_training_batch(name):
     """`batch_spec` without data has the names and dtypes of a training batch.
 
-    It also has the shapes, if the batch is from the longest bucket. Batches of other buckets are not larger.
+    The shapes are equal if the training batch is from the longest bucket. Batches of other buckets are not larger.
     """
     config = load(name, "tiny")
     run = importlib.import_module(f"{config.paper}.run")
@@ -222,8 +222,8 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
         for one in (without, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
-    # The vocabulary of the data may be smaller than the configured vocabulary. Without data, the number of classes
-    # is a guess.
+    # Without data, the counts may differ: the vocabulary of the data may be smaller than the configured vocabulary, and
+    # the number of classes is a guess.
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
@@ -232,7 +232,10 @@ LOWERED = {
     "iwslt_transformer": pytest.mark.medium,
     "roberta_t_res": pytest.mark.medium,
 }
-"""{experiment: mark}, one experiment of each model kind. The tests of all other experiments are slow: a minute each."""
+"""Experiment -> pytest mark, for one experiment of each kind of model. The empty tuple is no mark.
+
+All other experiments get the mark "slow", because each takes a minute.
+"""
 
 
 @pytest.mark.parametrize(

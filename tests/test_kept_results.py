@@ -136,8 +136,10 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
 
 
 def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
-    """Compares spreads, differences with intervals, and the verdict after an interval. A and B may be exchanged, which
-    changes the sign of a difference.
+    """Numbers and verdicts on results/README.md are also on the pages with all results (`PAGES`).
+
+    Compares "mean ± standard deviation", differences with intervals, and the verdict after an interval. Two pages may
+    compare the same two cases in opposite order, so a difference and its verdict may be reversed.
     """
 
     def measured(text: str) -> tuple[set, set]:

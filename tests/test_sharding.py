@@ -221,8 +221,8 @@ def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_o
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-# A kind of reservoir and, after a comma, "dropped" for LayerDrop. The test above has "ffn", and the test below also has
-# "transformer, skipped", with backskipping.
+# Slow cases of the next test: a kind of reservoir and, for a model with LayerDrop, ", dropped". The kind "ffn" is
+# missing, because test_loss_and_gradients_are_equal_on_every_mesh has it.
 SLOW = [
     pytest.param(kind, marks=pytest.mark.slow) for kind in ("bigru", "cnn", "gmlp", "none, dropped")
 ]
@@ -246,7 +246,8 @@ def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
 
 @pytest.mark.medium
 def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
-    # Dropout is 0, because dropout masks depend on the microbatch. The rows have unequal numbers of tokens.
+    # Dropout is 0, because dropout masks depend on the microbatch. Microbatches have unequal weights, because rows
+    # have unequal numbers of tokens.
     config = make_config("ffn", dropout=0.0)
     whole, parts = _gradients(config, "1"), _gradients(config, "1", accumulate=4)
     assert whole[1] == parts[1]

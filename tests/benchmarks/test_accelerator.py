@@ -13,7 +13,10 @@ from benchmarks.accelerator import Case, markdown, measure
 
 
 def make(end: str = "") -> Case:
-    """Makes a case that works, or that fails in its factory ("raise") or ends its process ("exit")."""
+    """Returns a case that works or, for end="exit", a case whose first timed call ends the process.
+
+    For end="raise", raises a ValueError instead of returning a case.
+    """
     if end == "raise":
         raise ValueError("first line\nsecond line")
     calls = []
@@ -41,7 +44,10 @@ def test_a_case_that_fails_leaves_the_other_cases(capsys):
 
 
 def record(**cases: float) -> dict:
-    """Returns a record of the row gpt. `cases` has the seconds of each case for a call of 10 steps."""
+    """Returns made-up measurements of one row of the table, "gpt".
+
+    `cases` maps the name of a case to the seconds of a call of 10 steps.
+    """
     row = {"batch": 64, "length": 768, "steps": 10, "flops": 2e12, "product": 1e13}
     return {
         "title": "10 training steps in a call",
@@ -53,7 +59,7 @@ def record(**cases: float) -> dict:
 
 
 def page_of(**cases: float) -> str:
-    """Returns the page of `record`, without the spaces that align the table."""
+    """Returns the Markdown page of the measurements `record(**cases)`, without the spaces that align the table."""
     return re.sub(" +", " ", markdown(record(**cases)))
 
 
@@ -86,7 +92,7 @@ def test_page_shows_dashes_for_cases_that_failed(cases, cells):
 def test_counted_flops_are_those_of_the_compiled_products(family, sizes, finetune):
     step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
     products = sum(count * product.flops for product, count in step.products().items())
-    # `products` counts the matrix products of one device.
+    # `products` counts the matrix products of one device, and `flops` those of all devices.
     assert step.flops == pytest.approx(products * jax.device_count(), rel=0.02)
 
 

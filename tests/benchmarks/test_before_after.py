@@ -1,4 +1,4 @@
-"""benchmarks.before_after writes its page from the kept tables."""
+"""benchmarks.before_after writes its Markdown page from the tables in results/."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""benchmarks.keep copies finished runs without checkpoints and training logs."""
+"""benchmarks.keep copies the files of finished runs, except checkpoints and the metrics of training steps."""
 
 import json
 from pathlib import Path

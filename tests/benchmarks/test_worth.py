@@ -57,7 +57,7 @@ def test_later_rounds_only_train_another_seed() -> None:
 
 
 def our_run(folder: Path, seed: int) -> Run:
-    """Writes and returns a run that is wrong in the third of four examples."""
+    """Writes and returns a run whose classifier is wrong in the third of four test examples."""
     logs_EC = np.log(np.eye(2)[[0, 1, 1, 1]] * 0.8 + 0.1)
     folder.mkdir(parents=True)
     made = Classes.of_log_probabilities("test", LABELS_E, logs_EC, ("bad", "good"))

@@ -116,7 +116,10 @@ def test_shapes_respect_token_budget_and_multiple(corpora):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_samples_have_every_shape_of_an_epoch_once(corpora, count, monkeypatch):
-    """With two processes, a sample has the shape of one process's part of a batch. An empty bucket has no sample."""
+    """`samples` yields one batch of each bucket that has examples.
+
+    With two processes, the batch has the rows of one process only.
+    """
     be_process(monkeypatch, 0, count)
     batches = BucketedBatches(*corpora, **SHAPE | {"buckets": (1, *SHAPE["buckets"])})
     shapes = [{name: x.shape for name, x in batch.items()} for batch in batches.samples()]

@@ -342,7 +342,7 @@ def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
             [1, 5, 3],
         ),  # up to half of the class indices may be missing
         ([-1, 1, -1], ["-1", "1"], [0, 1, 0]),
-        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # codes are class names, not indices
+        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # numbers too sparse for indices
     ],
 )
 def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, found) -> None:

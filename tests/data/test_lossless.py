@@ -1,4 +1,4 @@
-"""Tokenizers that keep every byte: round trips, bytes of pieces, tokenizer files of libraries, and the cache."""
+"""Tokenizers that keep every byte: round trips, bytes of tokens, tokenizer files of libraries, and the cache."""
 
 from pathlib import Path
 

@@ -192,7 +192,7 @@ def test_unwritable_cache_raises_user_error(text, tmp_path):
 
 def test_tokenizer_of_one_text_is_cached(text, tmp_path, monkeypatch):
     first = build_tokenizer(200, text.source, tmp_path)
-    monkeypatch.setattr(module, "train_tokenizer", None)  # Training again would call None and fail.
+    monkeypatch.setattr(module, "train_tokenizer", None)  # A second training would fail.
     again = build_tokenizer(200, text.source, tmp_path)
     assert first.size == 200 and again.fingerprint == first.fingerprint
     assert first.decode(first.encode(text.source[:5])) == list(text.source[:5])

@@ -44,7 +44,8 @@ def collectives(decoding: Decoding, state: ModelState) -> Collectives:
         text = decoding.program.lower(*weights, *inputs).compile().as_text()
     parts = parse(text).computations.values()
     assert any(x.operation == "while" for part in parts for x in part.instructions.values())
-    # A collective in the loop over tokens counts once per iteration, or 1000 times if the trip count is unknown.
+    # Counts a collective in the loop over tokens once per iteration. Assumes 1000 iterations if the program does not
+    # state their number.
     return read_collectives(text, 8, unknown_trips=1000)
 
 
@@ -66,13 +67,13 @@ def texts() -> list[list[int]]:
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
 def test_beam_search_on_a_mesh_equals_one_device(name: str, translations) -> None:
-    """The 13 sentences do not divide evenly among 8 devices, so some rows are padding."""
+    """The batch is split into 4 or 8 shards. 13 sentences do not divide evenly, so some rows are padding."""
     assert programs.translate(programs.translation_config(), mesh_of(name)) == translations
 
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
 def test_sampling_on_a_mesh_equals_one_device(name: str, texts) -> None:
-    """Five of 8 devices decode copies of the three prompts, and their texts are unused."""
+    """There are three prompts, so padding rows fill the batch. The texts of padding rows are not returned."""
     assert programs.write(programs.language_config("gmlp_attn"), mesh_of(name)) == texts
 
 

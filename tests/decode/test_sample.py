@@ -1,4 +1,4 @@
-"""Sampling: allowed tokens, their frequencies, and equal tokens for any number of calls."""
+"""Sampling: which tokens are allowed, how frequent they are, and equal tokens in one call and in several calls."""
 
 import jax
 import jax.numpy as jnp

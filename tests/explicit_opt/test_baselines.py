@@ -37,7 +37,10 @@ def test_baselines_of_the_scikit_learn_digits(task):
 
 
 def test_no_small_step_lowers_the_penalized_loss(task):
-    """scikit-learn minimizes C times the cross-entropy summed over examples, plus half the sum of squared weights."""
+    """Twenty small random changes of the weights all raise the objective that scikit-learn minimizes.
+
+    The objective is C times the cross-entropy summed over examples, plus half the sum of squared weights.
+    """
     features, labels = task.features("train").astype(np.float64), task.splits["train"][1]
     model = baselines.logistic_regression(features, labels, 0.1)
 

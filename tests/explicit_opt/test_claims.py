@@ -1,4 +1,4 @@
-"""Claims of the explicit optimization paper: experiments that claims name, and claims that a computation decides."""
+"""Claims of the explicit optimization paper: claims about runs, and claims that a computation decides."""
 
 import csv
 import os

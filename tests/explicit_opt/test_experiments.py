@@ -171,7 +171,8 @@ def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
         two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
         assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
-    # With documents=file, fewer contexts are <pad>, whose embedding is nearly uniform noise.
+    # Eq. (3) is closer to the bound with documents=file, because fewer contexts are <pad>, whose embedding is nearly
+    # uniform noise.
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")

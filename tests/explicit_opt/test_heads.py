@@ -85,7 +85,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
 
 
 def test_many_outputs_take_memory_for_their_kernel_only():
-    """One-hot labels of 20,000 outputs would take 1.6 GB for 10,000 examples."""
+    """Labels do not become one-hot arrays, which would take 1.6 GB for 10,000 examples and 20,000 outputs."""
     rng = np.random.default_rng(0)
     tracemalloc.start()
     features_EM, labels_E = rng.random((10_000, 4)), rng.integers(0, 20_000, 10_000)
@@ -164,7 +164,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
         head.add(features_EM[start : start + 100], labels_E[start : start + 100])
     counts_N = head._sample.shares_SN.sum(0)
     assert counts_N.sum() == 500
-    assert (abs(counts_N - 50) < 28).all()  # 28 is more than four standard deviations of a count.
+    assert (abs(counts_N - 50) < 28).all()  # over four standard deviations of a digit's count
     whole = head_start(features_EM, labels_E, method="lda")
     np.testing.assert_allclose(head.finish()[0], whole[0], rtol=0.3, atol=1e-3)
 

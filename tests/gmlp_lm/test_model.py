@@ -28,7 +28,7 @@ def parameters(recipe, kind: str) -> int:
 
 
 def test_the_code_has_a_tenth_of_the_printed_parameters():
-    """Table 1 prints 71 and 72 million; the code has 7.18 and 7.20 million."""
+    """Table 1 prints 71 and 72 million parameters; the models of the authors' code have 7.18 and 7.20 million."""
     assert parameters(language.code, "gmlp") == 7_178_864
     assert parameters(language.code, "gmlp_attn") == 7_203_440
     # The authors' "GPT_base" has an unused layer of 512 x 2048 per block. Our model has no such layer.
@@ -85,7 +85,7 @@ class Made:
         self.whole, self.step, self.prefill = map(jax.jit, (model, model.step, model.prefill))
 
 
-# These cases have each recipe and each kind of model once.
+# The quick tests have each recipe and each kind of model once.
 QUICK = (("paper", "gpt"), ("code", "gmlp"), ("fixed", "gmlp_attn"))
 
 

@@ -121,7 +121,7 @@ def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
 
 
 def test_word_count_matches_wikitext():
-    assert words(b" = Title = \n\n the cat <unk> . \n") == 3 + 4 + 3  # three line ends
+    assert words(b" = Title = \n\n the cat <unk> . \n") == 3 + 4 + 3  # 3 line ends count as words
 
 
 def write(
@@ -251,7 +251,7 @@ def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
 
 @pytest.mark.medium
 def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path, capsys):
-    """Bits per byte divide the summed loss by the scored bytes, and word perplexity divides it by all words."""
+    """The summed loss is divided by the scored bytes for bits per byte, and by all words for word perplexity."""
     fields = {"data.tokenizer": "sentencepiece", "data.vocab_size": 500, "train.steps": 10}
     config = small(**fields, **{"data.cache_dir": f"{tmp_path}/cache", "eval.sample": 8})
     workdir = tmp_path / "run"

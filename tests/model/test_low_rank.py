@@ -28,9 +28,7 @@ def test_new_adapter_changes_nothing() -> None:
     abstract_model = variables.split(model)
     assert all(name.endswith(("lora_a", "lora_b")) for name in abstract_model.trainable)
     assert len(abstract_model.trainable) == 2 * 3 * SHAPE.layers
-    assert (
-        not abstract_model.seed_initialised
-    )  # the frozen values are loaded, not drawn from a seed
+    assert not abstract_model.seed_initialised  # Frozen values are loaded, not drawn from a seed.
     # As in peft, A is uniform in [-1/sqrt(inputs), 1/sqrt(inputs)], and B is 0.
     for name, value in abstract_model.trainable.items():
         most = float(jnp.abs(value[...]).max())

@@ -71,7 +71,7 @@ def test_splash_equals_attention(case: str, interpreted: None) -> None:
 def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None) -> None:
     """The mesh splits rows over data and fsdp, and heads over tensor.
 
-    In a training step, some mesh axes are manual (`local_sums`).
+    `manual` has the mesh axes of an enclosing `jax.shard_map`. The training step calls the kernel inside a `shard_map`.
     """
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8])
     lengths_B = jnp.asarray([128, 100, 5, 128])
@@ -97,7 +97,7 @@ def test_each_device_computes_its_rows_and_heads(manual: set, interpreted: None)
     [
         ((256, 2, 64), {}, True),
         ((256, 2, 64), {"key": KEY}, True),
-        ((256, 2, 64), {"dropout_rate": 0.1}, True),  # Evaluation has no key.
+        ((256, 2, 64), {"dropout_rate": 0.1}, True),  # no dropout without a key
         ((256, 2, 64), {"dropout_rate": 0.1, "key": KEY}, False),
         ((256, 2, 64), {"bias_BHTS": jnp.zeros((1, 2, 256, 256))}, False),
         ((256, 2, 64), {"dtype": jnp.float32}, False),
@@ -153,7 +153,7 @@ print("compiled")
     ("name", "kernel"), [("v5e:2x4", "tpu_custom_call"), ("h100:8", "__cudnn$fmhaSoftmaxBackward")]
 )
 def test_compiler_accepts_the_kernel_on_every_mesh(name: str, kernel: str) -> None:
-    """No program has an array of logits.
+    """The compiled programs have the fused kernel, and no array of attention logits.
 
     The test compiles in a new process, because the compilers need settings that differ from the settings of the tests.
     """

@@ -23,7 +23,7 @@ def test_agreement_by_hand():
     assert agreement(true_BRP, 2 * true_BRP) == pytest.approx((1, 1, 2))
     assert agreement(true_BRP, -true_BRP) == pytest.approx((-1, -1, 1))
     assert agreement(true_BRP, 0 * true_BRP) == (None, None, 0)
-    # The two draws give the estimates (-1, 8) and (8, -1). Their noise adds up to 0.
+    # The two draws have the noise (-4, 4) and (4, -4), whose sum is 0, and so the estimates (-1, 8) and (8, -1).
     noise_BRP = np.array([[[-4.0, 4.0], [4.0, -4.0]]])
     found = agreement(true_BRP, true_BRP + noise_BRP)
     assert found.cosine == pytest.approx(29 / np.sqrt(65) / 5)

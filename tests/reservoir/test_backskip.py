@@ -65,7 +65,8 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
         value = jnp.full(mu.shape[:2], baseline)
         return jax.jit(jax.grad(lambda *parts: quadratic(*parts, rule())))(mu, noise, value).std()
 
-    # The baseline is in units of the root mean square of g, sqrt(3^2 + 1).
+    # Each component of g has the mean 3 and the standard deviation 1, so its root mean square is sqrt(3^2 + 1). This
+    # root mean square is the unit of the baseline.
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
@@ -162,7 +163,7 @@ def test_skipping_schedule(make_config):
         assert not any(skips(config, step) for step in range(0, 1000, 50))
 
 
-# In a model.
+# Backskipping in a whole model.
 
 
 class Task(Backskipping):

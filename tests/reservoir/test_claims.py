@@ -62,7 +62,7 @@ def test_claims_and_tables_share_runs(tmp_path):
 
 
 def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a folder without the folder data/
+    monkeypatch.chdir(tmp_path)  # has no folder data/, so data are missing
 
     def missing(text: str, **fields) -> str:
         return make_suite(tmp_path, **fields).side(text).missing

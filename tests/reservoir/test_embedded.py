@@ -1,4 +1,4 @@
-"""The generated parallel text."""
+"""The German-English text that `reservoir.embedded` generates: sentences, splits, and equal text for equal seeds."""
 
 import re
 import subprocess

@@ -247,7 +247,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 def test_depths_option(tmp_path):
     """--depths=LAYERS:RESERVOIRS sets the number of reservoirs.
 
-    With --depths=LAYERS, it is the number at the nearest of the scale's depths.
+    With --depths=LAYERS, a model has as many reservoirs as the nearest of the default depths has.
     """
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]

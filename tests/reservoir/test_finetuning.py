@@ -151,7 +151,10 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
 
 @pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control freezes layers of a plain run in fine-tuning. We choose the positions of reservoirs."""
+    """The paper's control freezes layers of a run without reservoirs in fine-tuning.
+
+    The frozen layers are those that would be reservoirs in a model with this number of reservoirs.
+    """
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     run.fit(config, workdir, mesh)

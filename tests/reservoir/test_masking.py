@@ -103,7 +103,8 @@ def test_maximum_number_of_masks_is_sufficient(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.places_BM.shape[1] == most(length, rate)
-    # If the maximum were too small, rows would on average have fewer than rate * length masked tokens.
+    # `most` limits the number of masked tokens in a row. If this limit were too low, rows would on average have fewer
+    # than rate * length masked tokens.
     assert float(found.weights_BM.sum(1).mean()) == pytest.approx(rate * length, abs=0.15)
 
 

@@ -126,7 +126,7 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     name, decoder_layers = task
     model = getattr(translation, name)(kind).model
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
-    # Equal keys suffice to count parameters. nnx.Rngs would take most of the time.
+    # All parameters get the same key, because only their number matters. nnx.Rngs would take most of the time.
     rngs = SimpleNamespace(params=lambda: jax.random.key(0))
     return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
 

@@ -176,7 +176,7 @@ def test_reports_do_not_import_a_users_method(own_package, monkeypatch):
 
 
 def test_layers_that_a_users_method_draws_keep_the_drawn_values(own_package, reservoirs, mesh):
-    """Frozen layers with an initializer do not get the pretrained values. All other layers do."""
+    """Frozen layers with an initializer do not get the pretrained values. All other encoder layers do."""
     config = classifying(reservoirs, reservoirs="my_package.others:drawn")
     _, task = finetuning.prepare(config, mesh)
     model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))

@@ -1,4 +1,4 @@
-"""Rows of packed documents."""
+"""Documents packed into rows: equality with a loop, completeness, and padding."""
 
 import numpy as np
 import pytest

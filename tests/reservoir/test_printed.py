@@ -47,7 +47,7 @@ def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
         cells = printed(table)
         for (model, layers), row in cells.items():
             ratio = mean(row[HOURS]) / mean(cells["Transformer", layers][HOURS])
-            if abs(ratio - float(row[RATIO])) > 0.011:  # truncated or rounded
+            if abs(ratio - float(row[RATIO])) > 0.011:  # The paper rounds or truncates.
                 wrong[table, model, layers] = row[RATIO], round(ratio, 2)
     assert wrong == {
         ("table2", "FFN Reservoir", "32"): ("0.73", 0.76),

@@ -181,7 +181,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     assert {row[4] for row in choices[1:]} == {
         "50",
         "0",
-    }  # the classifier of word content has no hidden layer
+    }  # The classifier of word content has no hidden layer.
     # Without --out, the results are written to the run's folder. Training must still resume from this folder.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]

@@ -16,7 +16,8 @@ def directory(tmp_path_factory):
 
     # Do not register the class in TFDS, as if another program had prepared the data set.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        # For a class in a package, TFDS imports importlib_resources, which TFDS does not install.
+        # If a class is in a module of a package, TFDS imports importlib_resources, which may be missing. So name a
+        # module that is not in a package.
         __module__ = "tiny_pairs"
         VERSION = tfds.core.Version("1.0.0")
 

@@ -170,7 +170,11 @@ def test_error_of_all_processes_is_printed_once_by_each(runs):
 
 
 def test_lost_line_is_printed_before_an_abort(runs):
-    """JAX's runtime aborts when process 0 dies. In this test, the abort comes one second before process 0 dies."""
+    """A process prints which process is lost before it aborts.
+
+    JAX's runtime aborts all other processes when process 0 dies. Here, processes 1 and 2 call abort one second before
+    process 0 dies.
+    """
     codes, outputs = runs["aborting"].ends(0, 1, 2)
     assert codes == [-signal.SIGKILL, LOST, LOST]
     assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))

@@ -15,7 +15,7 @@ JOINING = {
     "explicit_opt.train": "babylm_cat",
     "perception.train": "perception",
 }
-"""Programs that divide their work among processes, each with a configuration."""
+"""Program that can divide its work among processes -> name of a configuration for this program."""
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ def test_run_whose_lease_is_taken_stops(bucket, one_store, monkeypatch):
             try:
                 store.write(f"{name}/lease.json", b'{"holder": "process 1 of ann on b"}', version)
                 return
-            except Changed:  # The run has renewed its lease since the read.
+            except Changed:  # The run has renewed its lease since the read: read again.
                 continue
 
     def save_and_lose(run: Run) -> None:
@@ -288,7 +288,7 @@ def test_two_trainings_of_one_run_are_refused(bucket, one_store, monkeypatch):
         if not refused:
             refused.append(None)
             with pytest.raises(UserError, match=f"another process is training in {bucket.address}"):
-                toy.run(copy_of(bucket.address))  # This call trains on the same machine.
+                toy.run(copy_of(bucket.address))  # on the machine of the first training
             bucket.machine("second")
             with pytest.raises(UserError, match=rf"training in {bucket.address} \(process "):
                 toy.run(copy_of(bucket.address))

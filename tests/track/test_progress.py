@@ -93,7 +93,7 @@ def test_eta_respects_the_time_limit(clock):
         clock.now += 0.125
         bar.update(step, 1.0, 50, 1e9, left=100 - 0.125 * step)
     lines = stream.getvalue().splitlines()
-    assert "400 examples/s, ETA 01:09" in lines[1]  # After 30.125 s.
+    assert "400 examples/s, ETA 01:09" in lines[1]  # printed at 30.125 s, so 69.875 s remain
     assert "ETA 00:00" in lines[-1]
 
 
@@ -108,7 +108,7 @@ def test_terminal_shows_a_bar(clock):
     assert "150/200" in last and " 75%" in last
     assert "loss 0.006667, 400 tokens/s, ETA 00:06, MFU 50.0%" in last
     assert "\rstep 150: BLEU 30.1\n" in shown
-    assert shown.count("tokens/s") < 25  # Fewer refreshes than steps.
+    assert shown.count("tokens/s") < 25  # fewer refreshes than the 50 steps
 
 
 @pytest.mark.parametrize(("lines", "shown"), [(24, "2/4, loss 0.5"), (0, "step 2/4: loss 0.5")])
