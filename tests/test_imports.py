@@ -1,4 +1,4 @@
-"""Imports follow the order that ARCHITECTURE.md prints, without circles, and common/ names papers in two places only.
+"""Imports follow the order that ARCHITECTURE.md prints, without cycles, and common/ names papers in two places only.
 
 Imports inside functions count. Imports for type checking do not, because they are never executed.
 """
@@ -63,7 +63,7 @@ def levels() -> list[list[str]]:
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    TopologicalSorter(GRAPH).prepare()  # raises a CycleError that names the circle
+    TopologicalSorter(GRAPH).prepare()  # raises a CycleError that names the cycle
 
 
 def test_imports_run_from_a_level_to_the_levels_below():

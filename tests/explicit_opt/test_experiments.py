@@ -45,7 +45,7 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         assert float(measured["D-w"]) <= float(measured["D-p"])
         # The fitted factor minimises the training loss, so it cannot raise the training perplexity.
         assert float(measured["T-sp"]) <= float(measured["T-p"])
-    # For K = 1, sum and concatenation are equal, so they share their runs.
+    # For one token of context, sum and concatenation are equal, so they share their runs.
     assert rows[0]["T-p"] == rows[4]["T-p"]
     assert sorted(p.name for p in (suite.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"

@@ -72,7 +72,10 @@ def test_segment_sum_path_matches_matmul_path(data):
 
 
 def test_solution_equals_multinomial_naive_bayes(primed):
-    """h U = sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i, which is multinomial naive Bayes without smoothing."""
+    """If all features h have the sum K, the logits h U of eq. (3) are multinomial naive Bayes without smoothing.
+
+    Logit i is sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: log likelihood plus log prior, up to a constant.
+    """
     features, targets = primed
     mass_N = np.asarray(cooccurrences(features, targets, N), np.float64).sum(0)
     peer = MultinomialNB(alpha=1e-12, force_alpha=True, class_prior=mass_N / mass_N.sum())

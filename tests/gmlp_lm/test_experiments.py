@@ -118,7 +118,10 @@ def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 
 
 
 def test_comparison_ends_with_the_shortest_curve():
-    """In these curves, gpt has the lowest loss at equal steps and at equal FLOPs, and gmlp at equal seconds."""
+    """The table compares the best losses up to the end of the shortest curve.
+
+    In these curves, gpt has the lowest loss at equal steps and at equal FLOPs, and gmlp at equal seconds.
+    """
     cases = {
         "gpt": [run_of(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), "gpt")],
         "gmlp": [run_of(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), "gmlp")],

@@ -134,7 +134,10 @@ def test_initial_values_of_trained_and_frozen_layers():
 
 @pytest.mark.medium
 def test_parameter_count_of_roberta_base():
-    """The published model has 124,697,433 parameters, including two positions and a segment, which our model lacks."""
+    """The published model has 124,697,433 parameters.
+
+    These include embeddings of two positions and of a segment, which our model lacks.
+    """
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=variables.ParamKeys(0))
     )

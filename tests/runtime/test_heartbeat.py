@@ -17,7 +17,7 @@ from common.runtime.heartbeat import LOST, SILENCE, seconds
 from common.runtime.rendezvous import MissedRendezvous, rendezvous
 from tests.programs import ROOT, free_address
 
-# One of three processes. Its first argument is its behaviour; a process with the behaviour "work" runs for 30 s.
+# Program of each of the three processes. The first argument is the behaviour of the process; "work" runs for 30 s.
 PROGRAM = """
 import ctypes, os, socket, sys, time
 from common.runtime import program

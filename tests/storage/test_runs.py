@@ -184,7 +184,7 @@ def without_seconds(value):
     if isinstance(kept.get("aucc"), float):  # in metrics.jsonl, the AUCC over seconds
         del kept["aucc"]
     if "last_evaluation" in kept:
-        kept["last_evaluation"] = kept["last_evaluation"][:1]  # step and seconds
+        kept["last_evaluation"] = kept["last_evaluation"][:1]  # of (step, seconds), keep the step
     return {name: without_seconds(item) for name, item in kept.items()}
 
 
