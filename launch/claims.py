@@ -130,7 +130,8 @@ def main() -> None:
 
     from common.config import parser_for
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Set the variable before JAX is imported.
+    # Suppress XLA's log messages. The variable must be set before JAX is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     parser = parser_for("launch.claims")
     parser.add_argument("paper", help="folder of a paper with claims.csv, such as reservoir")
     parser.add_argument(

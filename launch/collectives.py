@@ -157,7 +157,7 @@ def _group(rest: str, devices: int) -> int:
         return int(grid[2])
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-        # A replica group lists whole mesh axes, 'x', and parts of mesh axes, 'x':(1)2.
+        # A replica group lists mesh axes: a whole axis as 'x', a part of size 2 of an axis as 'x':(1)2.
         axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
         return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return devices

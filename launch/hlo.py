@@ -137,6 +137,7 @@ def count_executions(
     A computation also counts if only a computation that it calls has a wanted instruction.
 
     Args:
+      wanted: function that returns whether an instruction is wanted.
       unknown_trips: number of iterations to count for a loop with an unknown trip count.
 
     Returns:

@@ -70,7 +70,8 @@ def main() -> None:
     import os
     import sys
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Set the variable before JAX is imported.
+    # Suppress XLA's log messages. The variable must be set before JAX is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     options, experiment = parse(sys.argv[1:])
     check(

@@ -136,7 +136,7 @@ class Topology:
         check(
             self.host % tensor == 0,
             f"--config.mesh.tensor={tensor} spans several processes: it must divide {self.host}, the number of"
-            " chips of a host, which is one process",
+            " chips of a host, because each host runs one process",
         )
         return mesh
 
@@ -267,7 +267,7 @@ def prepare(name: str, quick: bool = False) -> None:
     if quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)
     if kind != "cpu" and has_compiler(kind):
-        # Only a machine with such devices can load their programs from the compilation cache.
+        # Disable the compilation cache: JAX can load a cached program only if this machine has the program's devices.
         jax.config.update("jax_enable_compilation_cache", False)
         if CHIPS[kind].gpu:
             # Without a GPU, XLA uses fixed tiles for Triton's matrix products. They do not fit all shapes: use cuBLAS.
@@ -288,7 +288,7 @@ def prepare(name: str, quick: bool = False) -> None:
 def _gpus(name: str, kind: str, count: int) -> list[Any]:
     from jax.experimental import topologies
 
-    # Partitions x hosts x GPUs of a host.
+    # The text of a topology: number of partitions x hosts of a partition x GPUs of a host.
     options = {"topology": f"1x1x{count}", "target_config": CHIPS[kind].gpu}
     try:
         return list(topologies.get_topology_desc(platform="cuda", **options).devices)

@@ -67,8 +67,9 @@ def _single(computation: Computation, instruction: Instruction) -> float:
         return 2 * read[1]
     if instruction.operation in ("send", "recv"):
         return array_bytes(instruction.type)
-    # The type of an asynchronous start may also contain its operands and further values, so do not add the type to the
-    # operands. The type of an all-gather has operand and result; other results are as large as their operands.
+    # The type of an asynchronous start lists its results, and may list its operands and other values too. For an
+    # all-gather, count the type, which lists the operands and the results. Assume that the results of all other starts
+    # are as large as their operands, and count the operands twice.
     if instruction.operation == "all-gather-start":
         return array_bytes(instruction.type)
     if instruction.operation.endswith("-start"):

@@ -48,7 +48,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(true_BRP: np.ndarray, estimate_BRP: np.ndarray) -> Agreement:
-    """Compares the true and the estimated gradients of P parameters for B batches and R draws."""
+    """Returns the agreement of true and estimated gradients, one of each for every batch and draw, (B, R, P)."""
     sizes = np.linalg.norm(estimate_BRP, axis=-1) / np.linalg.norm(true_BRP, axis=-1)
     of_means = _cosine(true_BRP.mean(1), estimate_BRP.mean(1))
     return Agreement(_cosine(true_BRP, estimate_BRP), of_means, float(np.mean(sizes)))
@@ -93,7 +93,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     with complete(shown(workdir / CONFIG)):
         config.model = with_defaults(config.model)
         estimator = config.model.backskip.estimator
-    config.train.scan_layers = 0  # `load_run` returns an array for each layer, not stacked arrays.
+    # Do not scan over layers: a scan needs the stacked arrays of all layers, but `load_run` returns an array per layer.
+    config.train.scan_layers = 0
     check(
         estimator not in NEVER,
         f"{shown(workdir)} skips no reservoirs, because its --config.model.backskip.estimator is {estimator}: give a"

@@ -4,7 +4,8 @@ A reservoir F stands between trained layers P below and T above. In training, F 
 F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A skipping
 step does not differentiate F. In this step, P is a policy with density N(mu, sigma^2) and action a, and gets the
 REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
-REINFORCE is learned and called the value. r is the root mean square of g over D and over all positions except padding:
+REINFORCE is learned and called the value. D is the width of the model. r is the root mean square of g over D and over
+all positions except padding:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
@@ -12,11 +13,11 @@ In this notation, the paper's value is r V. With sigma = scale = 1, the gradient
 the division by r, R does not depend on the size of g. If the loss is multiplied by a positive number, the gradient of
 mu is multiplied by the same number, as in backpropagation. The fields of `config.model.backskip`:
 
-    estimator      "policy": as above. Controls: "identity" and "zero" add no noise; in skipping steps, the gradient of
-                   mu is g or 0. "noise" adds the noise of the policy, but all steps are ordinary. "none" disables
-                   backskipping
-    warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value also
-                   learns in ordinary steps
+    estimator      "policy": as above. "none" disables backskipping. The other estimators are controls. "identity" and
+                   "zero" add no noise; in skipping steps, the gradient of mu is g for "identity" and 0 for "zero".
+                   "noise" adds the noise of the policy, but all steps are ordinary
+    warmup_steps   number of ordinary steps at the start; -1 takes the number of warm-up steps of the learning rate. The
+                   value also learns in ordinary steps
     anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up). Once
                    p < least, every step skips
     sigma          standard deviation of the noise, which ordinary steps have as well
@@ -60,8 +61,8 @@ NEVER = ("none", "noise")
 """Estimators (`config.model.backskip.estimator`) with which no step skips the reservoirs."""
 
 NOISE = 2**16 + 1
-"""Number folded into a block's random key to get the key of the noise. Smaller numbers give the keys of the block's
-residuals and of LayerDrop."""
+"""Number that is folded into the random key of a block to get the key of the noise. Smaller numbers are in use: 0, 1
+and so on give the keys of the block's sublayers, and 2**16 gives the key of LayerDrop."""
 
 
 class Rule(NamedTuple):
@@ -129,7 +130,7 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns value minus reward, (B, L), 0 at padding, and the root mean square r of the gradient `g_BLD`."""
+    """Returns (V - R, r): value minus reward, (B, L), and the root mean square of `g_BLD`. V - R is 0 at padding."""
     reward_BL, valid_BL, size = rewards(g_BLD, rule)
     return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 
@@ -332,8 +333,8 @@ def is_skipping_step(
     if since < 0:
         return False
     ordinary = anneal**since
-    # The third element, 1, makes this random stream independent of the stream (seed, step) that draws training crops
-    # (`common.data.windows.Crops`).
+    # `common.data.windows.Crops` draws training crops with the seed (seed, step). With the third element, 1, the random
+    # numbers here do not depend on those of the crops.
     return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
 
 
@@ -385,7 +386,7 @@ def validate_steps(config: ConfigDict) -> None:
     ):
         print(
             f"warning: {name}.reward=signed, the paper's reward, is 0 up to rounding in a pre-norm model"
-            " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors; set"
-            f" --config.model.norm=post or {name}.reward=own_rms",
+            " (--config.model.norm=pre), because LayerNorm removes the mean of its input: the policy learns from"
+            f" rounding errors; set --config.model.norm=post or {name}.reward=own_rms",
             file=sys.stderr,
         )

@@ -51,10 +51,10 @@ def planned(
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
     """Yields (function from the seed to the run name, configuration for seed 1) for each case of a table or figure.
 
-    Yields cases that share their runs only once, and pretraining runs before fine-tuning runs.
+    If several cases have the same runs, yields only one of these cases. Yields pretraining before fine-tuning.
     """
     for cases in suite.needed(target).values():
-        # Rows of the table with the same model share runs.
+        # Rows of the table with the same model have the same runs: estimate these runs once.
         for case in {case.name(1): case for case in cases}.values():
             config = suite.configuration(case, 1)
             run.validate(config)
@@ -62,7 +62,8 @@ def planned(
     for tuning in downstream.tunings(suite, target) if target in downstream.FIGURES else ():
         before = suite.configuration(tuning.case, 1)
         config = inherit(downstream.configuration(suite, tuning, 1), before.model)
-        with config.unlocked():  # a fine-tuning run reads its vocabulary from the pretraining run
+        # The configuration lacks the vocabulary size, because a fine-tuning run reads the tokenizer of its pretraining.
+        with config.unlocked():
             config.data.vocab_size = before.data.vocab_size
         yield tuning.name, config
 

@@ -228,7 +228,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
         override_all(config, [f"--config.{field}" for field in suite.finetune])
         check(
             tuning.mode == "keep" or not config.lora.rank,
-            f"--config.lora.rank={config.lora.rank} freezes the encoder, but these experiments also fine-tune with"
+            f"--config.lora.rank={config.lora.rank} needs reservoirs=keep in all experiments, but one of them has"
             f" reservoirs={tuning.mode}: leave out --config.lora.rank",
         )
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs

@@ -21,7 +21,7 @@ _SHARED_NUMBERS = 100
 """Numbers below 100 may occur in every split. A number from 100 on occurs in one split only, unless it is a year."""
 
 Pair = tuple[str, str]
-"""(German text, English text)."""
+"""A German text and its English translation."""
 
 
 def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:

@@ -134,7 +134,8 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
 def classifier(config: ConfigDict, vocabulary: int, classes: int, *, rngs: nnx.Rngs) -> Classifier:
     """Returns the fine-tuning model, after the changes that its method (`reservoir.methods`) makes.
 
-    Before these changes, frozen reservoirs are marked as loaded, because the pretraining run has their values.
+    Before these changes, marks frozen reservoirs as loaded: their values come from the pretraining run, not from the
+    seed of the fine-tuning run.
     """
     model = config.model
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)

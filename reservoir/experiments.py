@@ -129,8 +129,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def case(self, setting: str, model: str, layers: int) -> Case | None:
         """Returns the case of a model at a depth.
 
-        The case of the row UPDATABLE has fewer layers: `layers` minus the number of reservoirs. For --depths=LAYERS:0,
-        returns None for all models except the plain transformer.
+        The row UPDATABLE is a model without reservoirs. Its depth is `layers` minus the number of reservoirs of the
+        other rows. For --depths=LAYERS:0, returns None for all models except the plain transformer.
 
         Raises:
           UserError: the reservoirs do not fit into the layers, or leave no trained layer.
@@ -201,10 +201,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns (case that a claim names, "" or why the case cannot run).
+        """Returns the case that a claim names, and the reason why the case cannot run.
 
-        Such a reason may be an option to add, "--data=iwslt=DIR". The case is None if --settings, --models or --depths
-        excludes it.
+        The reason is "" if the case can run. It may also be an option to add, such as "--data=iwslt=DIR". The case is
+        None if --settings, --models or --depths excludes it.
 
         Args:
           text: the experiment as written in the claim, for error messages.

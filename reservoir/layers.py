@@ -24,7 +24,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
 
 
 def _pretrained(model: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers before fine-tuning; None if the configuration has no number of layers."""
+    """Returns the kind and the numbers of layers before fine-tuning; None if `model` has no number of layers."""
     total = model.get("encoder_layers", model.get("layers"))
     if total is None:
         return None

@@ -181,8 +181,9 @@ def of_run(config: Mapping[str, Any]) -> Method | None:
 def imported_part(name: str, kind: type) -> Any:
     """Returns the object `name`, "module:attribute", without importing the module.
 
-    Returns None if the module is not imported yet, or the object is not a `kind`. Reports use this function, because
-    configurations may come from other people, and importing a module runs the code of the module.
+    Returns None if the module is not imported yet, or the object is not an instance of the class `kind`. Reports use
+    this function, because configurations may come from other people, and importing a module runs the code of the
+    module.
     """
     module, _, attribute = name.rpartition(":")
     part = getattr(sys.modules.get(module), attribute, None)

@@ -170,7 +170,8 @@ def validate(model: ConfigDict) -> None:
     check_minimum("--config.model.", model, options.declared(model))
     if kind := find(model.reservoir):
         _validate_reservoirs(model, kind)
-    if model.backskip.to_dict() != fields()["backskip"]:  # the default fields are valid
+    # The default fields are valid. Without this condition, every run would import `reservoir.backskip`.
+    if model.backskip.to_dict() != fields()["backskip"]:
         from reservoir import backskip
 
         backskip.validate(model)

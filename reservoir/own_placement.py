@@ -36,7 +36,9 @@ def indices(
     except Exception as error:  # A user's function may raise any type of exception.
         if isinstance(error, ValueError) and str(error):
             raise
-        raise UserError(f"{strategy} fails, or does not return indices ({named(error)})") from error
+        raise UserError(
+            f"{strategy} fails, or does not return indices ({named(error)}); correct this function"
+        ) from error
     if not len(found) == reservoirs == len(set(found) & set(range(layers))):
         raise ValueError(
             f"{strategy} returned {found}; it must return different indices from 0 to {layers - 1}, as many as there"
@@ -57,7 +59,7 @@ def options(option: str, strategy: str) -> dict[str, Option]:
     function = imported(option, strategy)
     check(
         callable(function),
-        f"{option}={strategy} is of type {type(function).__name__}, not a function",
+        f"{option}={strategy} is of type {type(function).__name__}, not a function: name a function",
     )
     try:
         parameters = inspect.signature(function).parameters.values()

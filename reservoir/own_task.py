@@ -46,5 +46,5 @@ def make(config: ConfigDict, mesh: Mesh, read_data: bool) -> Task:
         frame, reason = last_frame(error), f": {error}" if str(error) else ""
         raise UserError(
             f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}"
-            f"{reason}"
+            f"{reason}; correct this code"
         ) from error

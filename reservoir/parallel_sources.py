@@ -49,14 +49,21 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
     source, target = (read_lines(path) for path in paths)
     check(
         len(source) == len(target),
-        f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line translates the"
-        f" same line of the other file, got {len(source)} and {len(target)}",
+        f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line is translated"
+        f" by the line with the same number, got {len(source)} and {len(target)} lines: correct the files",
     )
     return source, target
 
 
 def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
-    """Returns the file of a side ("source" or "target") of a split. `option` names the split, for error messages."""
+    """Returns the file of a side ("source" or "target") of a split.
+
+    Args:
+      option: the command-line option that selects the split, for error messages.
+
+    Raises:
+      UserError: the file is missing.
+    """
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):
         if path.is_file():

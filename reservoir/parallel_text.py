@@ -48,7 +48,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
     if kind == "embedded":
         text = _load_embedded(place, name, languages)
     else:
-        from reservoir import parallel_sources  # not needed for generated text
+        # Imported here, because generated text does not need this module.
+        from reservoir import parallel_sources
 
         text = ParallelText(*parallel_sources.load(data, split))
     if split == "train":

@@ -1,6 +1,6 @@
 """A bidirectional GRU (Cho et al., 2014) as a sublayer.
 
-Shape letters of this module: J the two directions, F features of one direction, M = 3F inputs of the three gates.
+Shape letters of this module: J the two directions, F features of one direction, M = 3F features of the three gates.
 """
 
 from typing import Any

@@ -19,7 +19,7 @@ _MEASURES = {
     "bits_per_byte": ("bits per byte", ".3f"),
     "accuracy": ("accuracy", ".2f"),
 }
-"""Objective -> (name, number format)."""
+"""`objective` of a summary -> (printed name, number format)."""
 
 
 def print_summary(summary: dict, workdir: Path) -> None:

@@ -38,10 +38,10 @@ def validate(config: ConfigDict) -> None:
         if is_own:
             from reservoir import own_task
 
-            own_task.find(config.task)  # The class checks its own fields.
+            own_task.find(config.task)  # The user's class checks all other fields.
             return
         check_choice("--config.task", config.task, TASKS)
-        # A user's kind of reservoir is built in `model.validate`, so the sizes of its layers are checked before.
+        # First check the sizes of layers, because `model.validate` builds a user's kind of reservoir with these sizes.
         task_module(config).validate(config)
         model.validate(config.model)
         if config.model.backskip.estimator != "none":

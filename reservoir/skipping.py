@@ -38,5 +38,5 @@ class Backskipping:
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """Returns {name of the value networks in parameter paths: their learning rate}."""
+        """Returns {"baseline": learning rate of the value networks}. Paths of their parameters contain "baseline"."""
         return {"baseline": self.config.model.backskip.value_rate}

@@ -1,4 +1,4 @@
-"""Writes Tables 1 to 3 and 5 to 7, with measured and printed values, and a table of our controls for Table 1."""
+"""Writes Tables 1 to 3 and 5 to 7, with our values and the paper's, and a table of our controls for Table 1."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -112,7 +112,8 @@ def _best(group: Group) -> list[float]:
 def _test(group: Group) -> list[float]:
     """Returns the test BLEU of each run, or NaN for an untested run.
 
-    For a run that keeps several best checkpoints, returns the test BLEU of the model with their mean parameters.
+    For a run that keeps several best checkpoints, returns the test BLEU of the model with the mean of the parameters of
+    these checkpoints.
     """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]

@@ -233,7 +233,7 @@ class Case:
 
     @property
     def stem(self) -> str:
-        """Returns the name of the case's runs, without the seed. Rows that name the same model share name and runs."""
+        """Returns the name of the case's runs, without the seed. Rows with the same model have the same runs."""
         model = {"alternate": T, UPDATABLE: PLAIN}.get(self.model, self.model)
         depth = f"{self.layers}r{self.reservoirs}" if self.custom else str(self.layers)
         return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"

@@ -57,7 +57,10 @@ class Table:
         return rows
 
     def choices(self) -> list[tuple]:
-        """Returns selected hyperparameters and accuracies: a row of columns `CHOICES` per task, layer and seed."""
+        """Returns the selected hyperparameters and accuracies as a table with the columns `CHOICES`.
+
+        The table has a row for each task, layer and seed.
+        """
         return [
             (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
             for name, runs in self._probes.items()

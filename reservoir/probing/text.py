@@ -163,7 +163,7 @@ def _balanced(
     if task == "sentence_length":
         low, high = BINS[int(label)]
         kind += f" ({low} to {high} tokens)"
-    # The smallest --count needs three sentences of each label.
+    # Even the smallest --count needs three sentences of each label. With fewer, lowering --count does not help.
     check(
         train + 2 * held_out <= fewest,
         f"--tasks={task} with --count={count} needs {train + 2 * held_out:,} sentences for each of its {len(groups):,}"

@@ -339,7 +339,10 @@ def teacher_forcing(
 def _token_losses(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the label-smoothed cross-entropy and the weight 1 of each target token, both (B, T); 0 at padding."""
+    """Returns the label-smoothed cross-entropy and the weight of each target token, both (B, T).
+
+    The weight is 1. At padding, the cross-entropy and the weight are 0.
+    """
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != PAD).astype(jnp.float32)

@@ -270,9 +270,9 @@ def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """With pre-norm, the gradient of a reservoir's output has mean 0 over the width: norms ignore a shift of the input.
+    """With pre-norm, the gradient of a reservoir's output has mean 0: LayerNorm removes the mean of its input.
 
-    With post-norm, the mean is not 0.
+    The mean is over the width. With post-norm, it is not 0.
     """
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
     model = abstract_model.build(trainable, frozen)

@@ -373,7 +373,7 @@ def test_own_placement(make_config, own_package):
         ),
         (
             {"placement": "my_package.placements:refuses"},
-            r"placement=.*:refuses fails, or does not return indices \(ValueError\)$",
+            r"placement=.*:refuses fails, or does not return indices \(ValueError\); correct this function$",
         ),
         (
             {"decoder_placement": "nowhere:f"},

@@ -90,7 +90,7 @@ class Ending(Own):
 
 INVALID = {
     "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
-    "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in {__file__}, line \d+$",
+    "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in {__file__}, line \d+; correct",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
