@@ -216,14 +216,14 @@ def fit(
       balance: whether all classes have equal total weight in the loss (`objective.balanced_weights`).
 
     Raises:
-      UserError: all training examples have the same label.
+      UserError: all training examples have the same label, or the same set of classes.
     """
     from scipy.special import expit
 
     begun = time.perf_counter()
     labels = {name: split.labels_E for name, split in splits.items()}
     check(
-        len(np.unique(labels["train"])) > 1,
+        len(np.unique(labels["train"], axis=0)) > 1,
         f"all training examples ({len(labels['train']):,}) have the same label: add examples with another"
         " label, or set --config.data.label to another field",
     )
@@ -349,7 +349,7 @@ def run(
       classes: names of the classes, by class index.
 
     Raises:
-      UserError: all training examples have the same label.
+      UserError: all training examples have the same label, or the same set of classes.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = read_json_if(

@@ -69,13 +69,13 @@ def solve(
       weights: weights of the training labels in the loss, with the shape of the labels; None for equal weights.
 
     Raises:
-      UserError: all training examples have the same label.
+      UserError: all training examples have the same label, or the same set of classes.
     """
     from sklearn.linear_model import LogisticRegression
 
     (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
-        len(np.unique(labels)) > 1,
+        len(np.unique(labels, axis=0)) > 1,
         f"all training examples ({len(labels):,}) have the same label: add examples with another label,"
         " or set --config.data.label to another field",
     )

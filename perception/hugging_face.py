@@ -87,7 +87,10 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Converts parameter names of this project to tensor names of an unquantized model, without the prefix."""
+        """Converts parameter names of this project to tensor names in the files of an unquantized model.
+
+        The returned names lack the prefix of the model's family, such as "model.".
+        """
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:

@@ -291,7 +291,9 @@ def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
                 option = f"--data={task}={data.source.removeprefix('files:')}"
                 named = named.replace(f"--finetune=data.source={data.source}", option)
                 named = named.replace("--finetune=data.source", f"--data={task}")
-            raise UserError(f"fine-tuning on {task}, before pretraining: {named}") from error
+            raise UserError(
+                f"checked the data of fine-tuning on {task} before pretraining: {named}"
+            ) from error
 
 
 def _group(tuning: Tuning, before: Group, runs: Sequence[Run]) -> Group:

@@ -22,7 +22,7 @@ OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
 
 _EXAMPLES = 50_000
-"""Maximum number of training tokens whose features the user's function gets, rounded up to whole windows."""
+"""Maximum number of training tokens for the function that `config.head_start` names. Rounded up to whole windows."""
 
 
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:

@@ -37,7 +37,7 @@ def log_softmax(logits_EN: np.ndarray) -> np.ndarray:
 
 
 def test_explicit_equals_naive_bayes_for_equal_norms(digits):
-    """If all feature vectors have the same norm, eq. (3) is multinomial naive Bayes without smoothing."""
+    """If all feature vectors have the same L1 norm, eq. (3) is multinomial naive Bayes without smoothing."""
     pixels_EM, labels_E = digits
     features_EM = 10 * pixels_EM / pixels_EM.sum(1, keepdims=True)
     kernel_MN, bias_N = head_start(features_EM, labels_E, smoothing=1e-8, scale=1.0)

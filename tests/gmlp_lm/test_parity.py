@@ -23,7 +23,8 @@ CASES = {
     "gpt2": {"kind": "gpt", "heads": 2, "positions": "learned", "tied": True},
 }
 
-# Name of a PyTorch parameter without the layer's prefix -> name of our parameter.
+# Path of a PyTorch module -> path of our layer, or of our array for an embedding table. Both paths lack the prefix of a
+# block, such as transformer.h.0. and stack/blocks/0/.
 NAMES = {
     "to_embed": "embed/table",
     "to_logits.0": "stack/norm",

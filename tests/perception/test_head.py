@@ -75,6 +75,9 @@ def test_unseen_class_is_never_predicted() -> None:
     assert set((features_EM @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
     with pytest.raises(UserError, match=r"all training examples \(\d+\) have the same label"):
         solve((features_EM, 0 * labels_E), (features_EM, labels_E), 2)
+    same_EC = np.tile([1, 0], (len(labels_E), 1))
+    with pytest.raises(UserError, match=r"all training examples \(\d+\) have the same label"):
+        solve((features_EM, same_EC), (features_EM, same_EC), 2)
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
     for field, message in (
         ("train.stepz=7", "unknown option --finetune=train.stepz; did you mean"),
         ("data.batch=0", "data.batch must be at least 1"),
-        ("lora.rank=8", "^--finetune=lora.rank=8 freezes .* leave out --finetune=lora.rank$"),
+        ("lora.rank=8", "^--finetune=lora.rank=8 needs .* leave out --finetune=lora.rank$"),
     ):
         suite = make_suite(tmp_path / "wrong", finetune=(field,))
         with pytest.raises(UserError, match=message):
@@ -155,7 +155,9 @@ def test_unreadable_fine_tuning_data_fail_before_pretraining(tmp_path: Path):
     suite = make_suite(tmp_path, data_paths={"sst2": tmp_path / "absent"}, models=("T Reservoir",))
     with pytest.raises(UserError) as error:
         downstream.fig2(suite)
-    start = f"fine-tuning on sst2, before pretraining: --data=sst2={tmp_path}/absent"
+    start = (
+        f"checked the data of fine-tuning on sst2 before pretraining: --data=sst2={tmp_path}/absent"
+    )
     assert str(error.value).startswith(start) and not suite.asked
     suite = make_suite(tmp_path, models=("T Reservoir",), finetune=("data.source=files:absent",))
     with pytest.raises(UserError, match=r"before pretraining: --finetune=data.source=files:absent"):

@@ -191,7 +191,7 @@ def test_options_of_a_users_kind(make_config, own_package):
             r"TypeError in lacks_width .*incomplete.py, line 1\d\): .* argument: 'width'",
         ),
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
-        ("my_package.incomplete:no_build", {}, "build must be a function, got None"),
+        ("my_package.incomplete:no_build", {}, "'build' of the Kind must be a function, got None"),
         (
             "my_package.incomplete:no_label",
             {},

@@ -101,7 +101,7 @@ def test_unequal_line_counts_raise_user_error(tmp_path):
     write(tmp_path, "train", "eins\nzwei\ndrei\n", "one\ntwo\n")
     message = fault(settings(f"files:{tmp_path}"))
     assert "train.de and" in message and "train.en must have the same number of lines" in message
-    assert message.endswith("got 3 and 2")
+    assert message.endswith("got 3 and 2 lines: correct the files")
 
 
 def test_empty_file_raises_user_error(tmp_path):
