@@ -61,7 +61,10 @@ def test_other_splits_and_files(perfect, monkeypatch, capsys, tmp_path):
         (["--split=test2017"], r"no test2017.en or .* its splits in 'en': test2016"),
         (files[:1], "--source and --reference must be given together"),
         ([*files, "--split=test"], "--split cannot be used with --source and --reference"),
-        ([files[0], f"--reference={tmp_path}/short.de"], r"short.de must have .*, got \d+ and 1 lines"),
+        (
+            [files[0], f"--reference={tmp_path}/short.de"],
+            r"short.de must have .*, got \d+ and 1 lines",
+        ),
         ([files[0], "--reference=absent"], "--reference=absent is not a file"),
     ):
         with pytest.raises(UserError, match=fault):
