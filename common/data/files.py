@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,11 +19,8 @@ from common.storage.folders import open_folder
 _CHUNK = 2**20
 """Size in bytes of the buffer for reading."""
 
-_UNDECODABLE = "\udcff"
-"""Character in place of bytes that are not in the encoding of a file. Valid text has no such character."""
-
-codecs.register_error("mark", lambda error: (_UNDECODABLE, error.end))
-
+_ESCAPED = re.compile("[\udc80-\udcff]")
+"""Characters by which the error handler "surrogateescape" replaces undecodable bytes. Valid text has none of them."""
 
 _NO_TEXT = {
     b"\x1f\x8b": "is compressed with gzip: unpack it, or add .gz to its name",
@@ -135,20 +133,21 @@ def decoded_lines(
     wrong = f"is not {encoding.removesuffix('-sig').upper()}{hint}"
     number = 0
     try:
-        for line in io.TextIOWrapper(buffer, encoding, errors="mark", newline="\n"):
+        for line in io.TextIOWrapper(buffer, encoding, errors="surrogateescape", newline="\n"):
             number += 1
             if number == 1:
                 line = line.removeprefix("\ufeff")
             if "\0" in line:
                 raise UserError(f"{name} contains NUL bytes{hint}")
-            if _UNDECODABLE in line:
+            if _ESCAPED.search(line):
                 raise UserError(f"{name} line {number} {wrong}")
             if line.endswith("\n"):
                 yield line[:-1].removesuffix("\r")
             elif last := line.removesuffix("\r"):
                 yield from [last] if number > 1 else last.split("\r")
-    except UnicodeError as error:  # `encoding` is UTF-16, but the file has no byte order mark.
-        raise UserError(f"{name} line {number + 1} {wrong}") from error
+    # The error handler escapes no bytes below 128, as in damaged UTF-16. The decoder then fails at an unknown line.
+    except UnicodeError as error:
+        raise UserError(f"{name} {wrong}") from error
 
 
 def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
