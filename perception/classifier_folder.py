@@ -45,7 +45,8 @@ print([name for name, chance, threshold in chances if chance >= threshold])"""
 _AUTO = "from transformers import AutoModel, PreTrainedTokenizerFast"
 _STATES = "states = encoder({given}).last_hidden_state[0].float()"
 _IDS = 'ids = tokenizer("A text.", truncation=True, max_length=settings["max_length"])["input_ids"]'
-_PAIR = """found = tokenizer("A text.", "Another text.", truncation=True, max_length=settings["max_length"])
+_PAIR = """found = tokenizer("A text.", "Another text.", truncation=True, max_length=settings["max_length"],
+                  return_token_type_ids=True)
 ids = found["input_ids"]"""
 _JOINED = _IDS.replace('"A text."', '"A text." + " " + "Another text."')
 _MASK = 'mask = torch.arange(settings["max_length"])[None] < len(ids)'

@@ -212,7 +212,9 @@ def test_blank_half_of_a_pair_has_no_label() -> None:
 def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
     call(adapters, "export", f"--run={trained}", f"--out={tmp_path / 'out'}")
     text = (tmp_path / "out" / "README.md").read_text()
-    assert '"A text.", "Another text.", truncation=True' in text and "token_type_ids=" in text
+    assert '"A text.", "Another text.", truncation=True' in text and ", token_type_ids=" in text
+    # Without this argument, transformers 5 leaves out the segments.
+    assert "return_token_type_ids=True" in text
 
 
 def test_worth_trains_the_baseline_on_pairs(tmp_path, capsys) -> None:
