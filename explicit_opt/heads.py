@@ -15,6 +15,7 @@ from scipy import linalg, sparse
 
 from common.config import check_choice, check_int, check_number
 from common.errors import UserError, check
+from explicit_opt.head_inputs import checked_features, checked_shares, checked_weights, dense
 from explicit_opt.solution import FLOOR, fit_scale, prior_exponent
 
 Method = Literal["explicit", "lda", "ridge"]
@@ -121,11 +122,11 @@ class HeadStart:
         Raises:
           ValueError: also if the number of features differs from earlier batches.
         """
-        features_EM = _checked_features(features)
+        features_EM = checked_features(features)
         examples, width = features_EM.shape
         self._check_width(width)
-        shares_EN = _checked_shares(labels, examples, self.outputs)
-        weights_E = _checked_weights(weights, examples)
+        shares_EN = checked_shares(labels, examples, self.outputs)
+        weights_E = checked_weights(weights, examples)
         seen_E = weights_E > 0
         if not seen_E.any():
             return
@@ -137,18 +138,18 @@ class HeadStart:
             self._origin_M = features_EM.mean(0) if moves else np.zeros(width)
         moved_EM = features_EM
         if self._origin_M.any():
-            moved_EM = _dense(features_EM) - self._origin_M
+            moved_EM = dense(features_EM) - self._origin_M
         weighted_EN = sparse.csr_array(shares_EN.multiply(weights_E[:, None]))
         products_MM = None
         if self.method != "explicit":
-            products_MM = _dense(moved_EM.T @ (moved_EM.T * weights_E).T)
-        sums_NM = _dense(weighted_EN.T @ moved_EM)
-        lowest_M = _dense(features_EM.min(axis=0)).ravel()
-        self._join(sums_NM, _dense(weighted_EN.sum(0)).ravel(), products_MM, lowest_M)
+            products_MM = dense(moved_EM.T @ (moved_EM.T * weights_E).T)
+        sums_NM = dense(weighted_EN.T @ moved_EM)
+        lowest_M = dense(features_EM.min(axis=0)).ravel()
+        self._join(sums_NM, dense(weighted_EN.sum(0)).ravel(), products_MM, lowest_M)
         if self.scale == "fit":
             priority_E = self._random.random(len(weights_E))
             kept = np.argsort(priority_E)[: self.SAMPLE]
-            rows_EM = _dense(features_EM[kept]) - self._origin_M
+            rows_EM = dense(features_EM[kept]) - self._origin_M
             self._keep(_Sample(priority_E[kept], rows_EM, weights_E[kept], shares_EN[kept]))
 
     def merge(self, other: "HeadStart") -> None:
@@ -297,7 +298,7 @@ class HeadStart:
         shares_SN = _widened(self._sample.shares_SN[:most], len(bias_N))
         logits_SN = features_SM @ kernel_MN + bias_N
         logits_SN -= logits_SN.max(1, keepdims=True)
-        expected_S = _dense(shares_SN.multiply(logits_SN).sum(1)).ravel()
+        expected_S = dense(shares_SN.multiply(logits_SN).sum(1)).ravel()
 
         def loss(factor: float) -> float:
             log_total_S = np.log(np.exp(factor * logits_SN).sum(1))
@@ -315,102 +316,6 @@ class _Sample(NamedTuple):
     shares_SN: sparse.csr_array
 
 
-def _checked_features(features: Any) -> Any:
-    """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
-    if sparse.issparse(features):
-        check(features.dtype.kind != "c", "features must be real numbers, got complex numbers")
-        features_EM = sparse.csr_array(features, dtype=np.float64)
-        values = features_EM.data
-    else:
-        features_EM = values = _array("features", features, np.float64)
-    check(
-        features_EM.ndim == 2 and features_EM.shape[1] > 0,
-        f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
-    )
-    check(
-        bool(np.isfinite(values).all()),
-        "features must be finite numbers, but one is NaN or infinite",
-    )
-    return features_EM
-
-
-def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:
-    """Returns the labels as probabilities of the outputs, (E, N) float64.
-
-    The result is sparse, because a language model has many outputs.
-    """
-    labels = labels if sparse.issparse(labels) else _array("labels", labels)
-    check(
-        labels.shape[:1] == (examples,) and labels.ndim <= 2,
-        f"labels must have the shape ({examples},) or ({examples}, outputs), a label for each row of features, got"
-        f" {labels.shape}",
-    )
-    if labels.ndim == 1:
-        check(
-            not examples or labels.dtype.kind in "iu",
-            f"labels of shape (examples,) must be integers, got {labels.dtype}",
-        )
-        lowest, highest = (int(labels.min()), int(labels.max())) if examples else (0, 0)
-        check(lowest >= 0, f"labels must be at least 0, got {lowest}")
-        outputs = outputs or highest + 1
-        check(highest < outputs, f"labels must be below outputs={outputs}, got {highest}")
-        rows = np.arange(examples + 1)
-        columns = labels.astype(np.int64)
-        return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
-    check(
-        labels.shape[1] > 1 or outputs == 1,
-        f"labels of shape {labels.shape} would be probabilities of fewer than 2 outputs; class indices must have the"
-        f" shape ({examples},)",
-    )
-    check(
-        outputs in (None, labels.shape[1]),
-        f"labels have {labels.shape[1]} columns, but outputs={outputs}: set outputs={labels.shape[1]}, or None",
-    )
-    if not sparse.issparse(labels):
-        labels = _array("probabilities in labels", labels, np.float64)
-    shares_EN = sparse.csr_array(labels, dtype=np.float64)
-    sums_E = _dense(shares_EN.sum(1)).ravel()
-    check(
-        bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
-        "the probabilities in labels must be at least 0 and add up to 1 for each example"
-        + (
-            f", got a lowest probability of {shares_EN.min():g} and sums from {sums_E.min():g} to {sums_E.max():g}"
-            if examples
-            else ""
-        ),
-    )
-    return sparse.csr_array(shares_EN.multiply(1 / sums_E[:, None]))
-
-
-def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
-    if weights is None:
-        return np.ones(examples)
-    weights_E = _array("weights", weights, np.float64)
-    check(
-        weights_E.shape == (examples,),
-        f"weights must have the shape ({examples},), a weight for each row of features, got {weights_E.shape}",
-    )
-    wrong = weights_E[~(np.isfinite(weights_E) & (weights_E >= 0))]
-    if wrong.size:
-        raise UserError(f"weights must be finite numbers of at least 0, got {wrong[0]}")
-    return weights_E
-
-
-def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    """Converts `values` to an array of `dtype`. None keeps the type of the values.
-
-    Raises:
-      ValueError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
-    """
-    try:
-        array = np.asarray(values)
-        if dtype is not None and array.dtype.kind == "c":
-            raise TypeError("some are complex")
-        return array.astype(dtype or array.dtype, copy=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{name} must be an array of real numbers ({error})") from error
-
-
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
     """Appends rows of zeros until the array has `count` rows."""
     return np.pad(rows, [(0, count - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
@@ -421,10 +326,6 @@ def _widened(shares: sparse.csr_array, outputs: int) -> sparse.csr_array:
     wide = shares.copy()
     wide.resize((shares.shape[0], outputs))
     return wide
-
-
-def _dense(array: Any) -> np.ndarray:
-    return array.toarray() if sparse.issparse(array) else np.asarray(array)
 
 
 def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:

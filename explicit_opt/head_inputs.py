@@ -1,0 +1,116 @@
+"""Checks and converts the arguments of `explicit_opt.heads`: features, labels and weights.
+
+A wrong argument raises a UserError that names the argument and the fault.
+
+Shape letters of this module: E examples, M features, N outputs.
+"""
+
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+from scipy import sparse
+
+from common.errors import UserError, check
+
+
+def checked_features(features: Any) -> Any:
+    """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
+    if sparse.issparse(features):
+        check(features.dtype.kind != "c", "features must be real numbers, got complex numbers")
+        features_EM = sparse.csr_array(features, dtype=np.float64)
+        values = features_EM.data
+    else:
+        features_EM = values = _array("features", features, np.float64)
+    check(
+        features_EM.ndim == 2 and features_EM.shape[1] > 0,
+        f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
+    )
+    check(
+        bool(np.isfinite(values).all()),
+        "features must be finite numbers, but one is NaN or infinite",
+    )
+    return features_EM
+
+
+def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:
+    """Returns the labels as probabilities of the outputs, (E, N) float64.
+
+    The result is sparse, because a language model has many outputs.
+    """
+    labels = labels if sparse.issparse(labels) else _array("labels", labels)
+    check(
+        labels.shape[:1] == (examples,) and labels.ndim <= 2,
+        f"labels must have the shape ({examples},) or ({examples}, outputs), a label for each row of features, got"
+        f" {labels.shape}",
+    )
+    if labels.ndim == 1:
+        check(
+            not examples or labels.dtype.kind in "iu",
+            f"labels of shape (examples,) must be integers, got {labels.dtype}",
+        )
+        lowest, highest = (int(labels.min()), int(labels.max())) if examples else (0, 0)
+        check(lowest >= 0, f"labels must be at least 0, got {lowest}")
+        outputs = outputs or highest + 1
+        check(highest < outputs, f"labels must be below outputs={outputs}, got {highest}")
+        rows = np.arange(examples + 1)
+        columns = labels.astype(np.int64)
+        return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
+    check(
+        labels.shape[1] > 1 or outputs == 1,
+        f"labels of shape {labels.shape} would be probabilities of fewer than 2 outputs; class indices must have the"
+        f" shape ({examples},)",
+    )
+    check(
+        outputs in (None, labels.shape[1]),
+        f"labels have {labels.shape[1]} columns, but outputs={outputs}: set outputs={labels.shape[1]}, or None",
+    )
+    if not sparse.issparse(labels):
+        labels = _array("probabilities in labels", labels, np.float64)
+    shares_EN = sparse.csr_array(labels, dtype=np.float64)
+    sums_E = dense(shares_EN.sum(1)).ravel()
+    check(
+        bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
+        "the probabilities in labels must be at least 0 and add up to 1 for each example"
+        + (
+            f", got a lowest probability of {shares_EN.min():g} and sums from {sums_E.min():g} to {sums_E.max():g}"
+            if examples
+            else ""
+        ),
+    )
+    return sparse.csr_array(shares_EN.multiply(1 / sums_E[:, None]))
+
+
+def checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
+    """Returns the weights of the examples, (E,) float64. None weights all examples by 1."""
+    if weights is None:
+        return np.ones(examples)
+    weights_E = _array("weights", weights, np.float64)
+    check(
+        weights_E.shape == (examples,),
+        f"weights must have the shape ({examples},), a weight for each row of features, got {weights_E.shape}",
+    )
+    wrong = weights_E[~(np.isfinite(weights_E) & (weights_E >= 0))]
+    if wrong.size:
+        raise UserError(f"weights must be finite numbers of at least 0, got {wrong[0]}")
+    return weights_E
+
+
+def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    """Converts `values` to an array of `dtype`. None keeps the type of the values.
+
+    Raises:
+      ValueError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
+    """
+    try:
+        array = np.asarray(values)
+        if dtype is not None and array.dtype.kind == "c":
+            raise TypeError("some are complex")
+        return array.astype(dtype or array.dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} must be an array of real numbers ({error})") from error
+
+
+def dense(array: Any) -> np.ndarray:
+    """Returns a sparse or dense array as a NumPy array."""
+    return array.toarray() if sparse.issparse(array) else np.asarray(array)
