@@ -35,9 +35,10 @@ from reservoir.beam import Search, beam_search
 from reservoir.tasks.translation import Translation
 
 VOCABULARY = 10_000
-SENTENCES, LENGTH = 32, 32  # source sentences and their tokens in a decoder's batch
+SENTENCES = 32  # source sentences in a decoder's batch
+LENGTH = 32  # tokens of each source or target sentence, in training and decoding
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}  # {name in HLO: dtype}
-CHUNK = 16  # tokens that the generator draws per call of its compiled program
+CHUNK = 16  # tokens of each row that the generator draws per call of its compiled program
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:

@@ -12,11 +12,12 @@ from common.storage.addresses import shown
 def check_folder(option: str, folder: Path) -> None:
     """Raises a UserError unless `folder` is writable or can be created. Does not create the folder."""
     path = folder.absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    # Path.exists raises a PermissionError below an unreadable folder in Python 3.11, os.path.exists returns False.
+    existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    fault = "is not writable" if existing.is_dir() else "is not a folder"
     check(
         existing.is_dir() and os.access(existing, os.W_OK),
-        f"cannot write to {option}={shown(folder)}: {shown(existing)} is not a folder or is not writable; choose"
-        " another folder",
+        f"cannot write to {option}={shown(folder)}: {shown(existing)} {fault}; choose another folder",
     )
 
 

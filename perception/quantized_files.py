@@ -105,7 +105,8 @@ def write(
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: the directory is not empty or not writable, or `base` is quantized already.
+      UserError: the directory is not empty or not writable; `base` is quantized already, or lacks a tensor; or a tensor
+        has an unsupported dtype or shape, or values that are not finite.
     """
     check_unquantized(base)
     kernels = {name: one for name, one in wanted.items() if name.endswith("/kernel")}

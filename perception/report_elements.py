@@ -11,7 +11,7 @@ Element = ElementTree.Element
 
 
 LONGEST = 400
-"""Maximum number of characters of a text in the report."""
+"""Maximum number of characters of a test example's text in the table of errors, without the "..." of a longer text."""
 
 BINS = 10
 """Number of bins of the calibration plot."""

@@ -230,7 +230,8 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"{option} needs the package datasets: pip install datasets; or save the examples as a file"
+            f"{option} needs the package datasets, which cannot be imported ({reason_of(error)}): pip install -U"
+            " datasets; or save the examples as a CSV file and give it by --data=FILE"
         ) from error
     try:
         there = datasets.load_dataset(name, revision=revision or None)

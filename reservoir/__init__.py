@@ -1,4 +1,8 @@
-"""Reservoir Transformers. `freeze` and `Backskip` work in any Flax NNX model."""
+"""Reservoir Transformers, with layers that stay frozen at random values (reservoirs).
+
+`freeze` and `Backskip` (skips the gradient of reservoirs in some steps) also work in other Flax NNX models;
+`reservoir.parts` documents the limits.
+"""
 
 from typing import TYPE_CHECKING
 

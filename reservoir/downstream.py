@@ -337,8 +337,8 @@ def table4(suite: "ExperimentSuite") -> None:
     folder = suite.data_paths.get("probing")
     check(
         folder is not None,
-        "table4 needs the probing tasks: set their folder by --data=probing=DIR"
-        " (python -m reservoir.make_probes writes two of them)",
+        "table4 needs SentEval's probing tasks: set the folder of their files by --data=probing=DIR"
+        " (python -m reservoir.make_probes makes two of the nine tasks from your own text)",
     )
     names = [name for name in TABLE_4 if find_task(folder, name)]
     check(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.data.files import read_lines, source_folder
+from common.data.files import names_in, read_lines, source_folder
 from common.errors import UserError, check
 from common.storage.addresses import shown
 
@@ -71,9 +71,10 @@ def _find(folder: Path, split: str, side: str, language: str, option: str) -> Pa
     names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
     splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
     advice = (
-        f"choose one of its splits in {language!r}: {', '.join(splits)} ({option})"
+        f"set {option} to one of its splits in {language!r}: {', '.join(splits)}"
         if splits
-        else f"set --config.data.{side}_language, because no name of a file ends with .{language} or .{language}.gz"
+        else f"no name of a file ends with .{language} or .{language}.gz; give another folder, or set"
+        f" --config.data.{side}_language to the ending of a file (its files: {names_in(folder)})"
     )
     raise UserError(
         f"--config.data.source=files:{shown(folder)} has no {plain.name} or {zipped.name}: {advice}"

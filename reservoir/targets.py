@@ -233,7 +233,11 @@ class Case:
 
     @property
     def stem(self) -> str:
-        """Returns the name of the case's runs, without the seed. Rows with the same model have the same runs."""
+        """Returns the name of the case's runs, without the seed.
+
+        Equal models share runs: the row "alternate" has the runs of T, and UPDATABLE has the runs of PLAIN with the
+        same number of layers (unless PLAIN is `custom`, which adds its number of reservoirs to the name).
+        """
         model = {"alternate": T, UPDATABLE: PLAIN}.get(self.model, self.model)
         depth = f"{self.layers}r{self.reservoirs}" if self.custom else str(self.layers)
         return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"

@@ -161,7 +161,7 @@ def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(
-            UserError, match=rf"^cannot write to --out=.*{wrong}: .*file is not a folder"
+            UserError, match=rf"^cannot write to --out=.*{wrong}: .*file is not a folder;"
         ):
             check_folder("--out", tmp_path / wrong)
     check_folder("--out", tmp_path)

@@ -268,12 +268,12 @@ FIELDS = [
     ("data.source=files:none", "--config.data.source=files:none: there is no directory none"),
     (
         "data.source_language=fr",
-        "no train.fr or train.fr.gz: set --config.data.source_language, because",
+        "no train.fr or train.fr.gz: no name of a file ends with .fr or .fr.gz; give another folder, or set"
+        " --config.data.source_language to the ending of a file (its files: test.de, test.en, train.de",
     ),
     (
         "data.splits.valid=dev",
-        "no dev.de or dev.de.gz: choose one of its splits in 'de': test, train, valid"
-        " (--config.data.splits.valid)",
+        "no dev.de or dev.de.gz: set --config.data.splits.valid to one of its splits in 'de': test, train, valid",
     ),
     (
         "data.cache_dir=/dev/null/cache",
@@ -360,7 +360,7 @@ def _spoil_gzip(folder: Path) -> None:
 TEXTS = [
     (
         lambda folder: (folder / "valid.en").unlink(),
-        "no valid.en or valid.en.gz: choose one of its splits in 'en': test, train (",
+        "valid.en.gz: set --config.data.splits.valid to one of its splits in 'en': test, train",
     ),
     (lambda folder: (folder / "test.de").write_text(""), "test.de is empty"),
     (lambda folder: (folder / "train.en").write_text("one\n"), f"got {PAIRS} and 1"),

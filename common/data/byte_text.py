@@ -54,7 +54,11 @@ def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
         split: _find(folder, data.splits[split], f"--config.data.splits.{split}")
         for split in SPLITS
     }
-    return {split: _whole(path, read_bytes(path), split) for split, path in paths.items()}
+    remedy = "add text to this file, or set --config.data.splits.{} to another file"
+    return {
+        split: _whole(path, read_bytes(path), split, remedy.format(split))
+        for split, path in paths.items()
+    }
 
 
 def _find(folder: Path, name: str, option: str) -> Path:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, reason_of
 from common.storage.addresses import shown
 from common.storage.folders import open_folder
 
@@ -94,7 +94,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{shown(path)} is damaged or truncated: {error}; copy or download it again"
+            f"{shown(path)} is damaged or truncated, or not a {path.suffix.lower()} file: {reason_of(error)}; copy or"
+            f" download it again, or remove {path.suffix} from its name if the file is not compressed"
         ) from error
     except OSError as error:
         raise file_error(shown(path), error) from error

@@ -55,7 +55,7 @@ def load_labelled(
     unlabelled: bool = False,
     optional: tuple[str, ...] = (),
     splits: tuple[str, ...] = ("train", "valid", "test"),
-    several: bool = False,
+    several: bool | None = None,
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
@@ -79,7 +79,8 @@ def load_labelled(
         unlabelled: True skips examples with the label -1. False reads -1 like any other label.
         optional: splits that may be missing in the source. A missing split is not returned.
         splits: splits to read.
-        several: whether the label is a list of any number of classes.
+        several: whether the label is a list of any number of classes: the value of --config.data.multi_label. None if
+            the configuration lacks this field, which means False.
 
     Raises:
         UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
@@ -127,7 +128,7 @@ def load_labelled(
     }, known
 
 
-def _classes(train: Sequence[Record], label: Field, count: int, several: bool) -> list[str]:
+def _classes(train: Sequence[Record], label: Field, count: int, several: bool | None) -> list[str]:
     labels = {text for record in train for text in _labels(record, label, several)}
     check(
         bool(labels),
@@ -148,7 +149,7 @@ def _classes(train: Sequence[Record], label: Field, count: int, several: bool) -
     return sorted(labels)
 
 
-def _labels(record: Record, field: Field, several: bool) -> dict[str, Any]:
+def _labels(record: Record, field: Field, several: bool | None) -> dict[str, Any]:
     """Returns {label as text: label} for all labels of a record. With `several`, the field holds a list of labels."""
     place, found = record[0], _field(record, field)
     if several and not isinstance(found, list):
@@ -165,9 +166,11 @@ def _labels(record: Record, field: Field, several: bool) -> dict[str, Any]:
                 f" {field.remedy}"
             )
         if isinstance(label, list | dict):
-            raise UserError(
-                f"{place}: the label must be a text or a number, got {label!r}; correct the label, or {field.remedy}"
-            )
+            remedy = f"correct the label, or {field.remedy}"
+            if several is False and isinstance(label, list):
+                remedy = f"set --config.data.multi_label=true if an example may have several classes, or {field.remedy}"
+            kind = "each class in the label" if several else "the label"
+            raise UserError(f"{place}: {kind} must be a text or a number, got {label!r}; {remedy}")
     return {str(label): label for label in labels}
 
 
@@ -177,7 +180,7 @@ def _read(
     label_field: Field,
     classes: Sequence[str],
     by_number: bool,
-    several: bool,
+    several: bool | None,
 ) -> LabelledText:
     """Returns the texts and classes of records. With `by_number`, integer labels are class indices, else names."""
     numbers = {name: number for number, name in enumerate(classes)}

@@ -54,10 +54,11 @@ def _find(folder: Path, patterns: str, split: str) -> list[Path]:
     for pattern in patterns.split():
         try:
             plain, packed = (set(folder.glob(name)) for name in (pattern, f"{pattern}.gz"))
-        except (ValueError, NotImplementedError) as error:
+        # For "." and "./", Python 3.11 raises an IndexError and an AttributeError.
+        except (ValueError, NotImplementedError, IndexError, AttributeError) as error:
             raise UserError(
-                f"{option}={pattern} is not a valid file pattern: {error}; give names or patterns relative to"
-                f" {shown(folder)}, such as *.txt"
+                f"{option}={pattern} is not a valid file pattern: give names or patterns relative to {shown(folder)},"
+                " such as *.txt"
             ) from error
         # If a file exists both plain and gzipped, read the plain file only.
         once = (p for p in plain | packed if p.suffix != ".gz" or p.with_suffix("") not in plain)

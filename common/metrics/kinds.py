@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import file_error
+from common.errors import check, file_error
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.losses import Losses
@@ -34,7 +34,11 @@ MODES = {
 
 
 def load(path: Path) -> Predictions:
-    """Reads predictions that `Predictions.save` has written. Raises a UserError if the file is missing or damaged."""
+    """Reads predictions that `Predictions.save` has written.
+
+    Raises:
+      UserError: the file is missing or damaged, or a value is NaN.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             # In files from before 24 November 2026, the names of arrays end with shape letters: `stem` removes them.
@@ -50,10 +54,14 @@ def load(path: Path) -> Predictions:
             raise ValueError(
                 f"{len(wrong)} of its arrays ({', '.join(wrong)}) must have {len(made)} entries, one for each example"
             )
-        if lost := [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]:
-            raise ValueError(f"NaN in {len(lost)} of its arrays ({', '.join(lost)})")
         if not len(made):
             raise ValueError("it contains no examples")
-        return made
     except Exception as error:  # A damaged archive may raise any type of exception.
         raise file_error(shown(path), error) from error
+    lost = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
+    check(
+        not lost,
+        f"{shown(path)} has NaN in {' and '.join(lost)}: leave out this run, whose model gave NaN on a test example, or"
+        " restore the file if it has changed since the run",
+    )
+    return made

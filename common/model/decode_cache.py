@@ -79,7 +79,10 @@ class DecodeCache:
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """Returns the empty cache with `new` as its first positions, in `past` if the cache has two arrays."""
+        """Returns the cache with `new` as its first positions, in `past` if the cache has two arrays.
+
+        The cache must be empty: existing positions are lost.
+        """
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))

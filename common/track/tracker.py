@@ -64,9 +64,9 @@ class Tracker:
             self._wandb = WandbRun(self._workdir, config, wandb_mode, resume_step, **names)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line with step and values, and sends the values to wandb.
+        """Appends a line with step and values to `metrics.jsonl`, and sends the values to wandb.
 
-        Values are numbers, scalar arrays or texts. In the file, NaN and infinity become null.
+        Values are numbers, scalar arrays or texts. In `metrics.jsonl`, NaN and infinity become null.
 
         Steps must not decrease, because wandb ignores values of earlier steps.
         """
@@ -124,7 +124,11 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of a metrics file as text and as a dictionary."""
+    """Yields each line of a metrics file as text and as a dictionary. Ignores an incomplete last line.
+
+    Raises:
+      UserError: a complete line is not a JSON object with an integer step.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:

@@ -127,10 +127,12 @@ def _decoder(
         f"{fields.place}: the number of rotated features of a head must be even, got {rotated} (the head size {size}"
         f" times partial_rotary_factor {partial:g}, rounded down); correct one of these fields",
     )
+    absent = "num_key_value_heads" not in fields.values
+    default = " (the default, because the file lacks this field)" if absent else ""
     check(
         made.heads[0] % made.kv_heads[0] == 0,
         f"{fields.place}: num_attention_heads={made.heads[0]} is not divisible by"
-        f" num_key_value_heads={made.kv_heads[0]}; correct the file",
+        f" num_key_value_heads={made.kv_heads[0]}{default}; correct one of these fields",
     )
     return replace(
         made,

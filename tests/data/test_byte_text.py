@@ -90,6 +90,11 @@ def _cut_gzip(path: Path) -> None:
         (r"enwik8.zip is damaged or truncated", _wrong_zip, {}),
         ("contains 2 files instead of exactly one", _two_in_a_zip, {}),
         (r"enwik8.gz is damaged or truncated", _cut_gzip, {}),
+        (
+            r"or not a \.gz file: Not a gzipped .*, or remove \.gz from its name",
+            lambda path: (path / "enwik8.gz").write_bytes(TEXT),
+            {},
+        ),
         ("the train split of .* has no bytes", lambda path: (path / "enwik8").write_bytes(b""), {}),
         ("no directory", lambda path: None, {"source": "files:/nowhere"}),
         (

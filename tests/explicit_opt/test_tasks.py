@@ -190,6 +190,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("embedded:latin must be embedded:python", "data.source", "embedded:latin"),
         ("data.splits.train is empty", "data.splits.train", ""),
         (r"splits.train=lost.txt: there is no file lost.txt or", "data.splits.train", "lost.txt"),
+        (r"splits.train=/x is not a valid file pattern: give", "data.splits.train", "/x"),
     ],
 )
 def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, field, value):

@@ -501,7 +501,7 @@ def test_hugging_face_errors(monkeypatch) -> None:
     fake_datasets(monkeypatch, lambda name, revision: {"test": Examples()})
     assert "has no split train (its splits: test)" in refused("hf:team/mails")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "needs the package datasets: pip install datasets" in refused("hf:team/mails")
+    assert "cannot be imported (import of datasets halted" in refused("hf:team/mails")
 
 
 CACHED = """

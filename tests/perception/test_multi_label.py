@@ -381,3 +381,6 @@ def test_thresholds_need_validation(make, data) -> None:
     config = make(**{"data.source": "embedded:python", "data.multi_label": True})
     with pytest.raises(UserError, match="the label must be a list of classes"):
         datasets.load(config)
+    config = make(**{"data.source": f"files:{data}"})
+    with pytest.raises(UserError, match=r"got \[.*; set --config\.data\.multi_label=true if an"):
+        datasets.load(config)

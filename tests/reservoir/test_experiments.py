@@ -226,7 +226,8 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
         with pytest.raises(UserError, match=message):
             tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(
-        UserError, match="table4 needs the probing tasks: set their folder by --data=probing=DIR"
+        UserError,
+        match="table4 needs SentEval's probing tasks: set the folder of their files by --data=probing=DIR",
     ):
         downstream.table4(make_suite(tmp_path))
     with pytest.raises(UserError, match="has none of the tasks of Table 4"):
