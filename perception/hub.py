@@ -3,6 +3,7 @@
 Only `download` uses the network.
 """
 
+import os
 from pathlib import Path
 
 from common.errors import UserError, check, reason_of
@@ -19,15 +20,15 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
       name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
         takes precedence.
       option: command-line option that has the value `name`, for error messages.
-      advice: text appended to the error if `name` is not a directory; "" for advice to name another directory.
+      advice: text appended to the error if `name` is not a readable directory; "" for advice to name another directory.
 
     Raises:
-      UserError: `name` is not a directory, and the local cache has no model of this name.
+      UserError: `name` is not a readable directory, and the local cache has no model of this name.
     """
-    directory = name.expanduser()
-    if directory.is_dir():
+    directory = Path(os.path.expanduser(name))
+    if os.access(directory, os.X_OK) and directory.is_dir():
         return directory
-    missing = f"{option}={shown(directory)} is not a directory"
+    missing = f"{option}={shown(directory)} is not a readable directory"
     check(
         not directory.is_absolute() and _is_name(str(name)),
         missing + (advice or ": give the directory of a model in Hugging Face format"),
@@ -74,7 +75,7 @@ def download(name: str) -> Path:
     """Downloads configuration, weights and tokenizer of a hub model to the local cache. Returns their directory.
 
     Raises:
-      UserError: the hub cannot be reached, has no such model, or denies access to it.
+      UserError: the hub cannot be reached, has no such model, or denies access to it; or the cache is not writable.
     """
     from huggingface_hub import snapshot_download
 
@@ -86,7 +87,7 @@ def download(name: str) -> Path:
     # huggingface_hub, httpx and the operating system raise different types of exceptions.
     except Exception as error:
         raise UserError(
-            f"--download cannot fetch {name}: {reason_of(error)}; check the name, your access to the model, and"
-            " the network"
+            f"--download cannot fetch {name}: {reason_of(error)}; check the name, your access to the model, the"
+            " network, and the space and permissions of the Hugging Face cache"
         ) from error
     return Path(found)

@@ -151,7 +151,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` contains no run or several runs, a run of another program, or a TF-IDF baseline.
+      UserError: `workdir` contains no run, runs in a folder `runs`, a run of another program, or a TF-IDF baseline.
     """
     check_is_run(workdir, option)
     check(
@@ -197,7 +197,7 @@ def check_is_run(workdir: Path, option: str) -> None:
     advice = f"; the best on validation is {option}={shown(folder / best)}" if best else ""
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
-        f"{option}={shown(workdir)} contains several runs: set {option} to one of them,"
+        f"{option}={shown(workdir)} is not a run, but contains runs: set {option} to one of them,"
         f" {', '.join(names[:SHOWN_RUNS])}{more} in {shown(folder)}{advice}"
     )
 
@@ -225,7 +225,8 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     path = workdir / PREDICTIONS
     check(
         path.exists(),
-        f"{shown(path)}, which stores the thresholds of the classes, is missing: train with --config.eval.test=true",
+        f"{shown(path)}, which stores the thresholds of the classes, is missing: finish the training with"
+        " --config.eval.test=true, or restore the file",
     )
     return load_predictions(path).thresholds
 
@@ -251,7 +252,7 @@ def begun_from(
             # No model is needed, because the checkpoint stores all parameters, and the name of the backbone determines
             # the architecture.
             return None
-        moved = f" any more, but the run needs it: pass its new location as {option}=DIR"
+        moved = f", but the run needs it: pass its new location as {option}=DIR"
         return open_pretrained(config, advice=moved, other=f"name the run's model with {option}")
     config.pretrained = str(hub.locate(weights, option))
     found = open_pretrained(config, option, other="name the model that the run used")

@@ -33,5 +33,6 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     for name in model.trainable.keys() - {KERNEL, BIAS}:
         check(
             not method.adapters or "lora_" in name,
-            f"{option} has adapters=True, but trains the parameter {name}, which is no adapter: set adapters=False",
+            f"{option} has adapters=True, but trains the parameter {name}, which is no adapter: freeze it, or set"
+            " adapters=False",
         )

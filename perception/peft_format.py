@@ -49,7 +49,8 @@ def write(
       base: directory of the base weights, or None if unknown.
 
     Raises:
-      UserError: the family fuses an adapted layer with another layer, or the directory is not writable.
+      UserError: the family fuses an adapted layer with another layer.
+      OSError: the directory is not writable.
     """
     modules = {}
     for layer in adapter.layers:
@@ -105,7 +106,7 @@ def read_config(directory: Path) -> Fields:
             f"{shown(path)}: {name}={as_json(values.get(name))} is not supported: use an adapter that was trained"
             " without it",
         )
-    start = values.get("init_lora_weights", True)
+    start = fields.get("init_lora_weights", True)
     check(
         start in _KEEPS_BASE,
         f"{shown(path)}: init_lora_weights={as_json(start)} may change the base weights, which is not supported: use an"
@@ -161,7 +162,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         check(
             layer is not None,
             f"{place}: {module} is not a linear layer of the family {family} that can have an adapter;"
-            " use an adapter of this family",
+            " use an adapter of this family that leaves this layer unchanged",
         )
         check(
             len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
@@ -183,9 +184,10 @@ def _scale(fields: Fields, module: str, rank: int) -> float:
     )
     try:
         key = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
-    except re.error as error:
+    except re.error as error:  # error.pattern is (.*\.)?(KEY)$
         raise UserError(
-            f"{fields.place}: a key of alpha_pattern is not a regular expression ({error}); correct the file"
+            f"{fields.place}: the key {error.pattern[8:-2]} of alpha_pattern is not a regular expression ({error.msg});"
+            " correct the file"
         ) from error
     alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
     check(

@@ -55,6 +55,7 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
+    import os
     from pathlib import Path
 
     from common.config import check_choice
@@ -82,7 +83,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     weights = named_values("--pretrained", options.pretrained, known["backbones"])
     for name, path in weights.items():
         check(
-            Path(path).expanduser().is_dir() or bool(hub.cached(path)),
+            os.path.isdir(os.path.expanduser(path)) or bool(hub.cached(path)),
             f"--pretrained={name}={path}: {path} is neither a directory nor a model in the Hugging Face cache; name the"
             " directory of the model, or first download the model with --download of perception.train",
         )

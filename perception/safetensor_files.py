@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from common.atomic import write_atomic
+from common.arguments import check_folder
 from common.errors import UserError, check, file_error
 from common.storage.addresses import shown
 
@@ -145,10 +145,11 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _open_file(path: Path) -> Any:
     try:
+        path.open("rb").close()  # safe_open calls an unreadable file missing
         return safe_open(path, framework="numpy")
     except OSError as error:
         raise UserError(
-            f"cannot read {shown(path)}: {error}; correct the path or the permissions of the file"
+            f"cannot read {shown(path)}: {error.strerror or error}; correct the path or the permissions of the file"
         ) from error
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
@@ -203,7 +204,7 @@ def write(
       whole: name of the file if there is a single shard.
 
     Raises:
-      UserError: the directory is not writable.
+      OSError: the directory is not writable.
     """
     # Tensors with the widest dtypes come first, so that every tensor is aligned to its item size.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
@@ -220,12 +221,12 @@ def write(
         max_shard_size=largest,
     )
     for name, names in split.filename_to_tensors.items():
-        part = {n: tensors[n] for n in names}
-        write_atomic(directory / name, lambda file, part=part: _write_file(file, part))
+        with (directory / name).open("wb") as file:
+            _write_file(file, {n: tensors[n] for n in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        write_atomic(directory / INDEX, lambda file: file.write(text.encode()))
+        (directory / INDEX).write_text(text)
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
@@ -270,18 +271,15 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
 
 
 def require_empty(directory: Path, option: str = "--out") -> None:
-    """Checks that an output directory is missing or empty.
+    """Checks that an output directory is missing or empty, and writable.
 
     Args:
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: `directory` is a file or not empty.
+      UserError: `directory` is a file, not empty or not writable.
     """
-    check(
-        not directory.exists() or directory.is_dir(),
-        f"{option}={shown(directory)} is a file: choose a new directory",
-    )
+    check_folder(option, directory)
     check(
         not directory.is_dir() or not any(directory.iterdir()),
         f"{option}={shown(directory)} is not empty: choose a new or empty directory",

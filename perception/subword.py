@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
-from common.errors import UserError
+from common.errors import UserError, file_error
 from common.storage.addresses import shown
 
 TOKENIZER = "tokenizer.json"
@@ -128,18 +128,12 @@ class Subword:
         """Loads a tokenizer.json.
 
         Raises:
-            UserError: the file is missing or is not a tokenizer.
+            UserError: the file is missing, unreadable or not a tokenizer.
         """
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(
-                f"cannot read a tokenizer from {shown(path)}: {error.strerror}; restore the file"
-            ) from error
-        except ValueError as error:
-            raise UserError(
-                f"cannot read a tokenizer from {shown(path)}: {error}; use an undamaged tokenizer.json"
-            ) from error
+        except (OSError, ValueError) as error:
+            raise file_error(shown(path), error) from error
 
 
 def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:

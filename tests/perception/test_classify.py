@@ -415,13 +415,13 @@ def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -
         (folder / "summary.json").write_text(json.dumps(summary))
     runs = tmp_path / "runs"
     assert refused(f"--workdir={tmp_path}") == (
-        f"--workdir={tmp_path} contains several runs: set --workdir to one of them, head, lora_seed1, lora_seed2 in"
-        f" {runs}; the best on validation is --workdir={runs / 'lora_seed1'}"
+        f"--workdir={tmp_path} is not a run, but contains runs: set --workdir to one of them, head, lora_seed1,"
+        f" lora_seed2 in {runs}; the best on validation is --workdir={runs / 'lora_seed1'}"
     )
     for summary in runs.glob("*/summary.json"):
         summary.unlink()
     with pytest.raises(
-        UserError, match=rf"--run=.* contains several runs: .*lora_seed2 in {runs}$"
+        UserError, match=rf"--run=.* is not a run, but contains runs: .*lora_seed2 in {runs}$"
     ):
         loading.read(tmp_path, "--run")
 

@@ -42,7 +42,7 @@ def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) 
     moved = pretrained.rename(pretrained.with_name("moved"))
     try:
         with pytest.raises(
-            UserError, match=r"any more.* pass its new location as --pretrained=DIR"
+            UserError, match=r"but the run needs it: pass its new location as --pretrained=DIR"
         ):
             EncoderEvaluation(runs[0], mesh)
         evaluation = EncoderEvaluation(runs[0], mesh, pretrained=moved)

@@ -271,9 +271,10 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
     assert "did you mean arctic_xs?" in told("table1", "--backbones=artic_xs")
     assert "did you mean emotion?" in told("table1", "--datasets=emotions")
     assert "--data=sst2 must be NAME=PATH" in told("table1", "--data=sst2")
-    assert "nowhere is neither a directory nor a model" in told(
-        "table1", "--pretrained=arctic_xs=nowhere"
-    )
+    for place in ("nowhere", "~nobody_here/model"):
+        assert f"{place} is neither a directory nor a model" in told(
+            "table1", f"--pretrained=arctic_xs={place}"
+        )
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
     assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")
     assert "--dry-run needs the target table1, got claims" in told("claims", "--dry-run")

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import numpy as np
@@ -60,17 +61,23 @@ def test_directory_takes_precedence_over_the_cache(cache, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["org/other", "org/model@v2", "org/model@refs/pr/1", "model"])
 def test_unknown_name_raises_error_that_names_cache_and_option(name: str, cache) -> None:
-    with pytest.raises(
-        UserError,
-        match=rf"^--x={name} is not a directory.*with --download of perception.train or perception.worth, or give",
-    ):
+    advice = "with --download of perception.train or perception.worth, or give"
+    with pytest.raises(UserError, match=f"^--x={name} is not a readable directory; the.*{advice}"):
         hub.locate(Path(name), "--x")
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "../model", "-", "/no"])
+@pytest.mark.parametrize("name", ["a/b/c", "../model", "-", "/no", "~nobody_here/model"])
 def test_path_that_is_no_name_is_not_looked_up(name: str, cache) -> None:
-    with pytest.raises(UserError, match=rf"^--x={name} is not a directory: give the directory of"):
+    message = rf"^--x={name} is not a readable directory: give the directory of"
+    with pytest.raises(UserError, match=message):
         hub.locate(Path(name), "--x")
+
+
+def test_directory_without_permission_raises_error(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(Path, "is_dir", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(UserError, match=rf"^--x={tmp_path} is not a readable directory: give"):
+        hub.locate(tmp_path, "--x")
 
 
 def test_incomplete_snapshot_raises_error_with_the_missing_file(cache) -> None:
@@ -135,12 +142,17 @@ def test_download_is_asked_for_and_skips_pickles(
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("no\nnetwork", "no network"), ("", "ConnectionError")]
+    ("error", "reason"),
+    [
+        (ConnectionError("no\nnetwork"), "no network; check the name, "),
+        (ConnectionError(), "ConnectionError; check the name, "),
+        (OSError(28, "No space left on device"), ".*; check .* space and permissions of the"),
+    ],
 )
-def test_failed_download_raises_one_line(cache, monkeypatch, text, reason) -> None:
+def test_failed_download_raises_one_line(cache, monkeypatch, error, reason) -> None:
     def snapshot_download(*_: object, **__: object) -> str:
-        raise ConnectionError(text)
+        raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=f"^--download cannot fetch org/other: {reason}; check"):
+    with pytest.raises(UserError, match=f"^--download cannot fetch org/other: {reason}"):
         hub.download("org/other")

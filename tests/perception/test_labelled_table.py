@@ -376,7 +376,9 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
     folder = labelled_table.write(first, tmp_path / "out")
     before = (folder / "train.jsonl").read_bytes()
     (tmp_path / "out" / "runs").mkdir()
-    with pytest.raises(UserError, match="has runs on other data"):
+    with pytest.raises(
+        UserError, match=r"has runs whose data files would change \(notes.txt and test"
+    ):
         labelled_table.write(second, tmp_path / "out")
     assert (folder / "train.jsonl").read_bytes() == before
 

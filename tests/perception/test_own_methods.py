@@ -323,7 +323,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
         ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
         (
             "others:not_only_adapters",
-            r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter",
+            r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter: freeze it, or set",
         ),
         ("others:all_frozen", "freezes all parameters: train at least one"),
         (

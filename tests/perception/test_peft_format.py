@@ -85,6 +85,7 @@ def test_sum_of_different_ranks_round_trip(tmp_path) -> None:
     ("fields", "scale"),
     [
         ({}, 3),
+        ({"init_lora_weights": None}, 3),
         ({"use_rslora": True}, 6 / 2**0.5),
         ({"alpha_pattern": {"intermediate.dense": 1}}, 0.5),
         ({"alpha_pattern": {"mediate.dense": 1, r"layer\.\d+\.intermediate.dense": 4}}, 2),
@@ -127,10 +128,18 @@ ONES = np.ones((2, 2), np.float32)
         ({}, {"use_dora": True}, "use_dora=true is not supported"),
         ({}, {"init_lora_weights": "pissa"}, '"pissa" may change the base weights'),
         ({}, {"lora_alpha": "x"}, "lora_alpha must be a finite number"),
-        ({}, {"alpha_pattern": {"(": 1}}, "a key of alpha_pattern is not a regular expression"),
+        (
+            {},
+            {"alpha_pattern": {"a": 1, "b(": 1}},
+            r"the key b\( of alpha_pattern is not a regular expression \(.*subpattern\);",
+        ),
         ({}, {"alpha_pattern": [1]}, r"alpha_pattern must be a JSON object, got \[1\]"),
         ({NORM: ONES}, {}, "LayerNorm.weight is not supported"),
-        ({UNKNOWN: ONES}, {}, "encoder.layer.0.other is not a linear layer of the family bert"),
+        (
+            {UNKNOWN: ONES},
+            {},
+            "0.other is not a linear layer of the family bert .* leaves this layer unchanged",
+        ),
         (
             {f"base_model.model.{BERT}.lora_B.weight": ONES[:, :1]},
             {},

@@ -338,7 +338,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
         ({"pretrained": ""}, "--config.backbone=auto needs --config.pretrained"),
         (
             {"finetune": "lora", "pretrained": "nowhere"},
-            "--config.pretrained=nowhere is not a directory",
+            "--config.pretrained=nowhere is not a readable directory",
         ),
         (
             {"finetune": "lora", "data.tokenizer": "trained"},
@@ -400,7 +400,7 @@ def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretraine
             assert run.fit(make(**LORA), workdir, mesh) == json.loads(
                 (workdir / "summary.json").read_text()
             )
-            with pytest.raises(UserError, match="model is not a directory"):
+            with pytest.raises(UserError, match="model is not a readable directory"):
                 run.fit(make(**LORA, **{"train.steps": 5}), workdir, mesh)
         finally:
             moved.rename(pretrained)

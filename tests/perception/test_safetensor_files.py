@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.errors import UserError
-from perception.safetensor_files import INDEX, WHOLE, Tensor, TensorFiles, staged, write
+from perception.safetensor_files import (
+    INDEX,
+    WHOLE,
+    Tensor,
+    TensorFiles,
+    require_empty,
+    staged,
+    write,
+)
 
 VALUES = {
     "a": np.arange(24, dtype=np.float32).reshape(4, 6),
@@ -172,6 +181,20 @@ DAMAGE = {
         f"neither {WHOLE} nor {INDEX}: copy the weights",
     ),
 }
+
+
+def test_unreadable_file_raises_error(tmp_path, monkeypatch) -> None:
+    save_file(VALUES, tmp_path / WHOLE)
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(UserError, match=rf"^cannot read \S+{WHOLE}: Permission denied;"):
+        TensorFiles(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["file", "file/out"])
+def test_unwritable_output_raises_error(name: str, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=rf"--out=\S+/{name}: \S+/file is not a folder; choose"):
+        require_empty(tmp_path / name)
 
 
 @pytest.mark.parametrize("case", DAMAGE)

@@ -102,12 +102,20 @@ def test_padding_of_a_trained_tokenizer_is_the_end_of_text(trained):
     assert trained.pad == SPECIALS.index("</s>")
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"model": 1}', b"\xff"])
-def test_invalid_tokenizer_file_raises_one_line_error(tmp_path: Path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "^cannot read {}: No such file"),
+        (b"", "^{} is damaged"),
+        (b'{"model": 1}', "^{} is damaged"),
+        (b"\xff", "^{} is damaged"),
+    ],
+)
+def test_invalid_tokenizer_file_raises_one_line_error(tmp_path: Path, content, message):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=f"cannot read a tokenizer from {path}") as caught:
+    with pytest.raises(UserError, match=message.format(path)) as caught:
         Subword.load(path)
     assert "\n" not in str(caught.value)
 

@@ -412,7 +412,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        gone = "model is not a directory any more, but the run needs it: pass its new location as --pretrained=DIR"
+        gone = "model is not a readable directory, but the run needs it: pass its new location as --pretrained=DIR"
         assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
         assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"
@@ -445,7 +445,7 @@ def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
     config = json.loads((workdir / "config.json").read_text()) | {"backbone": "tiny_bert"}
     (workdir / "config.json").write_text(json.dumps(config))
     assert "is not used: " in refused(adapters, "export", f"--run={workdir}", named, out)
-    assert "nowhere is not a directory" in refused(
+    assert "nowhere is not a readable directory" in refused(
         adapters, "export", f"--run={workdir}", "--pretrained=nowhere", out
     )
 
@@ -679,7 +679,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
     assert "remove --config.finetune=lora: perception.worth sets this field itself; use --ways" in (
         told("--config.finetune=lora")
     )
-    assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")
+    assert "nowhere is not a readable directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
     assert "--ways='rola': choose one of lora, full_pretrained, head, full" in told("--ways=rola")
