@@ -30,7 +30,7 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        full = error.errno == errno.ENOSPC
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free space" if full else "make the folder writable, or choose another folder"
         raise UserError(
             f"cannot write to {option}{'=' * bool(option)}{path.parent}: {error.strerror or error}; {remedy}"

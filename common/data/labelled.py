@@ -141,7 +141,7 @@ def _classes(train: Sequence[Record], label: Field, count: int, several: bool | 
             return [str(number) for number in range(indices)]
         return sorted(labels, key=int)
     if count and len(labels) > count:
-        first = ", ".join(sorted(labels)[:10])
+        first = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
         raise UserError(
             f"the training examples have {len(labels)} classes ({first}) instead of {count}, the number of classes of"
             f" --config.dataset: {label.remedy}"

@@ -24,19 +24,26 @@ def own_examples(
         optional: whether the split may be empty.
 
     Raises:
-        UserError: the function cannot be imported, raises an exception, returns an example that is not a `kind`, or
-            returns no example although `optional` is False.
+        UserError: the function cannot be imported, raises an exception, returns a single text or dictionary, returns an
+            example that is not a `kind`, or returns no example although `optional` is False.
     """
     function = imported("--config.data.source", source)
     try:
-        examples = list(function(split))
+        returned = function(split)
+        examples = list(returned)
     except Exception as error:  # A user's function may raise any type of exception.
         frame = last_frame(error)
         reason = f": {error}" if str(error) else ""
+        # The line is in this file if the function has the wrong parameters or returns no list.
+        place = f" in {frame.filename}, line {frame.lineno}" if frame.filename != __file__ else ""
         raise UserError(
-            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__} in {frame.filename}, line"
-            f" {frame.lineno}{reason}"
+            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}{place}{reason}"
         ) from error
+    check(
+        not isinstance(returned, str | dict),
+        f"--config.data.source={source} returns a {type(returned).__name__} for split {split!r}: return a list, each"
+        f" example {form}",
+    )
     check(
         bool(examples) or optional,
         f"--config.data.source={source} has no example in split {split!r}: the function must return at least one",

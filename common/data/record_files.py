@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.data.files import ADVICE, lines_of, nonempty, read_lines, source_folder
+from common.data.files import ADVICE, lines_of, nonempty, source_folder
 from common.data.record import Record, Records
 from common.errors import UserError, check, file_error
 from common.storage.addresses import copy_of, shown
@@ -42,7 +42,7 @@ def read_names(path: Path) -> list[str] | None:
     """Returns the class names in a labels.json, or None without this file. A damaged file raises a UserError."""
     if not path.is_file():
         return None
-    text = "\n".join(read_lines(path))
+    text = "\n".join(lines_of(path, hint=ADVICE))
     try:
         names = json.loads(text)
     except ValueError as error:
@@ -84,9 +84,12 @@ def _records(path: Path) -> Iterator[Record]:
     lines = nonempty(name, lines_of(path, hint=ADVICE))
     is_csv = path.name.removesuffix(".gz").endswith(".csv")
     parsed = named_rows(parse_rows(name, lines)) if is_csv else parse_json_lines(name, lines)
+    remedy = "correct the line"
+    if not path.name.endswith(_ENDINGS):
+        remedy += f", or give a file of JSON lines or CSV, whose name ends in {' or '.join(_ENDINGS)}"
     for place, fields_or_error in parsed:
         if isinstance(fields_or_error, str):
-            raise UserError(f"{place}{fields_or_error}; correct the line")
+            raise UserError(f"{place}{fields_or_error}; {remedy}")
         yield place, fields_or_error
 
 

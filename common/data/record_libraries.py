@@ -31,8 +31,8 @@ def open_hugging_face(
         import datasets
     except ImportError as error:
         raise UserError(
-            f"--config.data.source=hf:{name} needs the package datasets: pip install datasets; or save the examples as"
-            " files and use --config.data.source=files:DIR"
+            f"--config.data.source=hf:{name} needs the package datasets, which cannot be imported ({reason_of(error)}):"
+            " pip install -U datasets; or save the examples as files and use --config.data.source=files:DIR"
         ) from error
     try:
         data = datasets.load_dataset(name)
@@ -44,7 +44,8 @@ def open_hugging_face(
     for split, wanted in chosen.items():
         check(
             wanted in data,
-            f"--config.data.splits.{split}={wanted} is not a split of hf:{name}: choose one of {', '.join(data)}",
+            f"--config.data.splits.{split}={splits[split]} is not a split of hf:{name}: choose one of"
+            f" {', '.join(data)}",
         )
     records = {split: _located(f"hf:{name}", x, data[x]) for split, x in chosen.items()}
     return records, _class_names(data[chosen["train"]].features, label)

@@ -122,8 +122,8 @@ def load(path: Path) -> Subwords:
         raise UserError(f"{shown(path)}: {error}") from error
     except Exception as error:  # `tokenizers` raises plain Exceptions.
         raise UserError(
-            f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, or delete"
-            " it if it is in a cache"
+            f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, choose"
+            " another file, or delete it if it is in a cache"
         ) from error
 
 

@@ -33,16 +33,16 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
             " again, with file_format='array_record' in another directory, and set --config.data.tfds_dir=DIR"
         ) from error
     except Exception as error:  # A data set script may raise any type of exception.
+        place = "" if split == "all" else f"split {split} of "
         raise UserError(
-            f"cannot read split {split} of --config.data.source=tfds:{name}: {reason_of(error)}; correct the"
-            " name or the split"
+            f"cannot read {place}--config.data.source=tfds:{name}: {reason_of(error)}; correct the name or the split"
         ) from error
     # The command in the message imports the subpackage, because TFDS without TensorFlow knows only data sets of
     # imported subpackages.
     check(
         examples is not None,
         f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
-        'prepare it with: python -c "import tensorflow_datasets as tfds, '
+        'correct the name, or prepare it with: python -c "import tensorflow_datasets as tfds, '
         f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
         "file_format='array_record').download_and_prepare()\"",
     )

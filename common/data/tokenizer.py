@@ -12,7 +12,7 @@ import sentencepiece
 from common.atomic import write_atomic
 from common.data.cache import fingerprint
 from common.data.special_ids import BOS, EOS, PAD, UNK
-from common.errors import UserError
+from common.errors import UserError, check
 from common.storage.addresses import shown
 
 _TRAINER = {
@@ -128,7 +128,8 @@ def train_tokenizer(vocab_size: int, *sides: Sequence[str], added: int = 0) -> T
             Negative if the caller leaves out tokens of the tokenizer.
 
     Raises:
-        UserError: the vocabulary is too small or too large for the text, or SentencePiece fails.
+        UserError: the vocabulary is too small or too large for the text, all lines of the text are empty or too long,
+            or SentencePiece fails.
     """
     return Tokenizer(train_model(vocab_size, sides, _TRAINER, added))
 
@@ -145,12 +146,18 @@ def train_model(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(sides),
             model_writer=model,
-            vocab_size=vocab_size - added,
+            # Below 5 tokens, SentencePiece's error message lacks the smallest possible number of tokens.
+            vocab_size=max(vocab_size - added, 5),
             minloglevel=2,
             **options,
         )
     except RuntimeError as error:
         message = str(error)
+        check(
+            "sentences_.empty" not in message,
+            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text: add text"
+            " to it, or split its lines",
+        )
         if largest := re.search(r"value <= (\d+)", message):
             most = int(largest[1]) + added
             hint = f"too large for the training text; the largest possible is {most}"

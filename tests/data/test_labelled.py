@@ -143,10 +143,10 @@ def test_csv_row_with_wrong_columns_raises_user_error(folder, row):
             load_labelled(data(f"files:{folder}"))
 
 
-@pytest.mark.parametrize("names", ["neg", '{"neg": 0}', '["neg", "neg"]', "[]"])
+@pytest.mark.parametrize("names", ["neg", '{"neg": 0}', '["neg", "neg"]', "[]", ""])
 def test_damaged_labels_json_raises_user_error(folder, names):
     (folder / "labels.json").write_text(names)
-    with pytest.raises(UserError, match=r"labels\.json"):
+    with pytest.raises(UserError, match=r"labels\.json .*; correct or (delete|restore) the file$"):
         load_labelled(data(f"files:{folder}"))
 
 
@@ -187,6 +187,13 @@ def test_missing_optional_splits_are_not_returned(folder):
         ]
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data(f"files:{folder / 'train.jsonl'}"))
+
+
+def test_file_that_is_neither_json_lines_nor_csv_raises_user_error(folder):
+    (folder / "train.tsv").write_text("text\tlabel\nx\t0\n")
+    told = r"train.tsv line 1 is not JSON: .*; correct the line, or .* ends in .jsonl or .*.csv.gz$"
+    with pytest.raises(UserError, match=told):
+        load_labelled(data(f"files:{folder}/train.tsv"), optional=("valid", "test"))
 
 
 def test_alternative_split_names(folder):
@@ -231,6 +238,10 @@ def test_given_number_of_classes(folder):
     (folder / "train.jsonl").write_text(lines([{"text": "x", "label": name} for name in "abc"]))
     with pytest.raises(UserError, match=r"have 3 classes \(a, b, c\) instead of 2"):
         load_labelled(data(f"files:{folder}"), classes=2)
+    many = [{"text": "x", "label": name} for name in "abcdefghijk"]
+    (folder / "train.jsonl").write_text(lines(many))
+    with pytest.raises(UserError, match=r"have 11 classes \(a, .*, j, \.\.\.\) instead of 2"):
+        load_labelled(data(f"files:{folder}"), classes=2)
 
 
 def test_unlabelled_examples_are_skipped(folder):
@@ -255,6 +266,10 @@ def test_hugging_face_data_sets(monkeypatch):
         match=r"splits.valid=validation is not a split of hf:some/name: choose one of train, test",
     ):
         load_labelled(data("hf:some/name"))
+    settings = data("hf:some/name")
+    settings.splits.valid = "valid|dev"
+    with pytest.raises(UserError, match=r"splits.valid=valid\|dev is not a split of hf:some/name"):
+        load_labelled(settings)
 
     def unknown(name: str) -> None:
         raise FileNotFoundError(f"no {name}\non the hub")
@@ -267,7 +282,8 @@ def test_hugging_face_data_sets(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "datasets", None
     )  # Makes the import fail, as if the package were not installed.
-    with pytest.raises(UserError, match="pip install datasets"):
+    told = r"datasets, which cannot be imported \(import of datasets halted.*\): pip install -U datasets;"
+    with pytest.raises(UserError, match=told):
         load_labelled(data("hf:some/name"))
 
 
@@ -317,6 +333,11 @@ def test_tfds_data_sets(tmp_path):
     wrong = "the label -1 is not one of the 2 classes negative, positive or an index from 0 to 1"
     with pytest.raises(UserError, match=f"split hidden, example 0: {wrong}"):
         load_labelled(settings)
+    settings.splits.test = "other"
+    with pytest.raises(UserError, match="cannot read split other of --config.data.source=tfds:tiny"):
+        load_labelled(settings)
+    with pytest.raises(UserError, match="cannot read --config.data.source=tfds:Tiny Sentences: "):
+        load_labelled(data("tfds:Tiny Sentences"))
 
 
 def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:

@@ -113,14 +113,17 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
             f"{tmp_path}/absent.json",
             "--config.data.tokenizer=.*absent.json: no such file; set it to bytes, sentencepiece",
         ),
-        (f"{tmp_path}/damaged.model", "cannot read a tokenizer from .*damaged.model"),
+        (f"{tmp_path}/damaged.model", "tokenizer from .*damaged.model: .*; restore it, choose another"),
         (f"{tmp_path}/damaged.json", "cannot read a tokenizer from .*damaged.json"),
         (f"{tmp_path}/words.json", "has no piece for 256 of the 256 bytes"),
     ):
         with pytest.raises(UserError, match=fault):
             lossless.choose(settings(tmp_path, tokenizer=kind), text)
-    for size, fault in ((100, "too small"), (10_000_000, "too large")):
+    for size, fault in ((-1, "too small"), (100, "too small"), (10_000_000, "too large")):
         fault = f"--config.data.vocab_size={size} is {fault} for the training text"
         with pytest.raises(UserError, match=fault) as caught:
             lossless.choose(settings(tmp_path, vocab_size=size), text)
         assert "\n" not in str(caught.value)
+    for unusable in (b"\n\n", b"\xff\xfe\n", b"a long line " * 400):
+        with pytest.raises(UserError, match="has no line of 1 to 4,192 bytes of UTF-8 text"):
+            lossless.choose(settings(tmp_path), np.frombuffer(unusable, np.uint8))

@@ -30,6 +30,18 @@ def rows(split):
     return [{"text": text, "label": len(text) % 2} for text in texts(split)]
 
 
+def whole(split):
+    return "ein Haus"
+
+
+def nothing(split):
+    pass
+
+
+def lacks_split():
+    return ["ein Haus"]
+
+
 def broken(split):
     raise OSError("no disk")
 
@@ -110,6 +122,9 @@ def test_source_without_a_function_raises_an_error():
         ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
         ("texts", "test", "has no example in split 'test'"),
         ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),
+        ("whole", "train", "returns a str for split 'train': return a list, each example a text"),
+        ("nothing", "train", "fails for split 'train': TypeError: 'NoneType' object is not iter"),
+        ("lacks_split", "train", r"fails for split 'train': TypeError: lacks_split\(\) takes 0"),
     ],
 )
 def test_invalid_functions_raise_one_line_errors(function, split, line):

@@ -1,5 +1,6 @@
 """Tokenizers: encoding and decoding, vocabularies, and the cache of trained tokenizers."""
 
+import errno
 import os
 import threading
 
@@ -182,6 +183,15 @@ def test_concurrent_writers_leave_a_complete_file(tmp_path):
         thread.join()
     assert os.listdir(tmp_path / "new") == ["file"]
     assert (tmp_path / "new" / "file").read_bytes() in contents
+
+
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_or_quota_error_says_to_free_space(tmp_path, full):
+    def write(file):
+        raise OSError(full, os.strerror(full))
+
+    with pytest.raises(UserError, match=f"^cannot write to .*: {os.strerror(full)}; free space$"):
+        write_atomic(tmp_path / "file", write)
 
 
 def test_unwritable_cache_raises_user_error(text, tmp_path):
