@@ -92,7 +92,7 @@ def _number_first(text: str) -> tuple[bool, float | str]:
 def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parses the values of --sweep, each "a.b=V1,V2", to {field: values}.
 
-    Raises a UserError if an option is malformed, or if a field or a value is repeated.
+    Raises a UserError if an option is malformed, a field is the seed, or a field or a value is repeated.
     """
     sweep: dict[str, tuple[str, ...]] = {}
     for text in options:
@@ -102,6 +102,10 @@ def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
         check(
             bool(name and equals and parts),
             f"--sweep {text} must be FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
+        )
+        check(
+            name != "seed",
+            f"--sweep {text}: leave out the seed, because --seeds sets the seeds of all cases",
         )
         check(
             len(set(map(float_or_text, parts))) == len(parts),

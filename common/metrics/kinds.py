@@ -57,7 +57,9 @@ def load(path: Path) -> Predictions:
         if not len(made):
             raise ValueError("it contains no examples")
     except Exception as error:  # A damaged archive may raise any type of exception.
-        raise file_error(shown(path), error) from error
+        # Do not show NumPy's advice to load a file of another format unsafely.
+        fault = ValueError("it is not an .npz file") if "unsafely" in str(error) else error
+        raise file_error(shown(path), fault) from error
     lost = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(
         not lost,

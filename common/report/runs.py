@@ -236,12 +236,14 @@ def read_run(file: Path) -> Run:
     """Reads a run from its summary.json, or from a copy of this file with another name.
 
     Raises:
-      UserError: the file is damaged or cannot be read.
+      UserError: the file is damaged, is not a summary or cannot be read.
     """
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise file_error(shown(file), error) from error
+        if isinstance(error, OSError) or file.name == SUMMARY:
+            raise file_error(shown(file), error) from error
+        summary = None  # `run_of` refuses any other file, such as a table that a glob matches.
     if file.name != SUMMARY:
         return run_of(summary, file.stem, shown(file))
     return run_of(summary, file.resolve().parent.name, shown(file), file.parent)

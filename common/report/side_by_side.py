@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.errors import check
+from common.metrics.kinds import MODES
 from common.report import comparison, figures, groups, versus
 from common.report.groups import Group
 from common.report.table import publish
@@ -32,7 +33,7 @@ def write(
       UserError: the runs cannot be compared, or `margins` has a metric by which the runs are not compared.
     """
     comparisons = versus.against_first(compared, margins)
-    known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
+    known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}
     for metric, margin in margins.items():
         check(
             metric in known,

@@ -175,6 +175,7 @@ def archive(**arrays: np.ndarray) -> bytes:
         ),
         (b"", "damaged"),
         (b"PK\x03\x04nothing", "damaged"),
+        (b"nothing", "^{path} is damaged: it is not an .npz file; correct or restore the file$"),
         (None, "^cannot read {path}: No such file or directory; correct the path"),
     ],
 )

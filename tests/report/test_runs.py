@@ -80,6 +80,13 @@ def test_damaged_summary_error_names_the_file(tmp_path, content, complaint):
     assert str(path) in str(fault.value)
 
 
+@pytest.mark.parametrize("content", ["model,seeds\n", '{"step": 1}\n{"step": 2}\n', "\0"])
+def test_other_file_is_not_called_damaged(tmp_path, content):
+    write(tmp_path / "aucc.csv", content)
+    with pytest.raises(UserError, match=r"aucc\.csv is not the summary of a run: it is not a JSON"):
+        load_group(f"{tmp_path}/*")
+
+
 def test_missing_and_unfinished_runs(tmp_path):
     with pytest.raises(UserError, match=r"nowhere does not exist: give the folder"):
         load_local(tmp_path / "nowhere")

@@ -281,9 +281,10 @@ def test_repeated_sweep_trains_nothing(tmp_path):
     [
         (["optimizer.learning_rate"], "must be FIELD=VALUE,VALUE"),
         (["=1,2"], "must be FIELD=VALUE,VALUE"),
-        (["seed=1,1"], "a value is given twice"),
+        (["model.width=8,8"], "a value is given twice"),
         (["optimizer.learning_rate=1e-3,0.001"], "a value is given twice"),
-        (["seed=1", "seed=2"], "another --sweep already sets seed; list all its values in one"),
+        (["seed=1,2"], "leave out the seed, because --seeds sets the seeds of all cases"),
+        (["a.b=1", "a.b=2"], "another --sweep already sets a.b; list all its values in one"),
     ],
 )
 def test_malformed_sweeps_raise_user_errors(given, complaint):
