@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from flax import nnx
 
+from common.errors import UserError
 from common.variables import AbstractModel, Frozen
 
 ORTHOGONAL = ("orthogonal", 1.0)
@@ -103,12 +104,12 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
       seed, name: the seed of the run and the path of the variable; together they are the key of the random generator.
 
     Raises:
-      ValueError: the initializer is unknown.
+      UserError: the initializer is unknown, or is "orthogonal" and the shape does not have two dimensions.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     match spec:
-        case ("orthogonal", gain):
+        case ("orthogonal", gain) if len(shape) == 2:
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
             # Make the diagonal of r positive: then q is uniformly distributed, and does not depend on the signs that
@@ -129,9 +130,9 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("zeros",):
             value = np.zeros(shape)
         case _:
-            raise ValueError(
-                f"unknown initializer {spec!r} of {name}: use an initializer of common.freezing.draw, such as"
-                " ('zeros',)"
+            raise UserError(
+                f"{name}: {spec!r} is not an initializer for the shape {shape}; use an initializer of"
+                " common.freezing.draw, such as ('zeros',)"
             )
     return value.astype(np.float32)
 

@@ -29,13 +29,15 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
     except Exception as error:  # a user's part may raise any exception
         frame, raised = last_frame(error), traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
-        if Path(raised.filename).parent == Path(config_dict.__file__).parent:
-            name = re.findall(r"\w+", str(error))[0]
+        # ml_collections quotes a missing field that is read. Its other messages begin with a word.
+        missing = re.match(r"\W+(\w+)\\?'", str(error))
+        if missing and Path(raised.filename).parent == Path(config_dict.__file__).parent:
+            name = missing[1]
             raise UserError(
                 f"{option}: {place} reads {fields}.{name}, but the {kind.__name__.lower()} declares no option {name};"
                 f" declare it: {kind.__name__}(..., options={{'{name}': Option(DEFAULT)}})"
             ) from error
-        reason = f": {error}" if str(error) else ""
+        reason = f": {reason_of(error)}" if str(error) else ""
         raise UserError(
             f"{option}: {type(error).__name__} in {place}{reason}; correct this code"
         ) from error

@@ -1,6 +1,7 @@
 """Trainable and frozen variables, and the initial values of frozen variables."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from common import freezing, variables
+from common.errors import UserError
 from common.freezing import draw, fingerprint
 from common.model.block import Context
 from common.model.embed import Embed
@@ -66,8 +68,15 @@ def test_other_initializers():
     assert normal.std() == pytest.approx(0.02, rel=0.05) and abs(normal.mean()) < 0.002
     np.testing.assert_array_equal(draw(("ones",), 1, "a", (3,)), np.ones(3, np.float32))
     np.testing.assert_array_equal(draw(("zeros",), 1, "a", (3,)), np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match="unknown initializer"):
-        draw(("normal",), 1, "a", (3,))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"), [(("normal",), (3,)), ("zeros", (3,)), (ORTHOGONAL, (2, 3, 4))]
+)
+def test_invalid_initializer_raises_user_error(spec: tuple | str, shape: tuple[int, ...]):
+    told = f"a/kernel: {spec!r} is not an initializer for the shape {shape}; use an initializer of"
+    with pytest.raises(UserError, match=re.escape(told)):
+        draw(spec, 1, "a/kernel", shape)
 
 
 @pytest.mark.parametrize("spec", [ORTHOGONAL, ("uniform", 1.0)])

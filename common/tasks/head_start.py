@@ -13,6 +13,7 @@ from common.model.language_model import LanguageModel
 from common.plugin import imported
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState
+from common.user_code import user_code
 from common.variables import Params
 
 if TYPE_CHECKING:
@@ -32,26 +33,27 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
     the tokens (E,) that follow.
 
     Raises:
-      UserError: the function cannot be imported or does not return two arrays of the right shapes, or the output layer
-        is tied to the embedding.
+      UserError: the function cannot be imported, raises an exception or does not return two arrays of the right shapes,
+        or the output layer is tied to the embedding.
     """
-    name = task.config.head_start
-    make = imported("--config.head_start", name)
+    make = imported("--config.head_start", task.config.head_start)
+    option = f"--config.head_start={task.config.head_start}"
     check(
         OUTPUT[0] in trainable,
-        f"--config.head_start={name} needs an untied output layer: set --config.model.tied=false",
+        f"{option} needs an untied output layer: set --config.model.tied=false",
     )
     features_ED, labels_E = _examples(task, trainable, frozen)
-    returned = make(features_ED, labels_E, outputs=task.vocabulary)
+    with user_code(option, type(make), "config"):
+        returned = make(features_ED, labels_E, outputs=task.vocabulary)
     check(
         isinstance(returned, tuple) and len(returned) == len(OUTPUT),
-        f"--config.head_start={name} must return a tuple of two arrays, the kernel and the bias of the output layer",
+        f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer",
     )
     values = dict(zip(OUTPUT, returned, strict=True))
     shapes = {name: np.shape(x) for name, x in values.items()}
     check(
         all(shapes[name] == trainable[name].shape for name in OUTPUT),
-        f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())}: return the kernel and the"
+        f"{option} returns arrays of shapes {tuple(shapes.values())}: return the kernel and the"
         f" bias of the output layer, with the shapes {tuple(trainable[name].shape for name in OUTPUT)}",
     )
     arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}

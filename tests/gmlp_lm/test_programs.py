@@ -283,6 +283,14 @@ def wrong_head(features_ED, labels_E, outputs):
     return np.zeros((3, outputs)), np.zeros(outputs)
 
 
+def head_without_outputs(features_ED, labels_E):
+    raise AssertionError
+
+
+def failing_head(features_ED, labels_E, outputs):
+    raise RuntimeError("singular")
+
+
 def head_without_bias(features_ED, labels_E, outputs):
     return np.zeros((features_ED.shape[1], outputs))
 
@@ -303,6 +311,12 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
         ("explicit_opt:head_start", True, "needs an untied output layer: set --config.model.tied"),
         ("explicit_opt:absent", False, "has no attribute"),
         ("tests.gmlp_lm.test_programs:head_without_bias", False, "must return a tuple of two arra"),
+        ("tests.gmlp_lm.test_programs:head_without_outputs", False, "unexpected .* 'outputs'"),
+        (
+            "tests.gmlp_lm.test_programs:failing_head",
+            False,
+            "head_start=.*: RuntimeError in failing_head .*: singular; correct this code",
+        ),
         ("tests.gmlp_lm.test_programs:wrong_head", False, r"returns arrays of shapes \(\(3, 256\)"),
     ):
         config = small("gmlp", head_start=name, **(fields | {"model.tied": tied}))

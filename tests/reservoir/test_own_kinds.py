@@ -57,6 +57,7 @@ text_minimum = Kind(reads_gain, "text minimum", options={"gain": Option("one", m
 minimum_text = Kind(reads_gain, "minimum text", options={"gain": Option(1.0, "the gain")})
 declared = Kind(reads_gain, "declared", options={"gain": Option(1, minimum=0)})
 bad_check = Kind(reads_gain, "bad check", check=lambda model: model.width + "4")
+sets_text = Kind(reads_gain, "sets text", check=lambda model: setattr(model, "width", "4"))
 """
 
 PLACEMENTS = """
@@ -223,6 +224,11 @@ def test_options_of_a_users_kind(make_config, own_package):
             "gain has .* must be numbers, got .*minimum='the gain'",
         ),
         ("my_package.incomplete:bad_check", {}, "TypeError in <lambda> .*unsupported operand"),
+        (
+            "my_package.incomplete:sets_text",
+            {},
+            "TypeError in <lambda> .*: Could not override field",
+        ),
         (
             "my_package.broken:kind",
             {},
