@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
@@ -22,30 +23,39 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
       stack: a key of `reservoir.model.STACKS`. All stacks except "encoder" are causal.
 
     Raises:
-      UserError: `frozen_init()` lacks a parameter, a method is missing or fails, or an output has the wrong shape.
+      UserError: `build` fails or returns no module, `frozen_init()` lacks a parameter, a method is missing or fails, or
+        an output has the wrong shape.
     """
     rows, length = 2, 2
     x_BLD = jnp.zeros((rows, length, model.width))
     lengths_B = jnp.full(rows, length)
     context = Context(lengths_B, x_BLD, lengths_B)
 
-    def run(trainable, frozen):
-        block = abstract_model.build(trainable, frozen)
-        outputs = [block(x_BLD, context)]
-        if stack != "encoder":
-            cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
-            block.prefill(x_BLD, cache, context)
-            y_B1D, _ = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
-            outputs.append(y_B1D)
-        return outputs
+    def make() -> nnx.Module:
+        block = build(rngs=variables.ParamKeys(0))
+        check(isinstance(block, nnx.Module), f"build must return a Block, got {block!r:.80}")
+        return block
 
-    option = f"--config.model.reservoir={model.reservoir}"
-    with user_code(option, Kind, "model"):
-        abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
-        outputs = jax.eval_shape(run, *abstract_model.shapes())
-    for output, method, positions in zip(outputs, ("__call__", "step"), (length, 1), strict=False):
+    def expect(method: str, output: object, positions: int) -> None:
         expected = (rows, positions, model.width)
         check(
             getattr(output, "shape", None) == expected,
-            f"{option}: {method} returned {described(output)} in the {stack}; expected the shape {expected}",
+            f"{method} returned {described(output)} in the {stack}; expected the shape {expected}",
         )
+
+    def run(trainable, frozen):
+        block = abstract_model.build(trainable, frozen)
+        expect("__call__", block(x_BLD, context), length)
+        if stack != "encoder":
+            cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
+            block.prefill(x_BLD, cache, context)
+            found = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
+            check(
+                isinstance(found, tuple | list) and len(found) == 2,
+                f"step returned {described(found)} in the {stack}; expected the pair (output, cache)",
+            )
+            expect("step", found[0], 1)
+
+    with user_code(f"--config.model.reservoir={model.reservoir}", Kind, "model"):
+        abstract_model = variables.abstract(make)
+        jax.eval_shape(run, *abstract_model.shapes())

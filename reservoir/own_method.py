@@ -1,5 +1,7 @@
 """Checks a user-defined method of fine-tuning, a `Method` from outside this project, before training."""
 
+from numbers import Integral
+
 from ml_collections import ConfigDict
 
 from common import variables
@@ -29,8 +31,8 @@ def check_complete(config: ConfigDict, pretrained: Pretrained) -> None:
         method.check(config, pretrained)
         frozen = method.frozen(config.to_dict(), layers)
     check(
-        frozen in range(layers.total + 1),
-        f"{option}: frozen must return a number of layers from 0 to {layers.total}, got {frozen!r}",
+        isinstance(frozen, Integral) and 0 <= frozen <= layers.total,
+        f"{option}: frozen must return a number of layers, an int from 0 to {layers.total}, got {frozen!r}",
     )
     size = vocabulary(pretrained.tokenizer)
     before = variables.abstract(

@@ -33,6 +33,7 @@ OWN = "my_package.kinds:my_kind"
 SPREAD = "my_package.placements:spread"
 
 MODULE = """
+from common.model.block import Block
 from configs import translation
 from reservoir.kinds import Kind, Option
 from tests.reservoir.test_own_kinds import NoCache, NoInitializer, kind_of
@@ -46,7 +47,22 @@ def lacks_width(model, layer, causal, *, rngs):
     return NoCache(rngs=rngs)
 
 
+class NoArray(Block):
+    def __call__(self, x_BLD, context, key=None):
+        return "x"
+
+
+class NoPair(Block):
+    def step(self, x_B1D, cache, index, context):
+        return x_B1D
+
+
+def returns(make):
+    return Kind(lambda model, layer, causal, *, rngs: make(), "returned")
+
+
 no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
+no_block, no_array, no_pair = map(returns, (list, lambda: NoArray([]), lambda: NoPair([])))
 undeclared, no_argument = Kind(reads_gain, "undeclared"), Kind(lacks_width, "no argument")
 no_option = Kind(reads_gain, "no option", options={"gain": 2})
 no_build, no_label = Kind(None, "no build"), Kind(reads_gain, None)
@@ -84,6 +100,10 @@ def fails(layers, reservoirs):
 
 def refuses(layers, reservoirs):
     raise ValueError
+
+
+def no_reservoirs(layers):
+    return [0]
 
 
 number = 3
@@ -178,6 +198,13 @@ def test_options_of_a_users_kind(make_config, own_package):
             "my_package.incomplete:no_cache",
             {"decoder_reservoirs": 1},
             "NotImplementedError in cache",
+        ),
+        ("my_package.incomplete:no_block", {}, r"build must return a Block, got \[\]$"),
+        ("my_package.incomplete:no_array", {}, "__call__ returned a str in the encoder; expected"),
+        (
+            "my_package.incomplete:no_pair",
+            {"decoder_reservoirs": 1},
+            r"step returned an array of shape \(2, 1, 16\) in the decoder; expected the pair",
         ),
         ("my_package.incomplete:number", {}, "is of type int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
@@ -375,11 +402,15 @@ def test_own_placement(make_config, own_package):
         ),
         (
             {"placement": "my_package.placements:fails"},
-            r"placement=.*:fails fails, or does not return indices \(IndexError: list",
+            r":fails\(layers, reservoirs\) fails, or .* \(IndexError: list .* in .*placements.py, line \d+\);",
         ),
         (
             {"placement": "my_package.placements:refuses"},
-            r"placement=.*:refuses fails, or does not return indices \(ValueError\); correct this function$",
+            r":refuses\(layers, reservoirs\) fails, or does not return indices \(ValueError in .*line \d+\); correct",
+        ),
+        (
+            {"placement": "my_package.placements:no_reservoirs"},
+            r"\(layers, reservoirs\) fails, or .* argument but 2 were given\); correct this function$",
         ),
         (
             {"decoder_placement": "nowhere:f"},

@@ -30,6 +30,7 @@ OWN = "my_package.ways:mine"
 
 MODULE = """
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from common.errors import check
@@ -89,6 +90,7 @@ no_number, too_many, no_field = (
     Method("x", f)
     for f in (lambda c, s: "2", lambda c, s: s.total + 1, lambda c, s: c["gain"])
 )
+fraction, several = (Method("x", lambda c, s, n=n: n) for n in (2.0, np.array([1, 2])))
 no_label, no_option = Method(None, none), Method("x", none, options={"gain": 2})
 bad_check, too_shallow = Method("x", none, check=fails), Method("x", none, check=deep)
 low = Method("x", none, options={"gain": Option(0, minimum=1)})
@@ -205,8 +207,10 @@ def test_a_users_method_may_add_parameters(own_package, reservoirs, mesh):
         ("others:lacks_rngs", "TypeError in classifier .* unexpected keyword argument 'rngs'"),
         ("others:no_function", "change must be a function, got 'tune'"),
         ("others:no_frozen", "frozen must be a function, got None"),
-        ("others:no_number", "frozen must return a number of layers from 0 to 3, got '2'"),
-        ("others:too_many", "frozen must return a number of layers from 0 to 3, got 4"),
+        ("others:no_number", "frozen must return a number of layers, an int from 0 to 3, got '2'"),
+        ("others:too_many", "frozen must return a number of layers, an int from 0 to 3, got 4"),
+        ("others:fraction", "an int from 0 to 3, got 2.0"),
+        ("others:several", r"an int from 0 to 3, got array\(\[1, 2\]\)"),
         ("others:no_field", "KeyError in <lambda> .*'gain'"),
         ("others:no_label", "'label' of the [A-Z][a-z]+ must be a string, got None"),
         ("others:no_option", "the option gain must be a reservoir.methods.Option, got 2"),
