@@ -117,8 +117,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     names = below_reservoirs(whole.build(whole.trainable, whole.frozen), list(whole.trainable))
     check(
         bool(names),
-        f"{shown(workdir)} has no trained layer below its reservoirs: give a run with another"
-        " --config.model.placement",
+        f"{shown(workdir)} has no trained layer below a reservoir: give a run whose --config.model.placement puts a"
+        " trained layer below a reservoir",
     )
 
     losses = task.loss, task.skipping_loss

@@ -320,8 +320,8 @@ def is_skipping_step(
         step = operator.index(step)
     except TypeError as error:
         raise UserError(
-            f"step must be an int that jit does not trace, got {step!r} of type {type(step).__name__}: call this"
-            " function outside of jit, with an int"
+            f"step must be an int, got {step!r} of type {type(step).__name__}; if jit traces the step, call this"
+            " function outside of jit"
         ) from error
     check_int("step", step, 0)
     check_int("warmup_steps", warmup_steps, 0)

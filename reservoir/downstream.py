@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import check_choice, override_all
+from common.config import override_all
 from common.data.labelled import load_labelled
 from common.errors import UserError, check
 from common.experiments import Side
@@ -164,7 +164,7 @@ def _row(row: Downstream) -> tuple:
     )
 
 
-FIXED = ("reservoirs=", "freeze_now=", "pretrained=", "pretrained_step=", "seed=")
+FIXED = ("task=", "reservoirs=", "freeze_now=", "pretrained=", "pretrained_step=", "seed=")
 """Fields of fine-tuning that the figures set. --finetune cannot override them."""
 
 FIGURES = ("fig2", "fig6", "fig11")
@@ -317,7 +317,10 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
       UserError: the row is unknown, a configuration is invalid, or `ExperimentSuite.case` fails.
     """
     rows = {METHODS[mode].name(name): (name, mode) for name in MODES for mode in MODES[name]}
-    check_choice(f"in the claim {text!r}, row", row, rows)
+    check(
+        row in rows,
+        f"in the claim {text!r}, the row {row!r} is unknown: choose one of {', '.join(map(repr, rows))}",
+    )
     model, mode = rows[row]
     case, missing = suite.claimed_case(text, "roberta", model, layers)
     if case is None:

@@ -149,9 +149,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 f"the number of reservoirs, {number}, leaves no trained layer in the row {model}",
             )
         except ValueError as error:
-            option = f"--depths={layers}" if given is None else f"--depths={layers}:{given}"
+            option = f"--depths={layers}: " if given is None else f"--depths={layers}:{given}: "
             raise UserError(
-                f"{option}: {error}; set a smaller number R of reservoirs by --depths={layers}:R"
+                f"{option if layers in self.depths else ''}{error}; set a smaller number R of reservoirs by"
+                f" --depths={layers}:R"
             ) from error
         if model == UPDATABLE:
             layers -= number
@@ -184,7 +185,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
           UserError: the setting, row or suffix is unknown, the text after "@" is not a number above 0, or `case` or
             `configuration` fails.
         """
-        prefix, _, row = text.partition(": ")
+        prefix, _, row = text.partition(":")
+        row = row.strip()
         setting, at, layers = prefix.partition("@")
         check_choice(f"in the claim {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS))
         check(
@@ -219,7 +221,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
             return None, "--settings excludes the setting"
         if self.models and model not in self.models:
             return None, "--models excludes the row"
-        case = self.case(setting, model, layers or self.curve_depth(setting))
+        try:
+            case = self.case(setting, model, layers or self.curve_depth(setting))
+        except UserError as error:
+            raise UserError(f"in the claim {text!r}: {error}") from error
         if case is None:
             return None, "--depths leaves no reservoirs"
         if layers and layers not in self.setting_depths(setting):

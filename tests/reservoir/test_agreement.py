@@ -51,12 +51,18 @@ def identity(tmp_path_factory, mesh, make_config) -> Path:
     return folder / "run"
 
 
-def changed(workdir: Path, copy: Path, estimator: str) -> Path:
-    """Copies the run in `workdir` to `copy`, sets the estimator in the copied configuration, and returns `copy`."""
+def changed(workdir: Path, copy: Path, estimator: str, **fields: object) -> Path:
+    """Copies the run in `workdir` to `copy`, changes the copied configuration, and returns `copy`.
+
+    Args:
+      fields: values of fields of `config.model`.
+    """
     shutil.copytree(workdir, copy)
     for name in ("config.json", "summary.json"):
         content = json.loads((copy / name).read_text())
-        content.get("config", content)["model"]["backskip"]["estimator"] = estimator
+        model = content.get("config", content)["model"]
+        model["backskip"]["estimator"] = estimator
+        model |= fields
         (copy / name).write_text(json.dumps(content))
     return copy
 
@@ -119,6 +125,9 @@ def test_runs_that_cannot_be_measured_are_rejected(identity, tmp_path, mesh):
         match=r"noise skips no reservoirs, because its --config.model.backskip.estimator is noise",
     ):
         next(measure(noise, mesh, 1, 1))
+    low = changed(identity, tmp_path / "low", "identity", placement="bottom")
+    with pytest.raises(UserError, match="low has no trained layer below a reservoir: give a run"):
+        next(measure(low, mesh, 1, 1))
     bare = changed(identity, tmp_path / "bare", "identity")
     shutil.rmtree(bare / "checkpoints" / "snapshots")
     with pytest.raises(UserError, match="bare has no snapshots; train a run with"):

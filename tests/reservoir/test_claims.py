@@ -90,7 +90,12 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
         ("iwslt", "in the claim 'iwslt', row="),
         ("iwslt@x: T Reservoir", "'x' is not a number of layers above 0"),
         ("iwslt@0: T Reservoir", "'0' is not a number of layers above 0"),
-        ("sst2: LayerDrop", "in the claim 'sst2: LayerDrop', row="),
+        ("iwslt:T Reservior", "did you mean T Reservoir?"),
+        ("sst2: LayerDrop", "the row 'LayerDrop' is unknown: choose one of 'Transformer', 'Transf"),
+        (
+            "iwslt@1: T Reservoir",
+            "in the claim 'iwslt@1: T Reservoir': the number of reservoirs, 1",
+        ),
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
 )

@@ -100,6 +100,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
     for field, message in (
         ("train.stepz=7", "unknown option --finetune=train.stepz; did you mean"),
         ("data.batch=0", "data.batch must be at least 1"),
+        ("task=masked_lm", "^remove --finetune=task=masked_lm: reservoir.reproduce sets task$"),
         ("lora.rank=8", "^--finetune=lora.rank=8 needs .* leave out --finetune=lora.rank$"),
     ):
         suite = make_suite(tmp_path / "wrong", finetune=(field,))

@@ -246,6 +246,8 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     def told(pretrained: object, **fields: object) -> str:
         return refused(classifying(pretrained, **fields), folder, mesh)
 
+    with pytest.raises(UserError, match=r"^--config.task=masked_lm is .*, such as configs/sst2.py"):
+        finetuning.validate(classifying(reservoirs, task="masked_lm"))
     assert "--config.pretrained is empty" in told("")
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
     assert (
