@@ -55,6 +55,10 @@ def main() -> None:
         bool(runs),
         f"{options.runs} has no finished run: give the folder `runs` within the --out of a `reproduce` program",
     )
+    check(
+        options.folder.resolve() != options.runs.resolve(),
+        f"{options.folder} is the folder of the runs: choose another folder for the copies",
+    )
     for run in runs:
         keep(run, options.folder)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())

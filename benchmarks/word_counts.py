@@ -57,6 +57,11 @@ def sentences_of(folder: Path) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for line in read_bytes(folder / "train.jsonl.gz").splitlines():
         review = json.loads(line)
+        check(
+            {"text", "stars"} <= review.keys(),
+            f"--data={folder}: a line of train.jsonl.gz lacks the field text or stars: give the folder with the reviews"
+            " of IMDb",
+        )
         text = review["text"].replace("<br />", " ")
         found.setdefault(review["stars"], []).extend(re.findall(r"[^.!?]+[.!?]+", text))
     return {stars: [" ".join(x.split()) for x in texts] for stars, texts in found.items()}

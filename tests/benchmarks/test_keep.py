@@ -49,3 +49,10 @@ def test_folder_without_finished_runs_raises_user_error(tmp_path, monkeypatch):
     made(tmp_path / "runs" / "plain_seed1", finished=False)
     with pytest.raises(UserError, match="has no finished run"):
         run(monkeypatch, tmp_path / "runs", tmp_path / "kept")
+
+
+def test_runs_are_not_copied_onto_themselves(tmp_path, monkeypatch):
+    made(tmp_path / "plain_seed1")
+    with pytest.raises(UserError, match="choose another folder for the copies"):
+        run(monkeypatch, tmp_path, tmp_path / "plain_seed1" / "..")
+    assert (tmp_path / "plain_seed1" / "predictions.npz").exists()
