@@ -66,7 +66,7 @@ def load_images(source: str) -> tuple[Images, Images]:
         pixels, labels = load_digits(return_X_y=True)
         pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
-    if kind != "files":
+    if kind != "files" or not path:
         raise UserError(f"--config.data.source={source} is unknown: use {EMBEDDED} or files:DIR")
     from explicit_opt.idx import read_mnist
 
@@ -140,13 +140,14 @@ class Digits(StartTask):
         }
         self.width = train[0].shape[1]
         self.outputs = int(self.splits["train"][1].max()) + 1
-        for split, (pixels, labels) in self.splits.items():
+        # Check the test images first, because they are also the validation images with held_out=0.
+        for split, (pixels, labels) in reversed(self.splits.items()):
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
-                f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
-                f" {self.outputs - 1}: use images of one size, and training images that include the highest label of"
-                " all splits",
+                f" labels up to {labels.max()}, but the first {cut} training images (without the last {held_out},"
+                f" --config.data.held_out) have {self.width} pixels and labels up to {self.outputs - 1}: use images of"
+                " one size, and shuffle the training images, so that they include the highest label of all splits",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
         self.set_examples(self._gather("train"), cut)

@@ -16,12 +16,10 @@ from common.errors import UserError, check
 
 def checked_features(features: Any) -> Any:
     """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
+    features_EM = values = _array("features", features, np.float64)
     if sparse.issparse(features):
-        check(features.dtype.kind != "c", "features must be real numbers, got complex numbers")
-        features_EM = sparse.csr_array(features, dtype=np.float64)
+        features_EM = sparse.csr_array(features_EM)
         values = features_EM.data
-    else:
-        features_EM = values = _array("features", features, np.float64)
     check(
         features_EM.ndim == 2 and features_EM.shape[1] > 0,
         f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
@@ -38,7 +36,7 @@ def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.cs
 
     The result is sparse, because a language model has many outputs.
     """
-    labels = labels if sparse.issparse(labels) else _array("labels", labels)
+    labels = _array("labels", labels)
     check(
         labels.shape[:1] == (examples,) and labels.ndim <= 2,
         f"labels must have the shape ({examples},) or ({examples}, outputs), a label for each row of features, got"
@@ -54,10 +52,10 @@ def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.cs
         outputs = outputs or highest + 1
         check(highest < outputs, f"labels must be below outputs={outputs}, got {highest}")
         rows = np.arange(examples + 1)
-        columns = labels.astype(np.int64)
+        columns = dense(labels).astype(np.int64)
         return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
     check(
-        labels.shape[1] > 1 or outputs == 1,
+        labels.shape[1] > 1 or labels.shape[1] == outputs,
         f"labels of shape {labels.shape} would be probabilities of fewer than 2 outputs; class indices must have the"
         f" shape ({examples},)",
     )
@@ -65,9 +63,7 @@ def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.cs
         outputs in (None, labels.shape[1]),
         f"labels have {labels.shape[1]} columns, but outputs={outputs}: set outputs={labels.shape[1]}, or None",
     )
-    if not sparse.issparse(labels):
-        labels = _array("probabilities in labels", labels, np.float64)
-    shares_EN = sparse.csr_array(labels, dtype=np.float64)
+    shares_EN = sparse.csr_array(_array("probabilities in labels", labels, np.float64))
     sums_E = dense(shares_EN.sum(1)).ravel()
     check(
         bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
@@ -85,7 +81,7 @@ def checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     """Returns the weights of the examples, (E,) float64. None weights all examples by 1."""
     if weights is None:
         return np.ones(examples)
-    weights_E = _array("weights", weights, np.float64)
+    weights_E = dense(_array("weights", weights, np.float64))
     check(
         weights_E.shape == (examples,),
         f"weights must have the shape ({examples},), a weight for each row of features, got {weights_E.shape}",
@@ -96,14 +92,14 @@ def checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     return weights_E
 
 
-def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    """Converts `values` to an array of `dtype`. None keeps the type of the values.
+def _array(name: str, values: Any, dtype: Any = None) -> Any:
+    """Converts `values` to an array of `dtype`. None keeps the type of the values. A sparse array remains sparse.
 
     Raises:
       ValueError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
     """
     try:
-        array = np.asarray(values)
+        array = values if sparse.issparse(values) else np.asarray(values)
         if dtype is not None and array.dtype.kind == "c":
             raise TypeError("some are complex")
         return array.astype(dtype or array.dtype, copy=False)

@@ -234,7 +234,7 @@ class HeadStart:
         """
         check(
             self._mass_N.sum() > 0,
-            "no examples have a positive weight: give at least one example a positive weight",
+            "no example has a weight above 0: give at least one example with such a weight (the default weight is 1)",
         )
         kernel_MN, bias_N = getattr(self, f"_{self.method}")()
         scale = self.scale

@@ -54,7 +54,8 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
         raise UserError(
-            f"{shown(path)} is not an IDX file of unsigned bytes: download the file again"
+            f"{shown(path)} is not an IDX file of unsigned bytes: download the file again, and keep .gz in its name"
+            " unless you unpack it"
         )
     shape = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)
     start = 4 + 4 * raw[3]

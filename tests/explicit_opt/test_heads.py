@@ -206,10 +206,24 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
     ("features", "labels", "options", "message"),
     [
         (np.ones(3), [0, 1, 0], {}, "shape"),
-        (np.ones((0, 2)), [], {}, "no examples"),
+        (np.ones((0, 2)), [], {}, "no example has a weight above 0"),
         (np.ones((3, 0)), [0, 1, 0], {}, "at least one feature"),
         (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
+        (sparse.csr_array(ROWS * 1j), [0, 1, 0], {}, "features must be an array of real numbers"),
         (ROWS, [[0], [1], [0]], {}, "class indices must have the shape"),
+        (ROWS, np.ones((3, 0)), {"outputs": 1}, "class indices must have the shape"),
+        (
+            ROWS,
+            sparse.csr_array(ROWS * 0.5j),
+            {},
+            "probabilities in labels must be an array of real",
+        ),
+        (
+            ROWS,
+            sparse.coo_array([0, 1, 0]),
+            {"weights": [0] * 3},
+            "no example has a weight above 0",
+        ),
         (ROWS, [0, 1, 0], {"outputs": 2.5}, "outputs must be a whole number"),
         (ROWS, [0, 1, 0], {"outputs": True}, "outputs must be a whole number"),
         (ROWS, [0, 1, 0], {"scale": "auto"}, "scale, if it is not 'fit', must be a finite"),
@@ -243,7 +257,7 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS * np.nan, [0, 1, 0], {}, "one is NaN or infinite"),
         (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "one is NaN or infinite"),
         (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "at least 0, got -1"),
-        (ROWS, [0, 1, 0], {"weights": [0, 0, 0]}, "no examples"),
+        (ROWS, [0, 1, 0], {"weights": [0, 0, 0]}, "no example has a weight above 0"),
         (ROWS, [0, 1, 0], {"weights": [1]}, r"weights must have the shape \(3,\)"),
         (ROWS, [0, 1, 0], {"method": "svm"}, "svm"),
         (ROWS, [0, 1, 0], {"smoothing": -1}, "smoothing"),
@@ -272,7 +286,7 @@ def test_incompatible_batches_and_heads_raise_user_errors():
         ((name, value),) = options.items()
         with pytest.raises(UserError, match=f"merge a head with {name}={value!r} into a head with"):
             head.merge(HeadStart(**options))
-    with pytest.raises(UserError, match="no examples"):
+    with pytest.raises(UserError, match="no example has a weight above 0"):
         HeadStart().finish()
     with pytest.raises(UserError, match="other must be a HeadStart, got None"):
         head.merge(None)

@@ -143,7 +143,7 @@ def test_nonnegative_features_need_no_bias():
     [
         ("head", True, 1, "no trainable layer 'head' with a kernel; trainable layers: encoder/"),
         ("output", False, 1, "layer output has negative input features, so the explicit"),
-        ("output", True, 0, "no examples have a positive weight"),
+        ("output", True, 0, "no example has a weight above 0"),
     ],
 )
 def test_warm_start_errors_name_the_cause(layer, bias, batches, message):

@@ -375,6 +375,7 @@ def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
     [
         ("damaged or truncated", lambda path: path.write_bytes(path.read_bytes()[:30])),
         ("not an IDX file", lambda path: path.write_bytes(gzip.compress(b"PNG etc."))),
+        ("not an IDX file.* keep .gz in its name", lambda path: path.rename(path.with_suffix(""))),
         ("no train-images", lambda path: path.unlink()),
         ("should have 20 x 2 x 2 bytes", lambda path: path.write_bytes(
             gzip.compress(gzip.decompress(path.read_bytes())[:-3]))),
@@ -386,6 +387,25 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
     with pytest.raises(UserError, match=fault) as caught:
         run.fit(digits, tmp_path / "run", mesh)
     assert "\n" not in str(caught.value)
+
+
+def test_unusable_images_raise_errors_that_name_the_split_and_the_held_out_images(
+    images, digits, mesh
+):
+    for source in ("files", "files:"):
+        digits.data.source = source
+        with pytest.raises(UserError, match=f"source={source} is unknown: use embedded:digits or"):
+            Digits(digits, mesh)
+    digits.data.source = f"files:{images}"
+    idx(images / "train-labels-idx1-ubyte.gz", np.arange(20) // 10)
+    digits.data.held_out = 10
+    message = r"the test images .* the first 10 training images \(without the last 10, --config.data.held_out\)"
+    with pytest.raises(UserError, match=message):
+        Digits(digits, mesh)
+    digits.data.held_out = 0
+    idx(images / "t10k-images-idx3-ubyte.gz", np.zeros((10, 3, 3)))
+    with pytest.raises(UserError, match="the test images have 9 pixels"):
+        Digits(digits, mesh)
 
 
 @pytest.mark.medium
