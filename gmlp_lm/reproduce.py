@@ -66,8 +66,8 @@ def _own(options: Namespace) -> dict[str, Any]:
     for corpus in data_paths:
         check(
             corpus in corpora,
-            f"--data={corpus}=PATH has no effect, because {corpus} is not in --corpora={','.join(corpora)}: add"
-            f" {corpus} to --corpora",
+            f"--data={corpus}=PATH has no effect, because {options.target} uses only {', '.join(corpora)}: leave out"
+            f" --data={corpus}=PATH, or set --corpora={','.join((*corpora, corpus))}",
         )
     return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 

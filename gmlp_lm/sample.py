@@ -114,14 +114,18 @@ def read(path: Path) -> list[bytes]:
         where = f"{shown(path)}, line {number}"
         if path.suffix == ".jsonl":
             try:
-                prompt = json.loads(line)
-            except ValueError as error:
+                value = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{where} is not UTF-8 ({error}): convert the file to UTF-8"
+                ) from error
+            except (ValueError, RecursionError) as error:
                 # The message of a JSONDecodeError ends with a position that calls this line "line 1". Take the
                 # attribute `msg`, which has no position.
                 reason = getattr(error, "msg", error)
                 raise UserError(f"{where} is not JSON ({reason}): write {form}") from error
-            prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-            check(isinstance(prompt, str), f"{where} must be {form}, got {prompt!r:.80}")
+            prompt = value.get("prompt") if isinstance(value, dict) else value
+            check(isinstance(prompt, str), f"{where} must be {form}, got {value!r:.80}")
             try:
                 line = prompt.encode()
             except UnicodeEncodeError as error:

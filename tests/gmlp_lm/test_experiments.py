@@ -186,7 +186,10 @@ def test_table_2_has_the_printed_settings_of_the_paper_recipe(tmp_path):
         (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
         (["--data=wikitext2"], "--data=wikitext2 must be NAME=PATH"),
         (["--data=wikitext2=/nowhere"], "/nowhere does not exist"),
-        (["--data=enwik8=/tmp"], "enwik8 is not in --corpora=wikitext2"),
+        (
+            ["--data=enwik8=/tmp"],
+            "uses only wikitext2: leave out --data=enwik8=PATH, or set --corpora=wikitext2,enwik8",
+        ),
         (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),
     ],
 )

@@ -28,7 +28,7 @@ from common.tasks.language_modelling import WindowLosses, words
 from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import language
-from gmlp_lm import run
+from gmlp_lm import run, sample
 from gmlp_lm.train import print_summary
 from tests.programs import call, finish, start
 
@@ -230,6 +230,20 @@ def test_sample_program_writes_text(trained, tmp_path):
     ):
         said = call(*program, "--length=8", option, code=2)
         assert said.startswith(message) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'"a"\n"caf\xe9"\n', "line 2 is not UTF-8 .*: convert the file to UTF-8"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+        (b'{"text": "a"}', "line 1 must be .*, got {'text': 'a'}"),
+    ],
+)
+def test_invalid_prompts_raise_errors_with_the_line(tmp_path, content, message):
+    (tmp_path / "prompts.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        sample.read(tmp_path / "prompts.jsonl")
 
 
 @pytest.mark.medium
