@@ -12,6 +12,7 @@ Shape letters of this module: X any leading axes, D features of the input of a r
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -74,7 +75,7 @@ def freeze(
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
         missing, `nnx.vmap` has stacked a layer whose kernel is drawn, the module has no `nnx.Param` (for example,
-        because all parameters are frozen already), `only` selects no parameter, or a parameter is in a tuple.
+        because all parameters are frozen already), `only` selects no `nnx.Param`, or a parameter is in a tuple.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -111,7 +112,8 @@ def freeze(
     )
     check(
         bool(found["selected"]),
-        f"only={only!r} selects no parameter: choose a filter that matches an nnx.Param of the module",
+        f"only={only!r:.80} selects no parameter, or only parameters that are frozen already: choose a filter that"
+        " matches an nnx.Param of the module",
     )
     return changed
 
@@ -138,12 +140,12 @@ def _initializer(init: Any) -> Initializer | None:
 
 
 def _predicate(only: Any) -> Callable[[Path, Any], bool]:
-    try:
-        return nnx.filterlib.to_predicate(only)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"only must be an NNX filter, such as nnx.PathContains('encoder'), got {only!r}"
-        ) from error
+    with suppress(TypeError, ValueError):
+        if not isinstance(only, nnx.Module):  # NNX would take a module with __call__ as a predicate
+            return nnx.filterlib.to_predicate(only)
+    raise UserError(
+        f"only must be an NNX filter, such as nnx.PathContains('encoder'), got {only!r:.80}"
+    )
 
 
 def _drawn(
@@ -226,7 +228,7 @@ class Backskip(nnx.Module):
     ):
         check_choice("estimator", estimator, ESTIMATORS)
         check_choice("reward", reward, REWARDS)
-        check(callable(function), f"function must be a module or a function, got {function!r}")
+        check(callable(function), f"function must be a module or a function, got {function!r:.80}")
         check_int("width", width)
         check_number("sigma", sigma, positive=True)
         check_number("scale", scale)

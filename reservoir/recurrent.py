@@ -39,14 +39,14 @@ class BiGru(Sublayer):
         model.
 
     Raises:
-      ValueError: `hidden` is odd.
+      ValueError: the number of hidden features is odd.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, hidden: int = 0):
         hidden = hidden or width
         if hidden % 2:
             raise ValueError(
-                f"hidden={hidden} must be even, because each direction has half of the features"
+                f"the number of hidden features must be even, because each direction has half of them, got {hidden}"
             )
         self.forward = Direction(width, hidden // 2, rngs=rngs)
         self.backward = Direction(width, hidden // 2, rngs=rngs)

@@ -92,9 +92,18 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
             NO_ARRAY + r"an array .*\(3,\)",
         ),
         (lambda: freeze(model(), None, only="layers"), "only='layers' selects no parameter"),
+        (
+            lambda: freeze(
+                freeze(model(), None, only=nnx.PathContains(0)), only=nnx.PathContains(0), init=None
+            ),
+            "selects no parameter, or only parameters that are frozen already",
+        ),
         (lambda: freeze(model(), None, only=3), "only must be an NNX filter, .* got 3"),
+        (lambda: freeze(model(), None, only=model()), "only must be an NNX filter, .* got Seq"),
+        (lambda: freeze(model(), None, only=[0] * 99), r"an NNX filter, .* got \[0, .{76}$"),
         # Backskip
         (lambda: backskip(None), "function must be a module or a function, got None"),
+        (lambda: backskip([0] * 99), r"a module or a function, got \[0, .{76}$"),
         *[
             (lambda w=w: backskip(width=w), f"width {WHOLE}, got")
             for w in (0, 2.5, "4", None, True)

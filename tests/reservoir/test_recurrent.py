@@ -61,7 +61,8 @@ def test_bigru_without_lengths_reads_every_position():
 
 
 def test_invalid_arguments_are_rejected():
-    with pytest.raises(ValueError, match="each direction has half"):
-        BiGru(8, hidden=7, rngs=nnx.Rngs(0))
+    for width, hidden in ((8, 7), (7, 0)):
+        with pytest.raises(ValueError, match=r"each direction has half of them, got 7$"):
+            BiGru(width, hidden=hidden, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="a bidirectional GRU reads later positions"):
         golden()[0].cache(1, None, Context())
