@@ -19,7 +19,7 @@ def find(name: str) -> type[Task]:
     """
     cls = imported("--config.task", name)
     check(
-        Task in getattr(cls, "__mro__", ()),
+        Task in getattr(cls, "__mro__", ())[1:],
         f"--config.task={name} must be a class that inherits common.train.task.Task, got {cls!r:.80}",
     )
     try:
@@ -46,5 +46,5 @@ def make(config: ConfigDict, mesh: Mesh, read_data: bool) -> Task:
         frame, reason = last_frame(error), f": {error}" if str(error) else ""
         raise UserError(
             f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}"
-            f"{reason}; correct this code"
+            f"{reason}; correct the class"
         ) from error

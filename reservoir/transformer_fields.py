@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check_choice, check_rate
+from common.config import check_choice, check_int, check_rate
 from common.errors import check
 from common.model.stack import REMAT
 
@@ -24,7 +24,7 @@ def check_transformer(model: ConfigDict) -> None:
     check_choice("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
     for name in SIZES:
         if name in model:
-            check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
+            check_int(f"--config.model.{name}", model[name])
     check(
         model.width % model.heads == 0,
         f"--config.model.width={model.width} must be a multiple of --config.model.heads={model.heads}",

@@ -1,5 +1,6 @@
 """Translates lines with a trained run: python -m reservoir.translate --workdir=RUN < text"""
 
+import errno
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,8 +28,9 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
+        remedy = "free space" if error.errno == errno.ENOSPC else "choose another file"
         raise UserError(
-            f"cannot write --output={shown(path)}: {error.strerror}; choose another file"
+            f"cannot write --output={shown(path)}: {error.strerror}; {remedy}"
         ) from error
 
 

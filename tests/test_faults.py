@@ -220,9 +220,9 @@ FIELDS = [
         "choose one of none, transformer, ffn, bigru, cnn, gmlp; did you mean ffn?",
     ),
     ("model.heads=3", "--config.model.width=32 must be a multiple of --config.model.heads=3"),
-    ("model.heads=0", "--config.model.heads must be at least 1, got 0"),
-    ("model.width=0", "--config.model.width must be at least 1, got 0"),
-    ("model.decoder_layers=0", "--config.model.decoder_layers must be at least 1, got 0"),
+    ("model.heads=0", "--config.model.heads must be a whole number of at least 1, got 0"),
+    ("model.width=0", "--config.model.width must be a whole number of at least 1, got 0"),
+    ("model.decoder_layers=0", "model.decoder_layers must be a whole number of at least 1, got 0"),
     ("model.dtype=float16", "--config.model.dtype='float16': choose one of auto, float32"),
     ("model.norm=pree", "--config.model.norm='pree': choose one of pre, post; did you mean pre?"),
     ("model.positions=sinus", "--config.model.positions='sinus': choose one of"),
@@ -269,7 +269,7 @@ FIELDS = [
     (
         "data.source_language=fr",
         "no train.fr or train.fr.gz: no name of a file ends with .fr or .fr.gz; give another folder, or set"
-        " --config.data.source_language to the ending of a file (its files: test.de, test.en, train.de",
+        " --config.data.source_language to the ending of a file, without the dot (its files: test.de, test.en",
     ),
     (
         "data.splits.valid=dev",
@@ -318,9 +318,14 @@ PAIRS_OF_FIELDS = [
         "--config.model.max_length=32 positions, too few for --config.data.buckets up to 64 tokens",
     ),
     (
+        ("model.positions=learned", "model.max_length=32", "decode.ratio=2"),
+        "set --config.model.max_length=138, which is also enough for the translations of sentences of up to 64 tokens",
+    ),
+    (
         ("model.positions=learned", "model.max_length=64", "decode.extra=100"),
-        "its translation (--config.decode.ratio, --config.decode.extra) needs up to 100 positions, but the model has"
-        " --config.model.max_length=64; shorten the text",
+        "the translation of the longest source sentence needs up to 100 positions, but the model has"
+        " --config.model.max_length=64; shorten the text, or train with --config.model.max_length=100 or a smaller"
+        " --config.decode.ratio or --config.decode.extra",
     ),
     (
         ("data.source=embedded:numbers_de_en", "data.target_language=fr"),
@@ -525,6 +530,12 @@ def test_option(fault, trained, program, option, told):
 def test_unwritable_output_fails_before_translation(fault, trained, monkeypatch):
     monkeypatch.setattr("reservoir.loading.load", lambda options: pytest.fail("loaded"))
     assert "cannot write --output=/dev" in fault(translate, f"--workdir={trained}", "--output=/dev")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_full_disk_is_no_reason_for_another_output_file():
+    with pytest.raises(UserError, match=r"^cannot write --output=/dev/full: .*; free space$"):
+        translate._write(Path("/dev/full"), "eins")
 
 
 def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):

@@ -81,7 +81,7 @@ def load_task(directory: Path, name: str) -> ProbingTask:
         )
         check(
             bool(sentence.strip()),
-            f"{where}: the sentence has no words; add a sentence, or remove the line",
+            f"{where}: the last field, the sentence, has no words; add a sentence, or remove the line",
         )
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():
@@ -120,8 +120,7 @@ def _find(directory: Path, name: str) -> Path:
     if path := find_task(directory, name):
         return path
     plain = task_path(directory, name)
-    there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
-    known = ",".join(task for task in TASKS if task in there)
+    known = ",".join(task for task in TASKS if find_task(directory, task))
     advice = f"choose among its tasks, --tasks={known}" if known else "give the folder of the tasks"
     raise UserError(f"--data={shown(directory)} has no {plain.name} or {plain.name}.gz: {advice}")
 

@@ -48,8 +48,8 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: a field has an invalid value.
     """
-    check_transformer(config.model)
     check_least(config, ("model.max_length", "data.vocab_size"), 8)
+    check_transformer(config.model)
     check_least(config, ("data.batch", "eval.batch"))
     check(
         0 < config.data.masked < 1,

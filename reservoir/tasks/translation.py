@@ -59,12 +59,13 @@ def validate(config: ConfigDict) -> None:
         if limited(config) and max(buckets) > model.max_length:
             widest[f"--config.{group}.buckets"] = max(buckets)
     reach = " and ".join(f"{option} up to {length} tokens" for option, length in widest.items())
-    enough = max(*widest.values(), search_of(config).longest(max(config.eval.buckets)), 0)
+    longest = max(config.eval.buckets)
+    enough = max(*widest.values(), search_of(config).longest(longest), 0)
     check(
         not widest,
         f"the model has --config.model.max_length={model.max_length} positions, too few for {reach}: use buckets of at"
         f" most {model.max_length} tokens, or set --config.model.max_length={enough}, which is also enough for the"
-        " longest translation",
+        f" translations of sentences of up to {longest} tokens",
     )
     check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
@@ -161,18 +162,18 @@ class Translator:
         longest = int(source.lengths.max()) + 1
         needed = {
             "the longest source sentence": longest,
-            "its translation (--config.decode.ratio, --config.decode.extra)": self.search.longest(
-                longest
-            ),
+            "the translation of the longest source sentence": self.search.longest(longest),
         }
         if target is not None:
             needed["the longest reference"] = int(target.lengths.max()) + 1
         what = max(needed, key=needed.__getitem__)
         maximum = self.config.model.max_length
+        fields = " or a smaller --config.decode.ratio or --config.decode.extra"
         check(
             not limited(self.config) or needed[what] <= maximum,
             f"{what} needs up to {needed[what]} positions, but the model has --config.model.max_length={maximum};"
-            f" shorten the text, or train with --config.model.max_length={needed[what]}",
+            f" shorten the text, or train with --config.model.max_length={needed[what]}"
+            f"{fields if what.startswith('the translation') else ''}",
         )
 
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:

@@ -162,6 +162,12 @@ def test_vocabulary_sizes_in_messages_are_values_of_the_option(folder, mesh):
         MaskedLm(small(folder, **{"data.vocab_size": possible}), mesh)
 
 
+@pytest.mark.parametrize("length", [0, 7])
+def test_shortest_rows_have_8_tokens(folder, length):
+    with pytest.raises(UserError, match=f"model.max_length must be at least 8, got {length}$"):
+        run.validate(small(folder, **{"model.max_length": length}))
+
+
 def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
     write_text(tmp_path)
     (tmp_path / "valid.txt").write_text("cat\n")

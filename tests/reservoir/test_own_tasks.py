@@ -90,7 +90,7 @@ class Ending(Own):
 
 INVALID = {
     "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
-    "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in {__file__}, line \d+; correct",
+    "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in .*; correct the class$",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
@@ -145,6 +145,7 @@ def test_own_task_trains_from_the_command_line(tmp_path):
     [
         ("nowhere:Own", "No module named 'nowhere'"),
         (f"{__name__}:Missing", "no attribute 'Missing'"),
+        (f"{__name__}:Task", "must be a class that inherits common.train.task.Task"),
         (f"{__name__}:TINY", "must be a class that inherits common.train.task.Task"),
         ("typing:Protocol", "must be a class that inherits common.train.task.Task"),
     ],

@@ -52,7 +52,8 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
         ((*LINES, "tr\tPAST"), "line 5 must have a partition, a label and a sentence"),
         ((*LINES, ""), "line 5 must have a partition, a label and a sentence"),
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
-        ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
+        ((*LINES, "tr\tPAST\t "), "line 5: the last field, the sentence, has no words"),
+        ((*LINES, "tr\tPAST\tHe went .\t"), "line 5: the last field, the sentence, has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
         (
             (*LINES, "te\tFUT\tIt will be ."),
@@ -72,6 +73,7 @@ def test_malformed_lines_are_reported_with_file_and_line(tmp_path, lines, messag
 
 def test_missing_task_file_lists_the_existing_tasks(tmp_path):
     write(tmp_path, *LINES, name="tree_depth")
+    (tmp_path / "past_present").write_text("the suffix is missing")
     with pytest.raises(UserError, match=r"no past_present.txt .* --tasks=tree_depth$"):
         load_task(tmp_path, "past_present")
     with pytest.raises(UserError, match="nowhere is not a directory"):
