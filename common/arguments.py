@@ -22,10 +22,10 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_file(option: str, path: Path) -> None:
-    """Raises a UserError if `path` is missing or is a folder."""
+    """Raises a UserError if `path` is missing, is a folder or is not readable."""
     check(
-        path.exists() and not path.is_dir(),
-        f"{option}={shown(path)} is not a file: give the path of an existing file",
+        os.access(path, os.R_OK) and not os.path.isdir(path),
+        f"{option}={shown(path)} is not a file that can be read: give the path of an existing file",
     )
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +37,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
     near = near or "; give the path of a configuration file, such as configs/wmt_ffn_res.py"
-    check(Path(path).is_file(), f"{option}={spec}: no configuration file {path}{near}")
+    with suppress(OSError):  # Permission denied: loading the file, below, raises the same error.
+        check(Path(path).is_file(), f"{option}={spec}: no configuration file {path}{near}")
     module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
     check(
         module_spec is not None,
@@ -103,7 +104,8 @@ def override(config: ConfigDict, key: str, text: str) -> None:
 
 def _has_module(paper: str, name: str) -> bool:
     find = importlib.util.find_spec
-    return paper.isidentifier() and bool(find(paper)) and bool(find(f"{paper}.{name}"))
+    spec = find(paper) if paper.isidentifier() else None
+    return bool(spec and spec.submodule_search_locations and find(f"{paper}.{name}"))
 
 
 def run_module(config: ConfigDict) -> ModuleType:

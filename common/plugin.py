@@ -43,14 +43,17 @@ def imported(option: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # A user's module may raise any type of exception.
-        frame, kind = last_frame(error), type(error).__name__
+        frame, kind, reason = last_frame(error), type(error).__name__, str(error)
+        file, line = frame.filename, frame.lineno
+        if isinstance(error, SyntaxError) and error.lineno:
+            file, line, reason = error.filename, error.lineno, error.msg
         remedy = "correct the name, or add the folder of the module to PYTHONPATH"
         # Name the line only if it is in the user's code. The innermost frame is in importlib instead if the module is
-        # missing, and in this file if the attribute is missing.
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
-            kind += f" in {frame.filename}, line {frame.lineno}"
+        # missing or a path, and in this file if the attribute is missing.
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen"):
+            kind += f" in {file}, line {line}"
             remedy = "correct this line"
-        reason = f": {error}" if str(error) else ""
+        reason = f": {reason}" if reason else ""
         raise UserError(f"{option}={name} cannot be imported ({kind}){reason}; {remedy}") from error
 
 

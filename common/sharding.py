@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from common.errors import check
+from common.errors import UserError, check
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -124,17 +124,17 @@ def spec(
     manual axes of `jax.shard_map`, because inside `jax.shard_map` an array is already the shard along these axes.
 
     Raises:
-      ValueError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.
+      UserError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.
         The message begins with `name`.
     """
     if len(axes) != len(shape):
-        raise ValueError(
+        raise UserError(
             f"{name} has the axes {axes} but the shape {shape}: name one axis for each dimension"
         )
     parts, used = [], []
     for axis, size in zip(axes, shape, strict=True):
         if axis is not None and axis not in RULES:
-            raise ValueError(
+            raise UserError(
                 f"{name}: the logical axis {axis!r} is unknown: use None or one of {', '.join(RULES)}"
             )
         names = _mesh_axes(axis, mesh)
@@ -142,7 +142,7 @@ def spec(
         shards = math.prod(mesh.shape[n] for n in names)
         parts.append(names if size % shards == 0 else None)
     if twice := sorted({axis for axis in used if used.count(axis) > 1}):
-        raise ValueError(
+        raise UserError(
             f"{name}: the axes {axes} use the mesh axis {' and '.join(twice)} for more than one dimension: of the axes"
             f" that use {' or '.join(twice)}, replace all but one by None"
         )

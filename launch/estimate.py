@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import run_module
+from common.config import complete, run_module
 from common.errors import UserError, check
 from common.model.transformer import compute_dtype
 from common.train import dry_run
@@ -144,10 +144,11 @@ def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, M
     """Returns the validated configuration, its task without data, and its mesh on the topology's devices.
 
     Raises:
-      UserError: the configuration is invalid, or its mesh does not match the devices.
+      UserError: the configuration is invalid or lacks a field, or its mesh does not match the devices.
     """
     program = run_module(config)
-    mesh = topology.mesh(config.mesh)
+    with complete("--config"):
+        mesh = topology.mesh(config.mesh)
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
         config.model.dtype = "bfloat16"  # On TPUs and GPUs, "auto" stands for bfloat16.

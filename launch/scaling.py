@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.arguments import check_folder
 from common.errors import check
 from common.runtime.program import run
 
@@ -90,6 +91,7 @@ def main() -> None:
         " keep the rows of other commits",
     )
     options = parser.parse_args()
+    check_folder("--out", options.out)
     compared = [name for name in COMPARISONS if getattr(options, name)]
     for name in compared:
         _compare(options.out / name, *COMPARISONS[name])

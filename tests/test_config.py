@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from common.arguments import check_folder, float_arg
+from common.arguments import check_file, check_folder, float_arg
 from common.config import (
     check_choice,
     complete,
@@ -20,6 +20,7 @@ from common.config import (
     to_json,
 )
 from common.errors import UserError
+from common.plugin import imported
 from tests.programs import call
 
 ROOT = Path(__file__).parents[1]
@@ -280,6 +281,38 @@ def test_user_configuration_may_add_fields(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE.format(line="with config.unlocked(): config.model.my_option = 4"))
     assert load(str(path)).model.my_option == 4
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (check_file, "is not a file that can be read"),
+        (lambda option, path: load(f"{path}.py", option), "OSError: .*File name too long"),
+    ],
+)
+def test_path_that_the_system_refuses_is_a_user_error(read, message):
+    with pytest.raises(UserError, match=f"^--input={'a' * 300}.*{message}"):
+        read("--input", Path("a" * 300))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("damaged:f", r"\(SyntaxError in {path}, line 2\): invalid syntax; correct this line"),
+        ("./damaged.py:f", r"\(TypeError\): .*; correct the name, or add the folder"),
+    ],
+)
+def test_import_error_names_a_line_of_the_user_only(tmp_path, monkeypatch, name, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "damaged.py"
+    path.write_text("x = 1\ndef f(:\n")
+    with pytest.raises(UserError, match=message.format(path=path)):
+        imported("--config.task", name)
+
+
+def test_paper_must_be_a_folder():
+    with pytest.raises(UserError, match="'os', which is not a folder with a module run"):
+        run_module(ConfigDict({"paper": "os"}))
 
 
 def test_configuration_without_a_mesh_raises_user_error(tmp_path):

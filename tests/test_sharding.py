@@ -141,8 +141,8 @@ def test_indivisible_dimension_is_replicated() -> None:
         (("nonsense", None), (8, 8), "is unknown: use None or one of"),
     ],
 )
-def test_invalid_axes_raise_value_errors(axes: tuple, shape: tuple, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+def test_invalid_axes_raise_user_errors(axes: tuple, shape: tuple, what: str) -> None:
+    with pytest.raises(UserError, match=what):
         sharding.spec(axes, shape, mesh_of("2,2,2"), "w")
 
 

@@ -23,8 +23,8 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     count, index = os.environ.get(PROCESSES, ""), os.environ.get(PROCESS, "")
     check(
         count.isdecimal() and index.isdecimal() and int(index) < int(count),
-        f"{COORDINATOR} is set, so {PROCESSES} must be at least 1, and {PROCESS} at least 0 and below {PROCESSES}, got"
-        f" {count!r} and {index!r}: set both, or unset {COORDINATOR}",
+        f"{COORDINATOR} is set, so {PROCESSES} must be a whole number of at least 1, and {PROCESS} a whole number from"
+        f" 0 to {PROCESSES} - 1, got {count!r} and {index!r}: set both, or unset {COORDINATOR}",
     )
     count, index = int(count), int(index)
     token = os.environ.get(TOKEN, "")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from common.errors import Preempted, UserError, check
+from common.errors import Preempted, UserError, check, reason_of
 
 # Environment variables that a launcher sets to start several processes.
 COORDINATOR = "TRAINLESS_COORDINATOR"
@@ -53,8 +53,8 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
         if several():
             leave(1)
     except Exception as error:
-        # Search the message for the text of ENOSPC (disk full): storage libraries raise exceptions of other types.
-        if os.strerror(errno.ENOSPC) not in str(error):
+        # Search the message for the text of a full disk or quota: storage libraries raise exceptions of other types.
+        if not any(os.strerror(n) in str(error) for n in (errno.ENOSPC, errno.EDQUOT)):
             if not several():
                 raise
             from common.runtime import heartbeat
@@ -63,7 +63,8 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
             traceback.print_exc()
             leave(1)
         print(
-            f"error: {os.strerror(errno.ENOSPC).lower()}; saved files are intact: free space, then repeat the command",
+            f"error: the disk is full ({reason_of(error)}); saved files are intact: free space, then repeat the"
+            " command",
             file=sys.stderr,
         )
         sys.stderr.flush()
@@ -72,7 +73,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
 
 def several() -> bool:
     """Returns whether the launcher started several processes."""
-    return os.environ.get(PROCESSES, "1") != "1"
+    return (os.environ.get(PROCESSES) or "1") != "1"
 
 
 def leave(code: int) -> NoReturn:

@@ -198,7 +198,7 @@ def _arrive(
 ) -> Rendezvous:
     """Runs on all processes except process 0: connects to process 0, with retries, and waits for a reply."""
     until = time.monotonic() + seconds
-    reason = "it closed the connection"
+    reason = ""
     while (left := until - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(address, timeout=left)
@@ -210,7 +210,9 @@ def _arrive(
             with connection.makefile("rb", buffering=0) as file:
                 answer = json.loads(file.readline())
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or reason
+            reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, json.JSONDecodeError):
+                reason = "it closed the connection"
             time.sleep(0.1)
             continue
         return {0: connection}, _hosts(answer)

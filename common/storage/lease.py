@@ -97,7 +97,7 @@ class Lease:
         """Renews the lease by replacing the lease's object in the bucket.
 
         Raises:
-          UserError: another process has taken the lease.
+          UserError: another process has taken the lease, or the lease's object was deleted.
         """
         self._replace_own(self._me)
 
@@ -114,6 +114,10 @@ class Lease:
         except Changed:
             content, version = self._store.read(self._name) or (b"", "")
             if content != self._content:
+                if not content:
+                    raise UserError(
+                        f"{self._address}/{LEASE} was deleted; this process stops: repeat the command"
+                    ) from None
                 other = _holder(content)[0] or "another process"
                 raise UserError(
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"

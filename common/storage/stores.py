@@ -131,7 +131,7 @@ class Store:
                     raise
                 if status not in _TRANSIENT:
                     raise UserError(
-                        f"{self._address} refuses a request: {text}; check the address and the credentials"
+                        f"{self._address}: a request failed: {text}; check the address and the credentials"
                     ) from error
                 if waited + pause > self._patience:
                     raise UserError(
@@ -166,7 +166,7 @@ class GoogleStore(Store):
             from google.cloud.storage import Client
             from requests import RequestException, exceptions
         except ImportError as error:
-            raise _lacks("gs", "google-cloud-storage", "gcs") from error
+            raise _lacks("gs", "google-cloud-storage", "gcs", error) from error
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
         self._malformed = (
@@ -175,12 +175,12 @@ class GoogleStore(Store):
             exceptions.MissingSchema,
         )
         try:
-            client = Client(project=None)  # Requests for objects need no project.
-        except GoogleAuthError as error:
+            self._client = Client(project=None)  # Requests for objects need no project.
+            self._bucket = self._client.bucket(bucket)
+        except (GoogleAuthError, OSError, ValueError) as error:
             raise UserError(
-                f"{self._address} cannot be opened: {error} (check GOOGLE_APPLICATION_CREDENTIALS)"
+                f"{self._address} cannot be opened: {error} (check the address and GOOGLE_APPLICATION_CREDENTIALS)"
             ) from error
-        self._client, self._bucket = client, client.bucket(bucket)
         self._once = {"retry": None, "timeout": (_CONNECT, _ANSWER)}
 
     def _status(self, error: Exception) -> int | None:
@@ -237,7 +237,7 @@ class S3Store(Store):
             from botocore import exceptions
             from botocore.config import Config
         except ImportError as error:
-            raise _lacks("s3", "boto3", "s3") from error
+            raise _lacks("s3", "boto3", "s3", error) from error
         self._answers = exceptions.ClientError
         self._silences = (
             exceptions.HTTPClientError,
@@ -301,7 +301,8 @@ def open_store(address: str) -> tuple[Store, str]:
     return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name
 
 
-def _lacks(scheme: str, package: str, extra: str) -> UserError:
+def _lacks(scheme: str, package: str, extra: str, error: ImportError) -> UserError:
     return UserError(
-        f"{scheme}:// needs the package {package}: pip install {package}, or install the extra [{extra}]"
+        f"{scheme}:// needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U"
+        f" {package}, or install the extra [{extra}]"
     )

@@ -279,6 +279,14 @@ def test_weak_scaling_needs_tpu_compiler(without_compiler: None, monkeypatch):
         scaling.main()
 
 
+def test_weak_scaling_refuses_a_file_as_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["scaling", "--kind=cpu", f"--out={tmp_path}/file"])
+    monkeypatch.setattr(topology, "prepare", None)
+    with pytest.raises(UserError, match="file is not a folder; choose another folder"):
+        scaling.main()
+
+
 def test_exchange_and_attention_together_write_both_tables(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(scaling, "_compare", lambda path, *_: written.append(path))
@@ -563,6 +571,11 @@ def test_invalid_options_raise_errors(monkeypatch, options: list[str], words: st
 def test_config_without_paper_raises_error() -> None:
     with pytest.raises(UserError, match="the field paper of the configuration is ''"):
         estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
+
+
+def test_config_without_mesh_raises_error() -> None:
+    with pytest.raises(UserError, match="the field mesh is missing; add the field"):
+        estimate.estimate(ConfigDict({"paper": "gmlp_lm"}), find("cpu:8"))
 
 
 @pytest.mark.parametrize("name", scaling.RUNS)

@@ -308,8 +308,12 @@ def test_invalid_settings_raise_user_errors(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         with pytest.raises(UserError, match="process 0 cannot listen on port"):
             rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 0, 1)
-        with pytest.raises(MissedRendezvous):  # the server accepts connections but never answers
+        with pytest.raises(
+            MissedRendezvous, match="timed out"
+        ):  # the server accepts connections but never answers
             rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 1, 0.2)
+    with pytest.raises(MissedRendezvous, match="label empty"):
+        rendezvous("host..domain:80", 2, 1, 0.2)
     monkeypatch.setenv(SILENCE[0], "soon")
     with pytest.raises(UserError, match="TRAINLESS_LOST_SECONDS must be a positive whole number"):
         seconds(SILENCE)

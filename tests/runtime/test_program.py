@@ -1,5 +1,7 @@
 """Programs that run as if a launcher had started several processes."""
 
+import errno
+import os
 import runpy
 import signal
 import sys
@@ -55,3 +57,23 @@ def test_training_program_joins_the_other_processes(fault, name):
     """Without the address of process 0, joining fails."""
     config = f"--config=configs/{JOINING[name]}.py:tiny"
     assert "so TRAINLESS_COORDINATOR must be host:port" in fault(name, config)
+
+
+def test_empty_number_of_processes_counts_as_unset(monkeypatch):
+    monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "")
+    assert not program.several()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_one_line_that_names_the_file(monkeypatch, capsys, number):
+    def main() -> None:
+        raise OSError(number, os.strerror(number), "runs/a/config.json")
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as stop:
+        program.run(main)
+    assert stop.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: the disk is full (") and "'runs/a/config.json'" in line
+    assert line.count("\n") == 1

@@ -56,6 +56,15 @@ def test_lease_of_dead_process_is_taken_over(lease):
     second.renew()
 
 
+def test_deleted_lease_is_not_called_taken_over(lease, bucket):
+    first = lease("first")
+    first.acquire()
+    store, name = bucket.open()
+    store.delete(f"{name}/lease.json")
+    with pytest.raises(UserError, match=rf"^{bucket.address}/lease.json was deleted"):
+        first.renew()
+
+
 def test_released_lease_and_own_lease_are_taken_at_once(lease, monkeypatch):
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1000")
     first = lease("first")

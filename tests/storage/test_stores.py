@@ -1,5 +1,6 @@
 """Objects in Google Cloud Storage and S3: listing, reading, conditional writes, deletion, and errors of the store."""
 
+import sys
 import threading
 import time
 
@@ -101,6 +102,21 @@ def test_malformed_endpoint_raises_one_line_error_at_once(scheme, variable, endp
         open_store(f"{scheme}://lab/run")[0].list("run/")
     assert "\n" not in str(caught.value) and time.monotonic() - begun < 30
     assert variable in str(caught.value) or endpoint in str(caught.value)
+
+
+def test_invalid_bucket_name_raises_one_line_error(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(
+        UserError, match=r"^gs://lab_! cannot be opened: Bucket names .*the address"
+    ):
+        open_store("gs://lab_!/run")
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "google.cloud.storage"), ("s3", "boto3")])
+def test_reason_of_a_failing_import_is_named(scheme, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"which cannot be imported \(import of {package} halted"):
+        open_store(f"{scheme}://lab/run")
 
 
 def test_missing_bucket_raises_one_line_error(bucket):
