@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from common.errors import UserError, reason_of
+from common.errors import UserError, check, file_error, reason_of
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import abstract
 from common.storage.addresses import address, shown
@@ -211,9 +211,15 @@ class Checkpoints:
         self.save_as("frozen", 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
-        """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values."""
-        manager = self._managers["frozen"]
-        return _meta(manager.directory / "0") if manager.all_steps() else None
+        """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values.
+
+        Raises a UserError if the stored `meta` is damaged.
+        """
+        folder = self.directory / "frozen" / "0"
+        try:
+            return _meta(folder) if self._managers["frozen"].all_steps() else None
+        except (OSError, ValueError) as error:
+            raise file_error(shown(folder / "meta" / "metadata"), error) from error
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a "best" checkpoint; `target` as in `read`.
@@ -238,21 +244,27 @@ class Checkpoints:
         """Returns arrays and `meta` of a checkpoint, which must exist; `target` as in `read`.
 
         Raises:
-          UserError: the checkpoint is damaged, or belongs to another model.
+          UserError: the checkpoint cannot be read, or belongs to another model.
         """
         try:
             return self.read(kind, step, target)
         except Exception as error:
+            self.check_model(kind, step, target)
             path, what = self.directory / kind / str(step), kind.removesuffix("s")
-            if differences := _differences(path, target):
-                raise UserError(
-                    f"the {what} checkpoint, {shown(path)}, does not match the configuration of its run: {differences};"
-                    " restore the run's config.json, or train again in another folder"
-                ) from error
             raise UserError(
-                f"the {what} checkpoint, {shown(path)}, is damaged ({reason_of(error)}): restore its files, or train"
-                " again in another folder"
+                f"the {what} checkpoint, {shown(path)}, cannot be read ({reason_of(error)}): restore its files, or"
+                " train again in another folder"
             ) from error
+
+    def check_model(self, kind: str, step: int, target: Any) -> None:
+        """Raises a UserError if the arrays of an intact checkpoint and of the model (`target` in `read`) differ."""
+        path, what = self.directory / kind / str(step), kind.removesuffix("s")
+        differences = _differences(path, target)
+        check(
+            not differences,
+            f"the {what} checkpoint, {shown(path)}, does not match the model: {differences}; restore the run's"
+            " config.json and the code of its model, or train again in another folder",
+        )
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
         """Averages the trained values of several checkpoints of a kind; otherwise like `restore_from`.
@@ -322,7 +334,7 @@ class Checkpoints:
 
 
 def _differences(path: Path, target: Any) -> str:
-    """Describes how the arrays of a checkpoint differ from `target`: missing arrays and different shapes.
+    """Describes how the parameters in a checkpoint differ from `target`: missing arrays and different shapes.
 
     Names the first two arrays and counts the rest. Returns "" if no array differs, or if the checkpoint is unreadable.
     """
@@ -331,7 +343,7 @@ def _differences(path: Path, target: Any) -> str:
     except Exception:  # Orbax may raise any type of exception for a damaged file.
         return ""
     stored, expected = (
-        {n: x.shape for part in parts.values() for n, x in part.items()}
+        {n: x.shape for part in ("trainable", "frozen") for n, x in parts[part].items()}
         for parts in (tree, _in_checkpoint(target, tree))
     )
     lines = [
@@ -352,7 +364,10 @@ def _meta(path: Path) -> dict[str, Any]:
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
     """Returns {part: {name: shape and dtype}} of a checkpoint. Parts are "trainable", "optimizer" and "frozen"."""
     with ocp.StandardCheckpointer() as reader:
-        return reader.metadata(path / "state").item_metadata.tree
+        found = reader.metadata(path / "state").item_metadata
+        if found is None:
+            raise ValueError("the list of its arrays is missing or damaged")
+        return found.tree
 
 
 def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The loop calls all hooks in order. If a decision depends on the clock or a signa
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from common.errors import check
@@ -133,9 +134,17 @@ class Evaluate(Hook):
         del values  # Free this copy of the stacked arrays before `Run.trained` makes another copy.
         objective = run.task.objective
         check(
-            objective in (metrics or {}),
+            isinstance(metrics, Mapping) and objective in metrics,
             f"Task.evaluate returned {metrics!r:.80} without the objective {objective!r}; return a metric of this name,"
             " or set Task.objective to another name",
+        )
+        # A checkpoint and the summary store metrics as JSON, which has no arrays.
+        texts = [name for name, x in metrics.items() if isinstance(x, str) and name != objective]
+        wrong = [n for n, x in metrics.items() if not isinstance(x, float | int) and n not in texts]
+        check(
+            not wrong,
+            f"Task.evaluate returned {metrics!r:.80}, but {' and '.join(wrong)} must be a Python number: return"
+            " float(x) of an array x",
         )
         value, curve, state = metrics[objective], run.state.curve, run.state
         best = math.isfinite(value) and (not curve.points or curve.better(value, curve.best.value))

@@ -208,9 +208,12 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
         # Suggest another workdir if this one has checkpoints, because it then does not accept another learning rate.
         other = " and another --workdir" if has_checkpoints(run.workdir) else ""
+        remedy = f"start again with a lower --config.optimizer.learning_rate{other}"
+        if step == 1:  # No update has used the learning rate.
+            remedy = "correct the data or the initial values of the model"
         raise UserError(
             f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}: training"
-            f" stopped; start again with a lower --config.optimizer.learning_rate{other}"
+            f" stopped; {remedy}"
         )
     run.state.tokens += values["weight"]
     run.state.flops += flops

@@ -1,7 +1,7 @@
 """Loads the configuration and the trained model of a run: the best checkpoint, or an average of checkpoints."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from flax import nnx
@@ -30,13 +30,14 @@ def read_config(
       task: value that the configuration field `task` must have; "" for any task.
 
     Raises:
-      UserError: the folder holds no run, a run of another paper or task, or a damaged configuration.
+      UserError: the folder holds no run, a run of another paper or task, or an unreadable or damaged configuration.
     """
     path = workdir / CONFIG
-    check(
-        path.is_file(),
-        f"{option}={shown(workdir)} holds no run ({CONFIG} is missing): give the workdir of a run",
-    )
+    with suppress(OSError):  # Permission denied: `saved_config` raises the UserError.
+        check(
+            path.is_file(),
+            f"{option}={shown(workdir)} holds no run ({CONFIG} is missing): give the workdir of a run",
+        )
     config = from_json(saved_config(path))
     # Runs from before a3ffa8f (22 November 2026) lack the field `paper`. Runs from before 22489c7 (21 November 2026)
     # also lack the field `task`.

@@ -50,7 +50,7 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
     Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
 
     Raises:
-      UserError: no checkpoint is intact.
+      UserError: no checkpoint is intact, or the code of the model has changed.
     """
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
@@ -58,6 +58,7 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
             result = checkpoints.read("latest", step, target)
         # Orbax and its storage library may raise any type of exception for a damaged file.
         except Exception as error:
+            checkpoints.check_model("latest", step, target)
             damaged[step] = reason_of(error)
             continue
         # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.

@@ -176,8 +176,10 @@ class Step:
 
         def of_values(trainable, batch, key):
             sums = loss(build(trainable), batch, key)
+            numbers = jax.Array | np.ndarray | np.generic | float | int
             check(
-                isinstance(sums, tuple) and [jnp.shape(x) for x in sums] == [(), ()],
+                isinstance(sums, tuple)
+                and [isinstance(x, numbers) and jnp.shape(x) for x in sums] == [(), ()],
                 f"Task.loss must return a tuple of two scalars, (loss, weight); it returned {sums!r:.200}",
             )
             return sums

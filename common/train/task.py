@@ -177,8 +177,9 @@ class Task(Protocol):
         """Returns metrics on the split "valid" or "test", equal on every process. A metric may be a text."""
         predictions = self.predict(values, split)
         check(
-            predictions is not None,
-            "Task.predict returned None; return predictions, or define evaluate",
+            isinstance(predictions, Predictions),
+            f"Task.predict returned {predictions!r:.80}; return an object of"
+            " common.metrics.predictions.Predictions, or define evaluate",
         )
         return predictions.metrics()
 
@@ -194,9 +195,13 @@ def check_complete(task: Task) -> None:
     """Checks that a task has the members that `Task` requires.
 
     Raises:
-      UserError: a required member is missing, or `mode` is neither "min" nor "max".
+      UserError: the class does not inherit `Task`, a required member is missing, or `mode` is neither "min" nor "max".
     """
     cls = type(task)
+    check(
+        Task in cls.__mro__,
+        f"the task must be an object of a class that inherits common.train.task.Task, got {task!r:.80}",
+    )
     missing = [name for name in ("objective", "mode") if not hasattr(task, name)]
     methods = ("build", "loss", "batches")
     missing += [name for name in methods if getattr(cls, name) is getattr(Task, name)]

@@ -280,7 +280,7 @@ def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, 
     with pytest.raises(UserError) as caught:
         run.fit(classifying(other), folder / "of_another", mesh)
     message = str(caught.value)
-    assert f"{other}/checkpoints/best/4, does not match the configuration of its run" in message
+    assert f"{other}/checkpoints/best/4, does not match the model" in message
     kernel = "encoder/stack/blocks/0/residuals/1/function/down/kernel"
     assert f"{kernel} is (24, 16) in the checkpoint" in message
 

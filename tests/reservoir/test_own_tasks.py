@@ -61,6 +61,28 @@ class LossPerRow(Own):
         return jnp.square(model(batch["x"]) - batch["y"]), jnp.float32(8)
 
 
+class MetricsInLoss(Own):
+    def loss(self, model, batch, key):
+        return super().loss(model, batch, key)[0], {"accuracy": 1.0}
+
+
+class OneMetric(Own):
+    def evaluate(self, values, split):
+        return 0.5
+
+
+class ArrayMetric(Own):
+    def evaluate(self, values, split):
+        return {"error": jnp.ones(()), "label": "text"}
+
+
+class ArrayPredictions(Own):
+    evaluate = Task.evaluate
+
+    def predict(self, values, split):
+        return jnp.ones(2)
+
+
 class NoBatches(Own):
     def batches(self, start):
         pass
@@ -95,6 +117,7 @@ INVALID = {
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
     "OneValue": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[\]",
     "LossPerRow": r"Task.loss must return a tuple of two scalars, \(loss, weight\); it returned .*float32\[8,1\]",
+    "MetricsInLoss": r"Task.loss must return a tuple of two scalars, .*; it returned .*{'accuracy': 1.0}",
     "NoBatches": r"Task.batches must return an iterable of tuples \(batch, data state\); it returned None",
     "NoDataState": r"Task.batches must yield a tuple of two dictionaries, .*; it yielded the type dict$",
 }
@@ -122,7 +145,10 @@ def test_dry_run_of_a_task_without_a_batch_is_a_user_error(tmp_path):
     [
         ("OtherObjective", "returned {'error': .*} without the objective 'accuracy'"),
         ("NoMetrics", "Task.evaluate returned None without the objective 'error'"),
-        ("NoPredictions", "Task.predict returned None; return predictions, or define evaluate"),
+        ("NoPredictions", "Task.predict returned None; return an object of .*, or define evaluate"),
+        ("OneMetric", "Task.evaluate returned 0.5 without the objective 'error'"),
+        ("ArrayMetric", "Task.evaluate returned .*, but error must be a Python number"),
+        ("ArrayPredictions", r"Task.predict returned Array\(.*; return an object of"),
         ("Ending", "Task.batches ended after step 2; it must yield batches without end"),
     ],
 )

@@ -16,6 +16,7 @@ from flax import nnx
 
 from common import freezing, variables
 from common.errors import Preempted, UserError
+from common.model.linear import Linear
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
 from common.track.tracker import read_metrics
@@ -368,6 +369,16 @@ def test_run_without_a_finite_evaluation_raises_user_error(tmp_path: Path) -> No
         toy.run(tmp_path, toy.Toy(scores=[float("nan")]), train__steps=10)
 
 
+def test_nan_loss_of_the_first_step_does_not_blame_the_learning_rate(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step 1: training stopped; correct the data or the"):
+        toy.run(tmp_path, toy.Toy(poison=0))
+
+
+def test_task_of_another_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"class that inherits common.train.task.Task, got <object"):
+        toy.run(tmp_path, object())
+
+
 def test_nan_loss_right_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 10"):
         toy.run(tmp_path, toy.Toy(poison=9))
@@ -413,6 +424,26 @@ def test_resume_without_an_intact_checkpoint_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, train__steps=5)
     (latest(tmp_path) / "meta" / "metadata").write_text("{")
     with pytest.raises(UserError, match="no intact checkpoint"):
+        toy.run(tmp_path)
+
+
+def test_resume_with_changed_code_of_the_model_is_not_called_damage(tmp_path: Path) -> None:
+    class Wide(toy.Toy):
+        def build(self, rngs: nnx.Rngs) -> nnx.Module:
+            model = toy.Model(rngs)
+            model.more = Linear(1, 1, ("mlp", "embed"), rngs=rngs)
+            return model
+
+    toy.run(tmp_path, train__steps=5)
+    with pytest.raises(UserError, match=r"latest/5, does not match the model: the array more/bias"):
+        toy.run(tmp_path, Wide())
+
+
+def test_damaged_record_of_frozen_values_is_a_user_error(tmp_path: Path) -> None:
+    toy.run(tmp_path, train__steps=5)
+    record = tmp_path / "checkpoints/frozen/0/meta/metadata"
+    record.write_text("{")
+    with pytest.raises(UserError, match=f"^{record} is damaged"):
         toy.run(tmp_path)
 
 
