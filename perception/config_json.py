@@ -88,11 +88,9 @@ def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
     """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
-    rope = values.get("rope_parameters") or {}  # where transformers 5 stores rotary fields
-    check(
-        isinstance(rope, dict),
-        f"{shown(path)}: rope_parameters must be a JSON object, got {as_json(rope)}",
-    )
+    rope = Fields(path, values).object(
+        "rope_parameters"
+    )  # where transformers 5 stores rotary fields
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
     architectures = values.get("architectures")
@@ -107,13 +105,17 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
         f"{shown(path)}: architectures={as_json(architectures)} is not supported: use a model of one of the families"
         f" {', '.join(FAMILIES)}",
     )
-    check_choice(f"{shown(path)}: model_type", str(family), FAMILIES)
+    check_choice(f"{shown(path)}: model_type", family, FAMILIES)
     return FAMILIES[family].read(fields)
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of the first class in `architectures`, such as BertForMaskedLM; None for an unknown class."""
-    name = str((architectures or [""])[0])
+    """Returns the family of the first class in `architectures`, such as BertForMaskedLM; None for an unknown class.
+
+    `architectures` is a list of classes or a single class.
+    """
+    first = architectures[0] if architectures and isinstance(architectures, list) else architectures
+    name = str(first)
     known = (
         key
         for key, f in FAMILIES.items()

@@ -173,8 +173,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
-        f"the tokenizer of --config.pretrained={config.pretrained} has {vocabulary:,} ids, but the embedding table of"
-        f" this model has only {shape.vocabulary:,} rows: use the model's own tokenizer.json",
+        f"the tokenizer of the run has {vocabulary:,} ids, but the embedding table of the model {config.pretrained} has"
+        f" only {shape.vocabulary:,} rows: use the weights and the tokenizer.json of one model",
     )
     # If the table of position embeddings is initialised from the seed, enlarge it to `max_length`.
     if shape.learned and (random or TABLES[1] in reinitialized(config, shape.family)):
@@ -182,7 +182,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
     most = shape.learned - shape.first_position if shape.learned else shape.longest
     check(
         longest <= most,
-        f"--config.data.max_length={longest} exceeds the {most:,} positions of the model: set at most {most}",
+        f"--config.data.max_length={longest} exceeds the {most:,} positions of the model: set at most {most}, or use"
+        " another model",
     )
     return replace(shape, dropout=(dropout_rate,) * 3) if dropout_rate != -1 else shape
 

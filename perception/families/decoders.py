@@ -56,12 +56,7 @@ def _stretch(fields: Fields) -> Stretch | None:
     `config_json.from_json` has merged the fields of `rope_parameters` (transformers 5) into `fields`. Returns None for
     no scaling.
     """
-    scaling = fields.get("rope_scaling", {})
-    own = fields
-    check(
-        isinstance(scaling, dict),
-        f"{fields.place}: rope_scaling must be a JSON object, got {as_json(scaling)}",
-    )
+    scaling, own = fields.object("rope_scaling"), fields
     if scaling:
         own = Fields(fields.path, scaling, "rope_scaling.")
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
@@ -123,9 +118,10 @@ def _decoder(
     size = fields.count("head_dim", made.size)
     rotated = int(size * partial)
     check(
-        rotated % 2 == 0,
-        f"{fields.place}: the number of rotated features of a head must be even, got {rotated} (the head size {size}"
-        f" times partial_rotary_factor {partial:g}, rounded down); correct one of these fields",
+        rotated % 2 == 0 and rotated <= size,
+        f"{fields.place}: the number of rotated features of a head must be even and at most {size}, got {rotated} (the"
+        f" head size {size}, which is head_dim or else hidden_size / num_attention_heads, times partial_rotary_factor"
+        f" {partial:g}, rounded down); correct one of these fields",
     )
     absent = "num_key_value_heads" not in fields.values
     default = " (the default, because the file lacks this field)" if absent else ""
@@ -164,7 +160,7 @@ def _decoder_json(shape: Backbone) -> dict[str, Any]:
 def read_qwen2(fields: Fields) -> Backbone:
     fields.only(use_sliding_window=False, partial_rotary_factor=1.0)
     layers = fields.count("num_hidden_layers")
-    fields.only(layer_types=["full_attention"] * layers)
+    fields.layer_kinds(layers, ["full_attention"], ["full_attention"] * layers)
     return _decoder(fields, qwen2(*sizes(fields), _kv_heads(fields, 32)), 32_768)
 
 

@@ -129,7 +129,7 @@ def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backb
     check(
         shape.learned > first,
         f"{fields.place}: max_position_embeddings={shape.learned} must exceed {first}, because no position uses the"
-        f" first {first} rows of the table of positions",
+        f" first {first} rows of the table of positions; correct the file",
     )
     return replace(shape, family=family, first_position=first, longest=shape.learned - first)
 
@@ -251,16 +251,11 @@ def read_modernbert(fields: Fields) -> Backbone:
     every = fields.count("global_attn_every_n_layers", 3)
     # transformers 5 writes a kind for each layer, and the rotary fields of each kind.
     known = {"full_attention": False, "sliding_attention": True}
-    kinds = fields.get("layer_types", [list(known)[layer % every != 0] for layer in range(layers)])
-    check(
-        isinstance(kinds, list)
-        and len(kinds) == layers
-        and all(kind in [*known] for kind in kinds),
-        f"{fields.place}: layer_types must be a list with one of {', '.join(known)} for each of the {layers} layers,"
-        f" got {as_json(kinds)}",
-    )
+    default = [list(known)[layer % every != 0] for layer in range(layers)]
+    kinds = fields.layer_kinds(layers, known, default)
+    rope = replace(fields, group="rope_parameters.")
     of_global, of_local = (
-        Fields(fields.path, fields.get(kind, {}), f"rope_parameters.{kind}.") for kind in known
+        Fields(fields.path, rope.object(kind), f"rope_parameters.{kind}.") for kind in known
     )
     for rotary in (of_global, of_local):
         rotary.only(rope_type="default")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,22 @@ class Fields:
         value = self.get(name, default)
         return self._check(name, value, isinstance(value, bool), "true or false")
 
+    def object(self, name: str) -> dict[str, Any]:
+        """Returns a JSON object, which is empty if the field is missing or null."""
+        value = self.get(name, {})
+        return self._check(name, value, isinstance(value, dict), "a JSON object")
+
+    def layer_kinds(self, layers: int, known: Iterable[str], default: list[str]) -> list[str]:
+        """Returns the kind of attention of each layer, one of `known`, from the field `layer_types`."""
+        value, known = self.get("layer_types", default), [*known]
+        fits = isinstance(value, list) and len(value) == layers and all(x in known for x in value)
+        kind = f"a list with {' or '.join(known)} for each of the {layers} layers"
+        return self._check("layer_types", value, fits, kind)
+
     def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
         """Returns `known[value]` for the value of the field."""
         value = self.get(name, default)
-        check_choice(f"{self.place}: {self.group}{name}", str(value), known)
+        check_choice(f"{self.place}: {self.group}{name}", value, known)
         return known[value]
 
     def only(self, **expected: Any) -> None:

@@ -60,10 +60,15 @@ def read_openelm(fields: Fields) -> Backbone:
     fields.only(ffn_with_glu=True, normalization_layer_name="rms_norm", rms_norm_eps=1e-6)
     fields.must(normalize_qk_projections=True)
     layers, width = fields.count("num_transformer_layers"), fields.count("model_dim")
+    size = fields.count("head_dim")
+    check(
+        size % 2 == 0,
+        f"{fields.place}: rotary positions need an even head_dim, got {size}; correct the file",
+    )
     made = openelm(
         layers,
         width,
-        fields.count("head_dim"),
+        size,
         groups=fields.count("num_gqa_groups", 1),
         attention=_scales(fields, "qkv_multipliers", 1.0, layers),
         feed_forward=_scales(fields, "ffn_multipliers", 4.0, layers),

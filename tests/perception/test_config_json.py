@@ -121,10 +121,24 @@ def test_longest_text_of_roberta_excludes_the_rows_of_the_padding() -> None:
     pretrained = SimpleNamespace(shape=of_case("roberta-base"))
     assert make_shape(config, pretrained, 1000).learned == 514
     config.data.max_length = 513
-    with pytest.raises(UserError, match="max_length=513 exceeds the 512 positions"):
+    with pytest.raises(
+        UserError,
+        match="max_length=513 exceeds the 512 positions of the model: set at most 512, or use",
+    ):
         make_shape(config, pretrained, 1000)
     config.finetune = "full"
     assert make_shape(config, pretrained, 1000).learned == 515
+
+
+def test_tokenizer_with_more_ids_than_embeddings_raises_error() -> None:
+    config = recipes.get_config("tiny")
+    config.backbone, config.finetune, config.pretrained = "auto", "lora", "DIR"
+    pretrained = SimpleNamespace(shape=of_case("roberta-base"))
+    with pytest.raises(
+        UserError,
+        match=r"^the tokenizer of the run has 60,000 ids, .* the model DIR has only 50,265 rows: use",
+    ):
+        make_shape(config, pretrained, 60_000)
 
 
 def test_every_third_layer_of_modernbert_sees_the_whole_text() -> None:
@@ -158,7 +172,7 @@ def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> N
     assert from_json(values, PATH).local == (False, True) * 11
     for wrong in (values["layer_types"][:-1], ["linear_attention"] * 22):
         with pytest.raises(
-            UserError, match="layer_types must be a list with one of full_attention, "
+            UserError, match="layer_types must be a list with full_attention or sliding_attention "
         ):
             from_json(values | {"layer_types": wrong}, PATH)
     rope["full_attention"]["rope_type"] = "yarn"
@@ -206,7 +220,8 @@ def test_family_is_inferred_from_architectures() -> None:
     values = golden_json("bert/config")
     shape = from_json(values, PATH)
     del values["model_type"]
-    assert from_json(values | {"architectures": ["BertForMaskedLM"]}, PATH) == shape
+    for architectures in (["BertForMaskedLM"], "BertModel"):
+        assert from_json(values | {"architectures": architectures}, PATH) == shape
 
 
 FIELDS = {
@@ -217,6 +232,12 @@ FIELDS = {
         {"model_type": None, "architectures": ["Phi3Model"]},
         r'architectures=\["Phi3Model"\] is not supported: use a model of one of the families bert, ',
     ),
+    "architectures of no list": (
+        "bert",
+        {"model_type": None, "architectures": {"encoder": "BertModel"}},
+        r'architectures=\{"encoder": "BertModel"\} is not supported: use a model of one of ',
+    ),
+    "activation of no text": ("bert", {"hidden_act": 0}, "hidden_act=0: choose one of gelu, "),
     "activation": ("bert", {"hidden_act": "gelu_python"}, "hidden_act='gelu_python': choose one"),
     "positions": (
         "bert",
@@ -309,7 +330,27 @@ FIELDS = {
     "odd rotation": (
         "phi",
         {"partial_rotary_factor": 0.4},
-        r"got 3 \(the head size 8 times partial_rotary_factor 0.4",
+        r"got 3 \(the head size 8, which is head_dim or else .*, times partial_rotary_factor 0.4",
+    ),
+    "rotation of more features than a head has": (
+        "phi",
+        {"partial_rotary_factor": 1.5},
+        "must be even and at most 8, got 12",
+    ),
+    "odd head": (
+        "openelm",
+        {"head_dim": 7, "num_query_heads": None, "num_kv_heads": None},
+        "rotary positions need an even head_dim, got 7",
+    ),
+    "kinds of other layers": (
+        "qwen2",
+        {"num_hidden_layers": 1},
+        "layer_types must be a list with full_attention for each of the 1 layers, got ",
+    ),
+    "rotary fields of a kind": (
+        "modernbert",
+        {"rope_parameters": {"full_attention": 3}},
+        r"rope_parameters\.full_attention must be a JSON object, got 3",
     ),
 }
 
