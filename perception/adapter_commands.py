@@ -32,7 +32,7 @@ from perception import (
 from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
-from perception.families.fields import as_json
+from perception.families.fields import as_json, read_object
 from perception.families.table import FAMILIES
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
@@ -77,7 +77,7 @@ def merge(options: Namespace) -> None:
     base, what = open_model(source, "--pretrained"), f"--adapter={shown(options.adapter)}"
     _require_same(base, opened.adapter.base, what, opened.quantize)
     _warn_if_quantized(base, opened.quantize, what, options.mesh)
-    names = what, f"--pretrained={shown(source)}"
+    names = what, f"the weights in {shown(source)}"
     merged = adapter_arithmetic.merge(_weights(base, options.mesh), opened.adapter, names=names)
     _export(options.out, base, merged)
 
@@ -306,7 +306,8 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
         f"warning: {what} was trained on weights quantized to {kind}, but the unquantized weights are used here:"
         f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
         " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
-        f" write them with perception.adapters quantize --kind={kind} --save=DIR and add --pretrained=DIR",
+        f" write them with perception.adapters quantize --pretrained={shown(base.directory)} --kind={kind} --save=DIR,"
+        " and repeat this command with --pretrained=DIR",
         file=sys.stderr,
     )
 
@@ -338,11 +339,11 @@ def _saved(path: Path, weights: Path | None) -> Opened:
 def _read_mark(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
+    # Adapters from before 24 November 2026 lack the field `quantize`.
+    mark = {"quantize": "none"} | read_object(path)
     try:
-        # Adapters from before 24 November 2026 lack the field `quantize`.
-        mark = {"quantize": "none"} | json.loads(path.read_text())
         found = {name: mark[name] for name in ("base", "family", "quantize")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
         raise file_error(shown(path), error) from error
     check_choice(f"{shown(path)}: family", found["family"], FAMILIES)
     return found

@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
 def parse_seconds(text: str) -> float:
     """Converts a positive duration such as "90s", "10m" or "1.5h" to seconds; raises a UserError for any other text."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    found = re.fullmatch(r"(\d*\.?\d+)([smh])", text)
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not seconds:
         raise UserError(

@@ -145,7 +145,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         others = sorted(way for way in ways if way not in (*TRAINABLE, BASELINE) and ":" not in way)
         check(
             not others,
-            f"--out={shown(self.out)} has runs of another program ({shown(self.out / 'runs')} has {', '.join(others)}):"
+            f"--out={shown(self.out)} has runs of another program ({shown(self.out / 'runs')} has"
+            f" {', '.join(others[:3])}):"
             " name a folder that perception.worth has written",
         )
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]

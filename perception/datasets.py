@@ -126,17 +126,17 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """
     data, known = config.data, DATASETS[config.dataset] if config.dataset else OWN
     fields = data.fields or known.fields
+    count = len(fields.split())
     premise_only = data.premise_only and config.dataset == "snli"
     read = ConfigDict(
         {
             "source": data.source or known.source,
             "splits": {split: data.splits[split] or known.splits[split] for split in SPLITS},
-            "fields": fields.split()[0] if premise_only else fields,
+            "fields": fields.split()[0] if premise_only and count else fields,
             "label": data.label or known.label,
             "tfds_dir": data.tfds_dir,
         }
     )
-    count = len(fields.split())
     check(
         not data.pair or count == 2,
         "--config.data.pair=true needs two text fields, such as --config.data.fields='premise hypothesis', got"

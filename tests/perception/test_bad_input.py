@@ -336,6 +336,11 @@ BAD = {
         {},
         "--adapter=adapter was not trained on the weights in base",
     ),
+    "adapter of a deeper base": (
+        "adapters merge --adapter=deep --out=merged",
+        {},
+        "up, which is missing in the weights in /",
+    ),
 }
 
 
@@ -348,11 +353,11 @@ def counted(tmp_path_factory) -> Path:
     return workdir
 
 
-def write_adapter(adapter: Path, base: Path) -> None:
-    """Writes a PEFT adapter of BERT to `adapter`, with a fingerprint that is not the fingerprint of `base`."""
+def write_adapter(adapter: Path, base: Path, layer: int = 0) -> None:
+    """Writes a PEFT adapter of a layer of BERT, with a fingerprint that is not the fingerprint of `base`."""
     adapter.mkdir()
     values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
-    layers = {"stack/blocks/0/residuals/1/function/up": values}
+    layers = {f"stack/blocks/{layer}/residuals/1/function/up": values}
     peft_format.write(adapter, Adapter("0" * 64, layers), "bert", None, base)
     (adapter / MARK).write_text(json.dumps({"base": "0" * 64, "family": "bert"}))
 
@@ -369,6 +374,8 @@ def test_bad_input_is_one_clear_line(case, tmp_path, counted, request, monkeypat
     if program == "adapters":
         (tmp_path / "base").symlink_to(request.getfixturevalue("pretrained"))
         write_adapter(tmp_path / "adapter", tmp_path / "base")
+        write_adapter(tmp_path / "deep", tmp_path / "base", layer=1)
+        (tmp_path / "deep" / MARK).unlink()  # as in an adapter that PEFT has trained
     monkeypatch.setattr(sys, "argv", [program, *options])
     with pytest.raises(UserError) as caught:
         PROGRAMS[program].main()

@@ -13,7 +13,7 @@ COST = Cost(start=10.0, step=0.1, evaluation=2.0, test=5.0)
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400)]
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), (".5h", 1800)]
 )
 def test_times_are_parsed(text, seconds) -> None:
     assert parse_seconds(text) == seconds

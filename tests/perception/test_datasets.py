@@ -129,6 +129,9 @@ def test_premise_only_drops_hypotheses(tmp_path):
     assert len(splits["train"]) == 6
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)
+    chosen.data.fields = " "
+    with pytest.raises(UserError, match=r"--config\.data\.fields=' ' must name one or two"):
+        datasets.load(chosen)
     # premise_only drops hypotheses of SNLI only, as the authors' program does. Pairs in a user's files keep both texts.
     own = {"data.premise_only": True, "data.fields": "premise hypothesis"}
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())

@@ -376,6 +376,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: --adapter={lora} {QUANTIZED}")
+    assert "write them with perception.adapters quantize --pretrained=/" in line
     mean, largest = map(float, re.findall(r"([\d.]+) %", line))
     assert 5 < mean < largest < 15  # the relative error of 4 bits in blocks of at most 24 inputs
     merged = kernels(folder / "merged")
@@ -615,12 +616,14 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
 
 
 def test_kept_refuses_runs_of_another_program(tmp_path) -> None:
-    folder = tmp_path / "runs" / "sst2_arctic_xs_lora_seed1"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text("{}")
-    assert f"--out={tmp_path} has runs of another program ({tmp_path / 'runs'} has sst2_" in (
-        refused(worth, "--kept", f"--out={tmp_path}")
-    )
+    """The message names three of the experiments."""
+    for name in "abcd":
+        folder = tmp_path / "runs" / f"sst2_{name}_lora_seed1"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text("{}")
+    told = refused(worth, "--kept", f"--out={tmp_path}")
+    names = "sst2_a_lora, sst2_b_lora, sst2_c_lora"
+    assert f"has runs of another program ({tmp_path / 'runs'} has {names}): name" in told
 
 
 @pytest.mark.parametrize(
