@@ -81,9 +81,9 @@ def find_columns(
     needed = 2 + pair
     check(
         len(columns) >= needed,
-        f"--data has only {counted(len(columns), 'column')} ({', '.join(columns) or 'without a name'}), but needs"
-        f" {needed}: {'two columns of texts' if pair else 'a column of texts'} and a column of labels; add the missing"
-        " columns",
+        f"--data has only {counted(len(columns), 'column')} ({', '.join(map(repr, columns))}), but needs {needed}:"
+        f" {'two columns of texts' if pair else 'a column of texts'} and a column of labels; add the missing columns,"
+        " or separate the columns in a .tsv file by tabs, and in a .csv file by one of , ; | and tab",
     )
     for name in text:
         check_choice("--text", name, tuple(columns))
@@ -101,7 +101,7 @@ def find_columns(
         if name not in (*text, *label)
     }
     if pair and not text:
-        text = _pair_columns(columns)
+        text = _pair_columns(list(values))
     check(
         not pair or len(text) == 2,
         f"--pair needs two --text columns, got {len(text)}: name them with --text=FIRST --text=SECOND",

@@ -61,7 +61,7 @@ def check_names(place: str, names: Sequence[str]) -> None:
     check(
         not twice,
         f"{place} repeats the column{'s' * (len(twice) > 1)} {' and '.join(map(repr, twice))}: give each column its"
-        " own name",
+        " own name, or remove it",
     )
 
 
@@ -87,9 +87,9 @@ def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[R
 
 
 def import_pyarrow(path: Path) -> Any:
-    """Returns the package pyarrow. Raises a UserError that names `path`, a Parquet file, if the package is missing."""
+    """Returns the package pyarrow. Raises a UserError that names `path`, a Parquet file, if the import fails."""
     try:
-        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise UserError(
             f"reading {shown(path)} needs the package pyarrow, which cannot be imported ({reason_of(error)}): pip"

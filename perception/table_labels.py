@@ -91,8 +91,8 @@ def label_reader(
             raise ValueError(f"the label in column {column} is missing")
         if isinstance(value, list | dict):
             raise ValueError(
-                f"the label in column {column} is of the type {type(value).__name__}, but most labels are single"
-                " classes: write one class"
+                f"the label in column {column} is of the type {type(value).__name__}: write one class in each row, or"
+                " a list of classes in each row"
             )
         return _name(value, names)
 
@@ -101,7 +101,8 @@ def label_reader(
         wrong = next((name for name, value in values.items() if value not in MARKS), None)
         if wrong is not None:
             raise ValueError(
-                f"the label column {wrong} must have one of {', '.join(MARKS)}, got {row.get(wrong)!r}"
+                f"with several --label columns, the column {wrong} must have one of {', '.join(MARKS)}, got"
+                f" {row.get(wrong)!r:.80}"
             )
         return tuple(sorted(name for name, value in values.items() if MARKS[value]))
 
@@ -111,7 +112,7 @@ def label_reader(
             fault = (
                 "is missing"
                 if value is None
-                else f"is not text but of the type {type(value).__name__}"
+                else f"is of the type {type(value).__name__}, but --separator needs text"
             )
             raise ValueError(f"the label in column {column} {fault}")
         parts = map(str.strip, str(value).split(separator))
@@ -226,14 +227,14 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
         some = ", ".join(list(counts)[:3])
         raise UserError(
             f"{option} has {several:,} different numbers ({some}, ...) among {len(labels):,} labels and looks like a"
-            " regression target: predicting a number is regression, which this program does not do; write a column of"
-            " classes, such as low and high"
+            " regression target: predicting a number is regression, which this program does not do; write the classes"
+            " as words, such as low and high"
         )
     single = sum(count == 1 for count in counts.values())
     check(
         several <= 2 or 2 * single <= len(labels),
         f"{option}: more than half of its labels ({single:,} of {len(labels):,}) occur only once, like ids or texts;"
-        " name a column of classes",
+        " name a column of classes, or add texts",
     )
     check(
         several <= MOST_CLASSES,

@@ -20,6 +20,7 @@ from perception.datasets import SPLITS
 from perception.table_files import (
     FORMATS,
     check_encoding,
+    check_names,
     csv_rows,
     delimiter_of,
     format_of,
@@ -199,17 +200,14 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
 
 def _parse_parquet(path: Path) -> Iterator[Parsed]:
     pyarrow = import_pyarrow(path)
-    from pyarrow.parquet import read_table
-
     with opened(path) as file:
         raw = io.BytesIO(file.read())
-    check(
-        bool(raw.getbuffer()), f"{shown(path)} is empty: write the table to the file, or remove it"
-    )
     try:
-        rows = read_table(raw).to_pylist()
+        table = pyarrow.parquet.ParquetFile(raw).read()
+        rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise file_error(shown(path), error) from error
+    check_names(shown(path), table.column_names)
     for number, row in enumerate(rows, start=1):
         yield f"{path.name} row {number}", row
 
@@ -227,19 +225,22 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         # huggingface_hub and datasets read HF_HUB_OFFLINE when they are imported.
         os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        import datasets
+        from datasets import load_dataset
     except ImportError as error:
         raise UserError(
             f"{option} needs the package datasets, which cannot be imported ({reason_of(error)}): pip install -U"
             " datasets; or save the examples as a CSV file and give it by --data=FILE"
         ) from error
     try:
-        there = datasets.load_dataset(name, revision=revision or None)
+        there = load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.
-        hint = "check the name and the network"
+        hint = "check the name, the network and the free disk space"
         if not download:
             hint = "if the data set is not in the local cache, add --download to fetch it"
-        raise UserError(f"cannot read {option}: {reason_of(error)}; {hint}") from error
+        raise UserError(
+            f"cannot read {option}: {reason_of(error)}; {hint}; or save the examples as a CSV file and give it by"
+            " --data=FILE"
+        ) from error
     splits = {}
     for split, names in SPLITS.items():
         found = next((one for one in names.split("|") if one in there), None)

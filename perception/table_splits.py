@@ -171,31 +171,27 @@ def cut_splits(
     }
     counts = Counter(label.values())
     rare = {name for name, count in counts.items() if count < LEAST}
+    several = any(isinstance(e.label, tuple) for e in examples)
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
             f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts"
-            f" {'are' if len(rare) > 1 else 'is'} only in training: {some}{', ...' * (len(rare) > SHOWN)}."
+            f" {'are' if len(rare) > 1 else 'is'} only in training{', except in texts with a rarer class' * several}:"
+            f" {some}{', ...' * (len(rare) > SHOWN)}."
         )
+    classes = sorted(counts.keys() - rare)
+    check(
+        len(classes) > 1 or not wanted,
+        f"--data has too few texts: {f'only the class {classes[0]!r}' if classes else 'no class'} has {LEAST} different"
+        f" texts, where nearly equal texts count once{', and a text only for its rarest class' * several}: add texts"
+        f" until at least two classes have {LEAST}",
+    )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0
     for split in wanted:
         share, most = SHARES[split]
-        classes = len({label[n] for n in left})
-        check(
-            classes > 1,
-            f"--data has too few texts: {len(rare):,} of {len(counts):,} classes"
-            f" {'have' if len(rare) > 1 else 'has'} fewer than {LEAST} different texts"
-            f" ({', '.join(sorted(rare)[:SHOWN])}{', ...' * (len(rare) > SHOWN)}), where nearly equal texts count once:"
-            f" add texts until at least two classes have {LEAST}",
-        )
-        # A stratified split needs one example of each class in both parts.
-        count = max(min(math.ceil(share * whole), most), classes)
-        check(
-            len(left) - count >= classes,
-            f"--data has too few texts to cut the split{'s' * (len(wanted) > 1)} {' and '.join(wanted)}: {whole:,}"
-            f" different texts of {classes} classes; add texts",
-        )
+        # A stratified split needs one example of each class in both parts, which LEAST examples of a class ensure.
+        count = max(min(math.ceil(share * whole), most), len(classes))
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]
         )
@@ -227,5 +223,6 @@ def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
             name, count = unknown.most_common(1)[0]
             raise UserError(
                 f"--data: the label {name!r} of {counted(count, 'example')} of the split {split} occurs in no training"
-                " example; add training examples, or correct the label"
+                " example, apart from texts nearly equal to validation or test texts; add training examples, or correct"
+                " the label"
             )

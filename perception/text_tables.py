@@ -15,6 +15,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from common.arguments import check_file
 from common.data.files import decoded_lines, lines_of, opened
 from common.data.record import has_surrogate
 from common.data.record_files import parse_json_lines
@@ -96,10 +97,10 @@ def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
       encoding: encoding of a text file; "" is UTF-8, or UTF-16 with a byte order mark.
 
     Raises:
-      UserError: the file is missing, or the extension of its name or the encoding is unknown.
+      UserError: the file is missing or a folder, or the extension of its name or the encoding is unknown.
     """
     check_encoding(encoding)
-    check(path.exists(), f"--input={shown(path)}: no such file; give an existing file")
+    check_file("--input", path)
     match format_of(path, (*FORMATS, LINES)):
         case ".csv" | ".tsv":
             return Csv(path, pair, encoding)
@@ -128,8 +129,8 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
         found = next((name for name in names if name in row), None)
         check(
             found is not None,
-            f"{place}: no column {' or '.join(names)}; its columns: {', '.join(map(str, row)) or 'none'}; name the text"
-            f" {advice}",
+            f"{place}: no column {' or '.join(names)}; its columns: {', '.join(map(repr, row)) or 'none'}; add the"
+            f" column, or name the text {advice}",
         )
         part = "" if row[found] is None else row[found]
         check(
@@ -354,22 +355,18 @@ class Parquet:
     @contextmanager
     def _file(self) -> Iterator[Any]:
         pyarrow = import_pyarrow(self.path)
-        from pyarrow.parquet import ParquetFile
-
         try:
             with ExitStack() as stack:
                 source = self.path
                 if _is_compressed(source):
                     source = BytesIO(stack.enter_context(opened(source)).read())
-                yield stack.enter_context(ParquetFile(source))
+                yield stack.enter_context(pyarrow.parquet.ParquetFile(source))
         # For a damaged page, pyarrow raises an OSError without an error number.
         except (pyarrow.ArrowException, OSError) as error:
             raise file_error(shown(self.path), error) from error
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         pyarrow = import_pyarrow(self.path)
-        from pyarrow.parquet import ParquetWriter
-
         with self._file() as source:
             schema = source.schema_arrow
         kinds = {
@@ -381,7 +378,7 @@ class Parquet:
             schema = schema.append(pyarrow.field(name, kinds[kind]))
         with (
             _stream(file, _is_compressed(self.path)) as made,
-            ParquetWriter(made, schema) as writer,
+            pyarrow.parquet.ParquetWriter(made, schema) as writer,
         ):
             for block, values in blocks:
                 columns = zip(*values, strict=True)

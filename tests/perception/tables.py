@@ -37,9 +37,10 @@ def as_lines(found: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in found)
 
 
-def as_parquet(found: list[dict]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(found), file)
+def as_parquet(found: list[dict], names: list[str] | None = None) -> bytes:
+    """Returns a Parquet file. `names` are other names of the columns."""
+    file, table = io.BytesIO(), pa.Table.from_pylist(found)
+    pq.write_table(table.rename_columns(names or table.column_names), file)
     return file.getvalue()
 
 

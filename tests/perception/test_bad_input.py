@@ -33,6 +33,11 @@ Case = tuple[str, dict[str, str | bytes], str]
 
 FEW = as_csv(rows(20))
 
+NEAR = [{"text": sentence(0) + mark, "label": label} for mark, label in ((" !", "a"), (" ?", "b"))]
+"""Near-duplicates of a text with the label "a"."""
+
+TWICE = as_parquet(MANY, ["text", "text"])
+
 
 def data(content: str | bytes, message: str, options: str = "", name: str = "a.csv") -> Case:
     """Returns a case of perception.worth: a table with the given content, and a part of the error message."""
@@ -70,6 +75,9 @@ BAD = {
         gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
         "is damaged or truncated",
         name="a.csv.gz",
+    ),
+    "empty parquet": data(
+        b"", "a.parquet is damaged: Parquet file size is 0 bytes", name="a.parquet"
     ),
     "empty gz": data(gzip.compress(b"", mtime=0), "is empty", name="a.csv.gz"),
     "gzip named CSV": data(
@@ -118,6 +126,13 @@ BAD = {
     "two repeated columns": data(
         "text,text,label,label\n1,2,3,4\n", "repeats the columns 'label' and 'text'"
     ),
+    "two columns without a name": data(
+        "text,label,,\n1,2,,\n",
+        "repeats the column '': give each column its own name, or remove it",
+    ),
+    "repeated column in parquet": data(
+        TWICE, "a.parquet repeats the column 'text': give", name="a.parquet"
+    ),
     "JSON list": data(json.dumps(MANY), "line 1 is not a JSON object", name="a.jsonl"),
     "indented JSON": data(json.dumps(MANY, indent=1), "is not JSON", name="a.jsonl"),
     "deep JSON": data("[" * 100_000, "is not JSON", name="a.jsonl"),
@@ -140,7 +155,23 @@ BAD = {
     "label absent": strict({"text": "x"}, "the label in column label is missing"),
     "label list": strict(
         {"text": "x", "label": ["a", "b"]},
-        "the label in column label is of the type list, but most labels are single classes: write one class",
+        "the label in column label is of the type list: write one class in each row, or a list of classes in each",
+    ),
+    "labels that are dictionaries": data(
+        as_lines([{**row, "label": {"name": row["label"]}} for row in MANY]),
+        "a.jsonl line 1: the label in column label is of the type dict: write one class in each row",
+        name="a.jsonl",
+    ),
+    "labels that are lists, and a separator": data(
+        as_lines([{**row, "label": [row["label"]]} for row in MANY]),
+        "the label in column label is of the type list, but --separator needs text",
+        "--separator=;",
+        "a.jsonl",
+    ),
+    "text as a column of 0 and 1": data(
+        as_csv([{"text": "x", "a": 1, "b": sentence(i, 100)} for i in range(9)]),
+        "with several --label columns, the column b must have one of 1, 1.0, true, 0, 0.0, false, got 'seven",
+        "--text=text --label=a --label=b",
     ),
     "label surrogate": strict(
         {"text": "x", "label": "\ud800"}, "the label '\\ud800' contains half of a surrogate pair"
@@ -155,7 +186,13 @@ BAD = {
         as_csv(MANY), "--label=text is also a column of --text", "--text=text --label=text"
     ),
     "one column": data(
-        "text\nhello\nworld\n", "--data has only 1 column (text), but needs 2: a column of texts"
+        "text\nhello\nworld\n", "--data has only 1 column ('text'), but needs 2: a column of texts"
+    ),
+    "commas in a TSV file": data(
+        as_csv(MANY),
+        "has only 1 column ('text,label'), but needs 2: a column of texts and a column of labels; add the missing"
+        " columns, or separate the columns in a .tsv file by tabs",
+        name="a.tsv",
     ),
     "no label column": data(
         as_csv([{"text": sentence(i), "id": i} for i in range(20)]),
@@ -195,9 +232,15 @@ BAD = {
     "one class": data(number_rows(lambda i: "same"), "has a single class, 'same'"),
     "labels that are ids": data(number_rows(lambda i: f"id{i}"), "occur only once, like ids"),
     "whole numbers as ids": data(number_rows(lambda i: 10_000 + i), "occur only once, like ids"),
+    "few texts": data(
+        as_csv(rows(5, 4)),
+        "more than half of its labels (3 of 5) occur only once, like ids or texts; name a column of classes, or add",
+        "--label=label",
+    ),
     "regression target": data(
         number_rows(lambda i: f"{i / 7:.2f}"),
-        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) among 60 labels and looks like a regression",
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) among 60 labels and looks like a regression"
+        " target: predicting a number is regression, which this program does not do; write the classes as words",
     ),
     "score from 0 to 100": data(
         number_rows(lambda i: i * 37 % 101, 400),
@@ -215,8 +258,19 @@ BAD = {
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
     "two texts of each class": data(
         number_rows(lambda i: f"class {i % 30:02}"),
-        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02, ...), where nearly equal",
+        "no class has 3 different texts, where nearly equal texts count once: add texts until at least two classes",
         "--text=text --label=label",
+    ),
+    "texts of one class, nearly equal to all others": data(
+        as_csv([*({"text": sentence(i), "label": "a"} for i in range(9)), *NEAR]),
+        "only the class 'a' has 3 different texts, where nearly equal texts count once: add texts",
+        "--text=text",
+    ),
+    "the same classes in all texts": data(
+        as_lines([{"text": sentence(i), "label": ["a", "b"]} for i in range(9)]),
+        "only the class 'a' has 3 different texts, where nearly equal texts count once, and a text only for its"
+        " rarest class: add texts",
+        name="a.jsonl",
     ),
     "one text with all labels": data(
         "text,label\n" + "same text,a\nSame  text,b\n" * 9,
@@ -268,7 +322,8 @@ BAD = {
             "train.csv": FEW,
             "test.csv": as_csv([*rows(8, start=50), {"text": "x y", "label": "new"}]),
         },
-        "the label 'new' of 1 example of the split test occurs in no training example",
+        "the label 'new' of 1 example of the split test occurs in no training example, apart from texts nearly equal"
+        " to validation or test texts; add training examples",
     ),
     "duplicates across splits": folder(
         {"train.csv": FEW, "test.csv": FEW},
@@ -281,7 +336,7 @@ BAD = {
     "new: not UTF-8": new(b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8: name the encoding"),
     "new: missing column": new(
         "body\none\n",
-        "no column text or sentence; its columns: body; name the text column with --text=NAME",
+        "no column text or sentence; its columns: 'body'; add the column, or name the text column with --text=NAME",
     ),
     "new: label exists": new(
         "text,label\none,a\n",
@@ -294,7 +349,12 @@ BAD = {
     "new: missing file": (
         "classify --run=counted --input=gone.csv",
         {},
-        "--input=gone.csv: no such",
+        "--input=gone.csv is not a file: give the path of an existing file",
+    ),
+    "new: folder": (
+        "classify --run=counted --input=new",
+        {"new/a.csv": "text\n"},
+        "--input=new is not a file: give the path of an existing file",
     ),
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),

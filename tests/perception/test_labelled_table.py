@@ -497,13 +497,29 @@ def test_hugging_face_errors(monkeypatch) -> None:
         raise ConnectionError("not in the\ncache")
 
     fake_datasets(monkeypatch, load)
-    assert "not in the cache; if the data set is not in the local cache, add --download" in refused(
-        "hf:team/mails"
+    advice = "; or save the examples as a CSV file and give it by --data=FILE"
+    assert (
+        f"not in the cache; if the data set is not in the local cache, add --download to fetch it{advice}"
+        in (refused("hf:team/mails"))
+    )
+    assert f"check the name, the network and the free disk space{advice}" in (
+        refused("hf:team/mails", download=True)
     )
     fake_datasets(monkeypatch, lambda name, revision: {"test": Examples()})
     assert "has no split train (its splits: test)" in refused("hf:team/mails")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "cannot be imported (import of datasets halted" in refused("hf:team/mails")
+    for module in (
+        None,
+        ModuleType("datasets"),
+    ):  # a folder named "datasets" is a module without functions
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        assert "needs the package datasets, which cannot be imported (" in refused("hf:team/mails")
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "pyarrow.parquet"])
+def test_missing_pyarrow_is_named(tmp_path, monkeypatch, package) -> None:
+    path = put(tmp_path / "a.parquet", as_parquet(MANY))
+    monkeypatch.setitem(sys.modules, package, None)
+    assert "a.parquet needs the package pyarrow, which cannot be imported" in refused(path)
 
 
 CACHED = """

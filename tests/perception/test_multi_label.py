@@ -180,7 +180,7 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     made[3][2] = "yes"
     path = write_csv(tmp_path / "a.csv", ["text", "fruit", "place"], made)
     found = prepare(read_tables(str(path)), label=("fruit", "place"))
-    fault = "a.csv line 5: the label column place must have one of 1, 1.0, true, 0, 0.0, false, got 'yes'"
+    fault = "a.csv line 5: with several --label columns, the column place must have one of 1, 1.0, true, 0, 0.0, fal"
     assert any(fault in note for note in found.notes)
     with pytest.raises(UserError, match="--separator=; is for one --label column, but there are 2"):
         prepare(read_tables(str(path)), label=("fruit", "place"), separator=";")
@@ -189,6 +189,14 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     path = write_csv(tmp_path / "b.csv", ["text", "label"], cells)
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
     assert "the label 'fruit' in column label is not a list of classes" in note
+    cells = [
+        [text, "a" if i < 2 else "a;b" if i % 2 else "a;c"] for i, (text, _) in enumerate(rows(80))
+    ]
+    rare = write_csv(tmp_path / "d.csv", ["text", "label"], cells)
+    assert (
+        "1 of 3 classes with fewer than 3 different texts is only in training, except in texts with a rarer class: a."
+        in prepare(read_tables(str(rare)), separator=";").notes
+    )
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):
         prepare(read_tables(str(bare)), separator=";")

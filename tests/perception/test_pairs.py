@@ -128,6 +128,8 @@ def test_pair_columns_are_recognised_or_named(tmp_path) -> None:
     other = read_tables(str(write_csv(tmp_path / "b.csv", [{"x": "a", "y": "b", "label": "c"}])))
     with pytest.raises(UserError, match="columns of --pair cannot be recognised"):
         prepare(other, pair=True)
+    with pytest.raises(UserError, match="columns of --pair cannot be recognised"):
+        prepare(tables, label=("premise",), pair=True)
 
 
 def call(program, *arguments: object, stdin: bytes = b"") -> None:
