@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.config import check_int
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
 from common.errors import check
@@ -221,6 +222,5 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: a field has an invalid value.
     """
-    longest = config.data.max_length
-    check(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
+    check_int("--config.data.max_length", config.data.max_length)
     classification.validate(in_rows(config))

@@ -90,7 +90,7 @@ def vector(tuned: Params, base: Params, run: str = "the run") -> Params:
         not different,
         f"the weights of {run} do not fit the pretrained model (parameters with another name or shape:"
         f" {', '.join(different[:3])}{f' and {len(different) - 3:,} more' if len(different) > 3 else ''}): set"
-        " --pretrained=DIR to the model from which the run started",
+        " --pretrained=DIR to the model from which the run started, or name a run without --config.reinitialize",
     )
     return {name: tuned[name] - x for name, x in base.items()}
 

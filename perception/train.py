@@ -18,13 +18,13 @@ def fetch_pretrained(config: ConfigDict) -> None:
     """Downloads the model --config.pretrained to the local Hugging Face cache, unless the option names a directory.
 
     Raises:
-      UserError: the option is empty, or the download fails.
+      UserError: the option is empty or missing, or the download fails.
     """
     from common.errors import check
     from perception import hub
 
     check(
-        bool(config.pretrained),
+        bool(config.get("pretrained")),
         "--download needs --config.pretrained=NAME, a name on the Hugging Face hub",
     )
     if not Path(config.pretrained).expanduser().is_dir():

@@ -200,10 +200,10 @@ def _download(data: str, experiment: "ConfigDict") -> None:
     from perception.train import fetch_pretrained
 
     check(
-        bool(experiment.pretrained) or data.startswith("hf:"),
+        bool(experiment.get("pretrained")) or data.startswith("hf:"),
         "--download needs --config.pretrained=NAME with a name on the Hugging Face hub, or --data=hf:NAME",
     )
-    if experiment.pretrained:
+    if experiment.get("pretrained"):
         fetch_pretrained(experiment)
 
 

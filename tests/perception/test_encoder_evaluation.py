@@ -142,7 +142,8 @@ def test_vectors_are_differences_and_add_up() -> None:
     for name, value in task_vectors.moved(base, [(found, 1.0), (found, -0.5)]).items():
         np.testing.assert_allclose(value, (base[name] + tuned[name]) / 2)
     with pytest.raises(
-        UserError, match=r"pretrained model \(parameters with another name or shape: b\)"
+        UserError,
+        match=r"model \(parameters with another name or shape: b\): set .* or name a run without --config.reinitialize",
     ):
         task_vectors.vector({**tuned, "b": np.zeros(3)}, base)
     with pytest.raises(

@@ -209,7 +209,7 @@ def test_failed_cell_stays_empty_and_others_are_written(
 def test_invalid_config_fails_before_training(make, monkeypatch) -> None:
     monkeypatch.setattr(Known, "made", None)
     suite = make(datasets=("sst2",), sources=sources("sst2"), fields=["--config.data.max_length=0"])
-    with pytest.raises(UserError, match="max_length must be at least 1"):
+    with pytest.raises(UserError, match="max_length must be a whole number"):
         tables.table1(suite)
 
 

@@ -20,7 +20,7 @@ from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
-from perception import adapter_commands, adapters, classify, datasets, loading, run
+from perception import adapter_commands, adapters, classify, datasets, loading, run, task
 from perception.backbones import BACKBONES
 from perception.finetuning import make_shape, resolve
 from perception.hugging_face import open_model
@@ -373,7 +373,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
         ({"model.dropout": -0.5}, "must be a number from 0 to 0.99"),
         ({"eval.select": "train"}, "choose one of valid, test"),
         ({"data.vocab_size": 100}, "vocab_size=100 must be at least"),
-        ({"data.max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"data.max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
     ],
 )
 def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields, told):
@@ -381,6 +381,14 @@ def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields
     with pytest.raises(UserError, match=told) as caught:
         run.fit(make(**fields), workdir, mesh)
     assert not workdir.exists() and "\n" not in str(caught.value)
+
+
+def test_fractional_length_of_a_configuration_file_raises_error(make) -> None:
+    config = make()
+    with config.ignore_type():
+        config.data.max_length = 1.5
+    with pytest.raises(UserError, match=r"at least 1, got 1\.5 of type float"):
+        task.validate(config)
 
 
 def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):

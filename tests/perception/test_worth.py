@@ -35,6 +35,7 @@ from perception import (
     comparison,
     loading,
     run,
+    train,
     worth,
 )
 from perception.backbones import bert
@@ -672,6 +673,12 @@ def test_configuration_without_a_field_of_worth_raises_an_error(tmp_path) -> Non
     file.write_text("\n".join(lines))
     message = f"--config={file} is not a configuration of this program: the field shots is missing;"
     assert refused(worth, f"--config={file}").startswith(message)
+    assert "--download needs --config.pretrained" in refused(
+        worth, f"--config={file}", "--download"
+    )
+    assert "--download needs --config.pretrained" in refused(
+        train, f"--config={file}", "--download"
+    )
 
 
 def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
