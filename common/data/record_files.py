@@ -86,7 +86,9 @@ def _records(path: Path) -> Iterator[Record]:
     parsed = named_rows(parse_rows(name, lines)) if is_csv else parse_json_lines(name, lines)
     remedy = "correct the line"
     if not path.name.endswith(_ENDINGS):
-        remedy += f", or give a file of JSON lines or CSV, whose name ends in {' or '.join(_ENDINGS)}"
+        remedy += (
+            f", or give a file of JSON lines or CSV, whose name ends in {' or '.join(_ENDINGS)}"
+        )
     for place, fields_or_error in parsed:
         if isinstance(fields_or_error, str):
             raise UserError(f"{place}{fields_or_error}; {remedy}")

@@ -155,8 +155,8 @@ def train_model(
         message = str(error)
         check(
             "sentences_.empty" not in message,
-            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text: add text"
-            " to it, or split its lines",
+            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text: add"
+            " text to it, or split its lines",
         )
         if largest := re.search(r"value <= (\d+)", message):
             most = int(largest[1]) + added

@@ -334,9 +334,13 @@ def test_tfds_data_sets(tmp_path):
     with pytest.raises(UserError, match=f"split hidden, example 0: {wrong}"):
         load_labelled(settings)
     settings.splits.test = "other"
-    with pytest.raises(UserError, match="cannot read split other of --config.data.source=tfds:tiny"):
+    with pytest.raises(
+        UserError, match=r"cannot read split other of --config\.data\.source=tfds:tiny"
+    ):
         load_labelled(settings)
-    with pytest.raises(UserError, match="cannot read --config.data.source=tfds:Tiny Sentences: "):
+    with pytest.raises(
+        UserError, match=r"cannot read --config\.data\.source=tfds:Tiny Sentences: "
+    ):
         load_labelled(data("tfds:Tiny Sentences"))
 
 

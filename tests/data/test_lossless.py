@@ -113,7 +113,10 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
             f"{tmp_path}/absent.json",
             "--config.data.tokenizer=.*absent.json: no such file; set it to bytes, sentencepiece",
         ),
-        (f"{tmp_path}/damaged.model", "tokenizer from .*damaged.model: .*; restore it, choose another"),
+        (
+            f"{tmp_path}/damaged.model",
+            "tokenizer from .*damaged.model: .*; restore it, choose another",
+        ),
         (f"{tmp_path}/damaged.json", "cannot read a tokenizer from .*damaged.json"),
         (f"{tmp_path}/words.json", "has no piece for 256 of the 256 bytes"),
     ):
