@@ -88,9 +88,8 @@ def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
     """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
-    rope = Fields(path, values).object(
-        "rope_parameters"
-    )  # where transformers 5 stores rotary fields
+    # transformers 5 stores rotary fields in this object.
+    rope = Fields(path, values).object("rope_parameters")
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
     architectures = values.get("architectures")
