@@ -307,7 +307,7 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
         f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
         " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
         f" write them with perception.adapters quantize --pretrained={shown(base.directory)} --kind={kind} --save=DIR,"
-        " and repeat this command with --pretrained=DIR",
+        " and repeat this command with --pretrained=DIR and another --out",
         file=sys.stderr,
     )
 
