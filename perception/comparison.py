@@ -146,8 +146,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         check(
             not others,
             f"--out={shown(self.out)} has runs of another program ({shown(self.out / 'runs')} has"
-            f" {', '.join(others[:3])}):"
-            " name a folder that perception.worth has written",
+            f" {', '.join(others[:3])}): name a folder that perception.worth has written",
         )
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
