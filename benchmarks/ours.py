@@ -78,9 +78,9 @@ def translation_step(config: ConfigDict, batch: int = 64) -> Callable[[], float]
 def next_token_step(
     context: int, vocabulary: int, batch: int, tokens_L: np.ndarray
 ) -> Callable[[], float]:
-    """Returns a function that runs a training step of explicit_opt's language model on the next batch of `tokens_L`.
+    """Returns a function that runs a training step of explicit_opt's language model and returns the loss.
 
-    The model reads the concatenation of the `context` previous tokens.
+    Each call uses the next batch of `tokens_L`. The model reads the concatenated embeddings of `context` tokens.
     """
     config = explicit.babylm("cat")
     config.model.context = context

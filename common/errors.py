@@ -6,8 +6,8 @@ import traceback
 class UserError(ValueError):
     """Raised for wrong input that the user can correct: an argument, an option or a file.
 
-    Also raised for an argument of a wrong type. The message is one line. `common.runtime.program` prints only the
-    message.
+    Also raised, instead of a TypeError, for an argument of a wrong type. The message is one line.
+    `common.runtime.program` prints only the message.
     """
 
     def __init__(self, message: str):

@@ -50,7 +50,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
         "--kept", action="store_true", help="for claims: train nothing, use only finished runs"
     )
     add_fairness(parser)
-    parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
+    parser.epilog = "Fields of the configurations are options, such as --config.train.steps=1000"
     return parser
 
 

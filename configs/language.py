@@ -218,20 +218,12 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     Raises:
       ValueError: the argument has an unknown word, two recipes or two sizes.
     """
-    words = [word for word in argument.split(",") if word]
-    unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
-    recipes = [word for word in words if word in RECIPES]
-    sizes = [word for word in words if word in SIZES]
-    if unknown or len(recipes) > 1 or len(sizes) > 1:
-        raise ValueError(
-            f"the argument {argument!r} must consist of at most one of {', '.join(RECIPES)} and at most one of"
-            f" {', '.join(SIZES)}, such as code,tiny"
-        )
-    make = {"paper": paper, "code": code, "fixed": fixed}[recipes[0] if recipes else "paper"]
+    recipe, size = training.recipe_and_size(argument, RECIPES, SIZES)
+    make = {"paper": paper, "code": code, "fixed": fixed}[recipe or "paper"]
     config = make(kind, corpus)
-    if not sizes:
+    if not size:
         return config
-    config = {"laptop": laptop, "tiny": tiny}[sizes[0]](config)
-    if "fixed" in recipes:
-        _set_shape(config, FIXED[sizes[0]][kind])
+    config = {"laptop": laptop, "tiny": tiny}[size](config)
+    if recipe == "fixed":
+        _set_shape(config, FIXED[size][kind])
     return config

@@ -125,13 +125,6 @@ def get_config(argument: str = "") -> ConfigDict:
     Raises:
       ValueError: the argument has an unknown word, two recipes or two sizes.
     """
-    words = [word for word in argument.split(",") if word]
-    unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
-    sizes = [word for word in words if word in SIZES]
-    if unknown or len(sizes) > 1 or len(words) - len(sizes) > 1:
-        raise ValueError(
-            f"the argument {argument!r} must consist of at most one of {', '.join(RECIPES)} and at most one of"
-            f" {', '.join(SIZES)}, such as paper,tiny"
-        )
-    config = _paper(_base()) if "paper" in words else _base()
-    return {"laptop": _laptop, "tiny": _tiny}[sizes[0]](config) if sizes else config
+    recipe, size = training.recipe_and_size(argument, RECIPES, SIZES)
+    config = _paper(_base()) if recipe == "paper" else _base()
+    return {"laptop": _laptop, "tiny": _tiny}[size](config) if size else config

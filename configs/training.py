@@ -1,6 +1,6 @@
 """The configuration fields of the training loop, which the recipes of all papers share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
@@ -59,6 +59,25 @@ def base(paper: str) -> ConfigDict:
             "model": {},
         }
     )
+
+
+def recipe_and_size(argument: str, recipes: Sequence[str], sizes: Sequence[str]) -> tuple[str, str]:
+    """Returns the recipe and the size in an argument such as "code,tiny"; "" for a part that it lacks.
+
+    Raises:
+      ValueError: the argument has an unknown word, two recipes or two sizes.
+    """
+    words = [word for word in argument.split(",") if word]
+    found = [[word for word in words if word in known] for known in (recipes, sizes)]
+    unknown = [repr(word) for word in words if word not in (*recipes, *sizes)]
+    if unknown or max(map(len, found)) > 1:
+        fault = f"unknown {' and '.join(unknown)}" if unknown else "two recipes or two sizes"
+        raise ValueError(
+            f"{fault} in the argument {argument!r}: give a recipe ({', '.join(recipes)}), a size ({', '.join(sizes)}),"
+            f" or both separated by a comma, such as {recipes[1]},{sizes[-1]}"
+        )
+    recipe, size = ("".join(some) for some in found)
+    return recipe, size
 
 
 def choose(

@@ -117,5 +117,5 @@ def _settings(config: ConfigDict) -> dict[str, object]:
 
 
 def _text(value: object) -> str:
-    """Formats a number without trailing zeros, such as "0.0002". None becomes ""."""
+    """Formats a cell: None as "", floats with at most six significant digits ("0.0002", "1e-08"), others by `str`."""
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -384,9 +384,9 @@ def publish(
 
 
 def describe(plan: Plan, seconds: float, select: str) -> list[str]:
-    """Returns a sentence about the methods with training steps that fit the budget, and one per method left out.
+    """Returns sentences for the report: the planned methods that train in steps, and why other methods are left out.
 
-    The split `select`, "valid" or "test", selects the learning rates.
+    The learning rates are selected on the split `select`, "valid" or "test".
     """
     trained = [find(way).name for way in plan.ways if way in TRAINED]
     said = []

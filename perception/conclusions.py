@@ -171,7 +171,7 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
 
 
 def _valid(runs: Sequence[Run]) -> float:
-    """Returns the mean over runs of the best validation F1."""
+    """Returns the mean over runs of the best F1 of each run on the split `eval.select` ("valid" by default)."""
     return float(np.mean([run.curve.best.value for run in runs]))
 
 

@@ -54,17 +54,19 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
         method == METHOD,
         f"{shown(path)}: quant_method={as_json(method)} in {QUANTIZATION} is not supported: use the unquantized model",
     )
+    again = (
+        "quantize the unquantized model again: python -m perception.adapters quantize"
+        " --pretrained=UNQUANTIZED --save=DIR"
+    )
     try:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
         raise UserError(
-            f"{shown(path)} is damaged: {QUANTIZATION} has no {error}; quantize the model again with"
-            " perception.adapters quantize"
+            f"{shown(path)} is damaged: {QUANTIZATION} has no {error}; {again}"
         ) from error
     check(
         found.kind in KINDS,
-        f"{shown(path)}: kind={as_json(found.kind)} in {QUANTIZATION} is none of {', '.join(KINDS)}: quantize the model"
-        " again with perception.adapters quantize",
+        f"{shown(path)}: kind={as_json(found.kind)} in {QUANTIZATION} is none of {', '.join(KINDS)}; {again}",
     )
     return found
 

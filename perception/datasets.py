@@ -139,8 +139,8 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     )
     check(
         not data.pair or count == 2,
-        "--config.data.pair=true needs two text fields, such as --config.data.fields='premise hypothesis', got"
-        f" {count} ({fields})",
+        "--config.data.pair=true needs two text fields, separated by a space, such as --config.data.fields='premise"
+        f" hypothesis', got {count} ({fields}): name two fields, or set --config.data.pair=false",
     )
     check(
         not (data.pair and premise_only),

@@ -174,7 +174,8 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
     check(
         vocabulary <= shape.vocabulary,
         f"the tokenizer of the run has {vocabulary:,} ids, but the embedding table of the model {config.pretrained} has"
-        f" only {shape.vocabulary:,} rows: use the weights and the tokenizer.json of one model",
+        f" only {shape.vocabulary:,} rows: set --config.pretrained (for a finished run --pretrained) to a directory"
+        " with the weights and the tokenizer.json of one model",
     )
     # If the table of position embeddings is initialised from the seed, enlarge it to `max_length`.
     if shape.learned and (random or TABLES[1] in reinitialized(config, shape.family)):

@@ -84,7 +84,7 @@ def download(name: str) -> Path:
         found = snapshot_download(
             model, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
         )
-    # huggingface_hub, httpx and the operating system raise different types of exceptions.
+    # huggingface_hub, its HTTP library and the operating system raise different types of exceptions.
     except Exception as error:
         raise UserError(
             f"--download cannot fetch {name}: {reason_of(error)}; check the name, your access to the model, the"

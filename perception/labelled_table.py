@@ -239,8 +239,8 @@ def write(prepared: Prepared, out: Path) -> Path:
         changed = [*different, *missing]
         check(
             not changed or not (out / "runs").exists(),
-            f"--out={addresses.shown(out)} has runs whose data files would change"
-            f" ({' and '.join(sorted(changed))}): choose another --out",
+            f"--out={addresses.shown(out)} has runs, but --data and its options give other files than"
+            f" {addresses.shown(folder)} has ({', '.join(sorted(changed))}): choose another --out",
         )
         for name in changed:
             (new / name).replace(folder / name)

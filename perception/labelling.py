@@ -182,7 +182,10 @@ class Labeller:
     def __call__(
         self, blocks: Iterable[Block], done: Callable[[int], object] = lambda texts: None
     ) -> Iterator[tuple[Block, list[list]]]:
-        """Yields each block with the column values of its rows. Then calls `done` with the number of its rows."""
+        """Yields each block with the values of the added columns, a list for each of its rows.
+
+        After the consumer has processed a block, calls `done` with the number of rows of this block.
+        """
         for block in blocks:
             there = [i for i, text in enumerate(block.texts) if text]
             self.texts += len(block.texts)

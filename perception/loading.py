@@ -91,10 +91,11 @@ class Trained:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, ...]]
     ) -> tuple[list[list[list[int]]], list[int], int]:
-        """Returns the windows of each pair, the token counts of the first segments, and the number of truncated pairs.
+        """Returns the token ids of each pair, token counts of the first segments, and the number of truncated pairs.
 
-        A pair has a single window. As in training, the longer text is truncated first. The second result is [] for a
-        model without segments. A pair may also be a single text.
+        The token ids of a pair are one window. Truncates as in training: if the tokenizer separates the two texts, the
+        longer text first, otherwise the end of the joined texts. The token counts are [] for a model without segments.
+        The entries of `pairs` may also be single texts.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)

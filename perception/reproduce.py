@@ -1,8 +1,9 @@
 """Reproduces the paper's tables and figure: python -m perception.reproduce table2
 
-Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG files to --out. Any field of the
-configurations is an option, as in perception.train. Table 2 counts parameters without allocating them. Figure 1 uses
-the printed Table 1 and the finished runs in --out. --dry-run lists the cells of Table 1.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG files to --out. Fields of the
+configurations are options, as in perception.train, except the seed and the fields that a cell of Table 1 sets
+(`perception.experiments.FIXED`). Table 2 counts parameters without allocating them. Figure 1 uses the printed Table 1
+and the finished runs in --out. --dry-run lists the cells of Table 1.
 """
 
 from argparse import Namespace

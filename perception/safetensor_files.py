@@ -143,9 +143,19 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     return files, places
 
 
+_POINTER = b"version https://git-lfs"
+"""First bytes of the file that a clone without git-lfs has in place of a large file."""
+
+
 def _open_file(path: Path) -> Any:
     try:
-        path.open("rb").close()  # safe_open calls an unreadable file missing
+        with path.open("rb") as file:  # safe_open calls an unreadable file missing
+            start = file.read(len(_POINTER))
+        check(
+            start != _POINTER,
+            f"{shown(path)} is a Git LFS pointer, not the weights: run git lfs pull in its repository, or download the"
+            " file from the Hugging Face hub",
+        )
         return safe_open(path, framework="numpy")
     except OSError as error:
         raise UserError(

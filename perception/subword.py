@@ -76,7 +76,7 @@ class Subword:
         """Encodes texts, or pairs of texts.
 
         The longer text of a pair is truncated first. A tokenizer that does not separate pairs encodes the two texts
-        joined by a space.
+        joined by a space, and truncates their end.
 
         Returns:
             (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or

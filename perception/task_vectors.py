@@ -67,8 +67,8 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
     for number, (vector, _) in enumerate(vectors, start=1):
         if different := sorted(vector.keys() ^ base.keys()):
             raise ValueError(
-                f"task vector {number} and the base weights have different parameters, such as {different[0]}: use"
-                " weights of one model"
+                f"the names of the parameters in task vector {number} and in the base weights differ: only one of them"
+                f" has {different[0]}; use weights of one model"
             )
     return {name: x + sum(weight * v[name] for v, weight in vectors) for name, x in base.items()}
 

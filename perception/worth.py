@@ -6,8 +6,8 @@
 Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained) and from random weights, and fits a
 TF-IDF baseline. Writes report.html: the best classifier, its scores with intervals, its errors, verdicts on the
 differences between classifiers, and the command that uses the best classifier. A verdict on a method whose result
-depends on the seed needs three seeds or more. Running the command again resumes interrupted runs. Any field of the
-configuration is an option, as in perception.train.
+depends on the seed needs three seeds or more. Running the command again resumes interrupted runs. Fields of the
+configuration are options, as in perception.train, except the fields that other options of this program set.
 
 --data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
 local cache (or from the hub with --download). The splits are written to --out. --pair reads pairs of texts. A repeated

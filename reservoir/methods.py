@@ -145,9 +145,11 @@ def find(name: str) -> Method:
     """
     method = plugin.find(RESERVOIRS, name, Method, METHODS)
     for part, function in (("frozen", method.frozen), ("change", method.change)):
+        optional = part == "change"
         check(
-            callable(function) or (part == "change" and function is None),
-            f"{RESERVOIRS}={name}: the field {part} must be a function, got {function!r}",
+            callable(function) or (optional and function is None),
+            f"{RESERVOIRS}={name}: the field {part!r} of the Method must be a function{' or None' * optional}, got"
+            f" {function!r}",
         )
     return method
 

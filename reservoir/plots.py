@@ -40,12 +40,13 @@ def _save(
     print(f"figure: {shown(suite.out / name)}.png")
 
 
-# AUCC and test score against the number of trained layers, for the plain model and T and FFN reservoirs (Figures 1 and
-# 4), for all kinds of reservoirs (Figure 3), and for the placements of appendix C (Figure 5).
+# AUCC and test score against the number of trained layers (of a translator: encoder layers), for the plain model and T
+# and FFN reservoirs (Figures 1 and 4), for all kinds of reservoirs (Figure 3), and for the placements of appendix C
+# (Figure 5).
 fig1, fig3, fig4, fig5 = (partial(_depth, name=f"fig{number}") for number in (1, 3, 4, 5))
 
-# AUCC and test score against the number of all layers, trained and frozen, on IWSLT (Figure 8), WMT (Figure 9) and
-# enwik8 (Figure 10).
+# AUCC and test score against the number of all layers, trained and frozen, of the encoder (IWSLT in Figure 8, WMT in
+# Figure 9) or of the language model (enwik8 in Figure 10).
 fig8, fig9, fig10 = (partial(_depth, name=f"fig{number}", x="total") for number in (8, 9, 10))
 
 

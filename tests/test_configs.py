@@ -116,12 +116,12 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
 
 def test_unknown_recipes_are_rejected():
     with pytest.raises(
-        UserError, match="at most one of paper, code, fixed and at most one of laptop, tiny"
+        UserError, match=r"give a recipe .paper, code, fixed., a size .laptop, tiny., or both"
     ):
         load("enwik8_gmlp", "best")
     for words in ("best", "paper,fixed", "tiny,laptop"):
         with pytest.raises(
-            UserError, match="at most one of fixed, paper and at most one of laptop, tiny"
+            UserError, match=r"give a recipe .fixed, paper., a size .laptop, tiny., or both"
         ):
             load("perception", words)
 

@@ -289,7 +289,7 @@ FIELDS = [
         "must be at least 1, except that one of them may be -1 (all remaining devices)",
     ),
     ("eval.steps=0", "--config.eval.steps and --config.eval.seconds are both 0: set one"),
-    ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
+    ("eval.sentences=-1", "--config.eval.sentences must be at least 0 (0: all sentences), got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
     ("decode.beams=0", "--config.decode.beams must be at least 1, got 0"),
     ("decode.length_penalty=-1", "--config.decode.length_penalty must be at least 0, got -1.0"),

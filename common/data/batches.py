@@ -16,7 +16,7 @@ THREADS = 2
 
 
 class EndlessBatches(grain.MapDataset):
-    """Endless training batches. Subclasses implement `__getitem__`: returns this process's rows of a global batch."""
+    """Endless training batches. Subclasses implement `__getitem__`, which returns this process's rows of a batch."""
 
     def __len__(self) -> int:
         return 2**62

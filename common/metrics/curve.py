@@ -67,7 +67,8 @@ class Curve:
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
                 raise ValueError(
-                    f"{axis} of the {self.name} curve must be finite and must not decrease, got {here} after {there}"
+                    f"{axis} of the {self.name} curve must be at least 0 and finite, and must not decrease, got {here}"
+                    f" after {there if self.points else 'no point'}"
                 )
         if not math.isfinite(point.value):
             return False
@@ -93,7 +94,7 @@ class Curve:
         """The first point with the best value. Raises a UserError if the curve is empty."""
         if not self.points:
             raise UserError(
-                f"the {self.name} curve has no validation points: use a run with an evaluation"
+                f"the {self.name} curve has no validation points with finite values: use a run that has some"
             )
         choose = max if self.mode == "max" else min
         return choose(self.points, key=lambda point: point.value)

@@ -28,7 +28,7 @@ from common.errors import UserError
 from common.runtime.rendezvous import receive
 
 LOST = 75
-"""Exit code of a process after another process was lost or missed the rendezvous: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a process that reports a lost process or a missed rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
 """Environment variable and default of the seconds without a heartbeat after which a process counts as lost."""

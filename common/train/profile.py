@@ -39,9 +39,10 @@ class Profile(Hook):
 
     def check(self, steps: int) -> None:
         """Raises a UserError if a run with `steps` steps ends before the first traced step."""
+        remedy = "choose earlier steps" if steps else "leave out --profile"
         check(
             self.first <= steps,
-            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}: choose earlier steps",
+            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}: {remedy}",
         )
 
     def before_step(self, run: Run) -> None:

@@ -67,11 +67,12 @@ def snapshots(workdir: Path) -> list[int]:
 def check_snapshot(workdir: Path, step: int) -> None:
     """Raises a UserError if the run has no snapshot at `step`."""
     existing = snapshots(workdir)
-    steps = ", ".join(map(str, existing)) or "none"
+    remedy = "train it again with --config.checkpoint.snapshots=N, to save a snapshot every N steps"
+    if existing:
+        remedy = f"choose one of the steps {', '.join(map(str, existing))}"
     check(
         step in existing,
-        f"no snapshot of step {step} in {shown(workdir / 'checkpoints' / SNAPSHOTS)}; snapshots of steps: {steps}"
-        " (training with --config.checkpoint.snapshots=N saves a snapshot every N steps)",
+        f"the run has no snapshot of step {step} in {shown(workdir / 'checkpoints' / SNAPSHOTS)}: {remedy}",
     )
 
 

@@ -1,6 +1,6 @@
 """Masked language modelling on packed rows of text, with dynamic masking.
 
-Shape letter of this module: M masked positions of a row.
+Shape letter of this module: M masked positions of a row, padded to a fixed number.
 """
 
 import math

@@ -71,7 +71,7 @@ def validate(config: ConfigDict) -> None:
     check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
     check(
         config.eval.sentences >= 0,
-        f"--config.eval.sentences must not be negative, got {config.eval.sentences}",
+        f"--config.eval.sentences must be at least 0 (0: all sentences), got {config.eval.sentences}",
     )
     check_least(config, ("data.tokens_per_batch", "eval.tokens_per_batch"))
     check_least(config, ("data.vocab_size",), 8)

@@ -136,7 +136,7 @@ def test_tokenizer_with_more_ids_than_embeddings_raises_error() -> None:
     pretrained = SimpleNamespace(shape=of_case("roberta-base"))
     with pytest.raises(
         UserError,
-        match=r"^the tokenizer of the run has 60,000 ids, .* the model DIR has only 50,265 rows: use",
+        match=r"^the tokenizer of the run has 60,000 ids, .* the model DIR has only 50,265 rows: set",
     ):
         make_shape(config, pretrained, 60_000)
 

@@ -148,7 +148,7 @@ def test_vectors_are_differences_and_add_up() -> None:
         task_vectors.vector({**tuned, "b": np.zeros(3)}, base)
     with pytest.raises(
         ValueError,
-        match=r"task vector 1 and the base weights have different parameters, such as b: use weights",
+        match=r"in task vector 1 and in the base weights differ: only one of them has b; use weights",
     ):
         task_vectors.moved(base, [({"a": found["a"]}, 1.0)])
 

@@ -152,6 +152,12 @@ DAMAGE = {
         lambda folder: (folder / "one.safetensors").write_bytes(b""),
         "one.safetensors is damaged or truncated: header too small",
     ),
+    "a pointer to a file": (
+        lambda folder: (folder / "one.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+        ),
+        "one.safetensors is a Git LFS pointer, not the weights: run git lfs pull",
+    ),
     "an absent shard": (
         lambda folder: (folder / "two.safetensors").unlink(),
         f"{INDEX} lists two.safetensors, which does not exist",

@@ -51,6 +51,8 @@ def test_profile_writes_its_trace_when_the_run_ends_early(tmp_path: Path) -> Non
 def test_profile_after_the_last_step_raises_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begins after the last step of the run, 6"):
         fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
+    with pytest.raises(UserError, match="after the last step of the run, 0: leave out --profile"):
+        Profile(1, 2).check(0)
     assert not (tmp_path / "run").exists()
 
 

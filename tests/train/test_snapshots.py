@@ -52,7 +52,7 @@ def test_the_mean_of_snapshots(workdir: Path) -> None:
 
 def test_missing_snapshot_is_refused(workdir: Path) -> None:
     with pytest.raises(
-        UserError, match=r"no snapshot of step 8 in .*; snapshots of steps: 7, 14 \("
+        UserError, match=r"no snapshot of step 8 in .*: choose one of the steps 7, 14$"
     ):
         load(workdir, toy.Model, 8)
 
