@@ -32,7 +32,7 @@ from common.train.workdir import has_checkpoints, upgrade
 REQUESTED_CONFIG = "requested_config.json"
 """Name of a file in the workdir of a finished run: the configuration that the suite requested for this run.
 
-A suite reuses the run only if it requests the same configuration again.
+A suite reuses the run only if it requests the same configuration again (`ExperimentSuite.fit_all`).
 """
 
 
@@ -40,7 +40,7 @@ class Side(NamedTuple):
     """One of the two cases that a claim compares.
 
     Attributes:
-      name: name of the case. Sides with equal experiments have equal names.
+      name: name of the case; may be "" if the case cannot be trained. Sides with equal experiments have equal names.
       experiment: function from a seed to the configuration of the run.
       missing: reason why the case cannot be trained at this scale or with these options; "" if it can be trained.
     """
@@ -125,7 +125,7 @@ class ExperimentSuite:
 
     Attributes:
       scale: name of a preset of model and data sizes, such as "tiny".
-      seeds: number of runs of each case; their seeds are 1, 2, ...
+      seeds: number of seeds of each case; the seeds are 1, 2, ...
       fields: configuration overrides from the command line, each "--config.a.b=VALUE".
       out: folder of the tables and figures. The workdirs are in `out`/runs.
       mesh: the device mesh of all runs.
@@ -228,10 +228,11 @@ class ExperimentSuite:
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
-        A run is finished if its workdir has a summary, and REQUESTED_CONFIG with the same configuration. If the workdir
-        still has checkpoints, the summary must also be newer than the data files, the user's data module and the
-        pretrained weights. If the workdir has no checkpoints, fields that the code has gained since the run may be
-        missing in REQUESTED_CONFIG.
+        A run is finished if its workdir has a summary, and REQUESTED_CONFIG with the same configuration, apart from the
+        paths that `portable` removes. A run that was requested with `eval.test` is also finished for the same
+        configuration without `eval.test`. If the workdir still has checkpoints, the summary must also be newer than the
+        data files, the user's data module and the pretrained weights. If the workdir has no checkpoints, fields that
+        the code has gained since the run may be missing in REQUESTED_CONFIG, unless the command line sets them.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -266,7 +267,8 @@ class ExperimentSuite:
         """Trains or resumes runs, {name: configuration}, in turns of `turns` steps. Returns {name: summary}.
 
         Raises:
-          UserError: a workdir has a summary that cannot be reused and no checkpoints, or training fails.
+          UserError: a workdir has a summary that cannot be reused and no checkpoints, or preparing or training a run
+            fails.
           Preempted: a signal stopped the runs (see `common.train.turns.fit_in_turns`).
         """
         workdirs = {name: self.folder(name) for name in configs}
@@ -374,8 +376,8 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: the evaluations in `metrics.jsonl`, except those whose objective was not finite, are not at the steps
-        of the run's validation curve.
+      UserError: `metrics.jsonl` is missing or damaged, or its evaluations, except evaluations whose objective was not
+        finite, are not at the steps of the run's validation curve.
     """
     logged = [
         {key: math.nan if value is None else value for key, value in m.items()}

@@ -31,8 +31,8 @@ whole model.
 def change_parts(model: Any, change: Change) -> Any:
     """Replaces every part (module or variable) of a model by the result of `change` for the part.
 
-    Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for the parts of a
-    replacement.
+    Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for parts that a
+    replacement adds.
 
     Returns:
       The model, or its replacement.

@@ -22,7 +22,7 @@ def outline(
     """Returns the convergence curve as points (x, value) of a line from 0 to the horizon. The area below is the AUCC.
 
     The paper does not state how the curve is drawn. This function makes these choices:
-    - The line joins the validation points, each at the best value so far.
+    - The line joins the validation points, each at the best value so far (unless `held` is False).
     - A metric that is maximised starts at (0, 0). A metric that is minimised, such as bits per character, starts with
       its first value, because an initial 0 would be a perfect score.
     - The line is constant after the last point.

@@ -37,7 +37,7 @@ class Context:
 class Sublayer(nnx.Module):
     """Base class of the sublayers of a block, such as attention and feed-forward.
 
-    Subclasses implement `__call__`, `cache`, `step` and `prefill`.
+    Subclasses implement `__call__`, and for decoding also `cache`, `step` and `prefill`.
     """
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:

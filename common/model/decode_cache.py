@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 UNWRITTEN = 2**31 - 1
-"""Position that marks an unwritten cache entry. It is greater than the position of every token."""
+"""Position that marks the free space of `DecodeCache.past`. It is greater than the position of every token."""
 
 
 @dataclass(frozen=True)

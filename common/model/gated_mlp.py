@@ -47,7 +47,8 @@ class GatedMlp(Sublayer):
     Args:
       spatial: the map over positions with the weights W and the bias b.
       attention: function that makes an attention layer, whose output (B, L, hidden / 2) is added to f(v); None for no
-        attention. Called last, so that the other parameters have the same initial values with and without attention.
+        attention. Called last, so that the other parameters of this layer have the same initial values with and without
+        attention.
     """
 
     def __init__(

@@ -78,7 +78,8 @@ def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
     """Multiplies the matrix of each head with the values in the channels of the head; returns (B, L, D).
 
     Args:
-      product: function (matrix (L, L), values (L, channels)) -> (L, channels).
+      product: function (matrix (L, L), values (L, columns)) -> (L, columns). A column is a channel of one row
+        of the batch.
       matrices_H: the matrix of each head.
     """
     batch, length, channels = values_BLD.shape

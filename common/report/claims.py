@@ -127,8 +127,8 @@ def find(
 ) -> list[Finding]:
     """Returns a finding for each claim.
 
-    Compares A and B if the evidence of a claim is "runs" and the runs exist, with Holm's correction over all of these
-    comparisons.
+    Compares A and B if the evidence of a claim is "runs" and the runs exist. Corrects these comparisons together by
+    Holm's method, except comparisons with too few seeds (`common.report.verdict.correct`).
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.

@@ -38,7 +38,8 @@ def layers_figure(
     Error bars are standard deviations over seeds. Groups with equal `Group.line` share a line.
 
     Args:
-      x: "updatable" counts trained layers on the x-axis (Figure 1), "total" counts all layers (Figures 8 to 10).
+      x: the x-axis counts trained layers ("updatable", Figure 1) or also frozen layers ("total", Figures 8 to 10); see
+        `common.report.groups.Layers`.
 
     Raises:
       UserError: a run has no number of layers or no test metric, or `x` or the horizon is invalid.

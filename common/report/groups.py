@@ -30,7 +30,10 @@ A name that ends in a dot, "a.", stands for all fields of `a`.
 
 
 class Layers(NamedTuple):
-    """The layers of a model: kind, number of layers, and number of frozen layers."""
+    """The layers of a model: kind, number of layers, and number of frozen layers.
+
+    Only the encoder's layers count, if the model has an encoder.
+    """
 
     kind: str
     total: int
@@ -71,7 +74,8 @@ class Group:
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """Returns the layers of the model of a configuration; None if their number is unknown.
 
-    Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, all layers count as trained.
+    Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, the number of layers is
+    `model.encoder_layers` or, if this field is missing, `model.layers`; all layers count as trained.
     """
     # Runs from before a3ffa8f (22 November 2026) have no field `paper`. All of them belong to the paper "reservoir".
     paper = str(config.get("paper", "reservoir"))
