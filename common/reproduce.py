@@ -1,4 +1,4 @@
-"""The program `python -m PAPER.reproduce`, for every paper: trains missing runs, prints tables, figures and claims."""
+"""The program `python -m PAPER.reproduce`, for every paper: trains missing runs, writes tables, figures and claims."""
 
 import importlib
 import os
@@ -74,7 +74,8 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
 def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
     """Parses the values NAME=PATH of an option to {name: path}. Downloads files and folders in a bucket.
 
-    Raises a UserError if a value is malformed, its name is not one of `names`, or its path does not exist.
+    Raises a UserError if a value is malformed, its name is not one of `names`, or its path does not exist. Also raises
+    the errors of `open_folder`.
     """
     paths = {}
     for name, value in named_values(option, texts, names).items():

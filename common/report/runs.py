@@ -19,7 +19,7 @@ from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
-# {field of summary.json that comparisons read: its type}. `common.train.summary` writes these fields.
+# {required field of summary.json: its type}. `common.train.summary` writes these fields.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
 
@@ -69,7 +69,10 @@ class Run:
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
-        """Returns the test predictions, or None without predictions.npz. Raises a UserError if this file is damaged."""
+        """Returns the test predictions, or None without predictions.npz.
+
+        Raises a UserError if this file is damaged or contains NaN.
+        """
         path = self.folder / PREDICTIONS if self.folder else None
         return load(path) if path and path.exists() else None
 
@@ -124,7 +127,7 @@ def run_of(
       folder: see `Run.folder`.
 
     Raises:
-      UserError: the summary lacks a field, or a field is damaged.
+      UserError: `summary` is not a JSON object, lacks a field or has a damaged field, or its curve has no points.
     """
     try:
         check(isinstance(summary, Mapping), "it is not a JSON object")
@@ -159,7 +162,8 @@ def load_local(*paths: str | Path) -> list[Run]:
       paths: each path is the folder of a run, a folder of several runs, or a summary file.
 
     Raises:
-      UserError: a path is missing or has no finished run, a summary is damaged, or no run has a test result.
+      UserError: a path is missing or has no finished run, a summary is damaged or cannot be read, or no run has a test
+        result.
     """
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
@@ -181,10 +185,11 @@ def load_group(argument: str) -> list[Run]:
 
     Args:
       argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), an address of one of
-        these in a bucket ("gs://..."), or "wandb:ENTITY/PROJECT[:GROUP]".
+        these in a bucket ("gs://..."; a summary file must there have the name summary.json), or
+        "wandb:ENTITY/PROJECT[:GROUP]".
 
     Raises:
-      UserError: `argument` names no finished run with a test result, or a summary is damaged.
+      UserError: no file matches the glob, or `load_local`, `load_wandb` or `open_folder` raises an error.
     """
     kind, _, place = argument.partition(":")
     if kind == "wandb":
@@ -263,7 +268,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
       filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}. None: all runs.
 
     Raises:
-      UserError: the project is malformed or unknown, wandb cannot be reached, no run of the project has finished, or a
+      UserError: the project is malformed or unknown, wandb cannot be reached, no matching run has finished, or a
         summary is damaged.
     """
     parts = project.split("/")

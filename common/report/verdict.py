@@ -275,7 +275,8 @@ def compare(
       axes: x-axes of the means over validation curves. If the runs took turns and `axes` is not empty, adds "seconds".
 
     Raises:
-      UserError: the groups have different test examples or metrics, or a margin is negative or not finite.
+      UserError: the groups have different test examples or metrics, a run's predictions are damaged, or a margin is
+        negative or not finite.
     """
     for name, margin in margins.items():
         check_number(f"the margin of {name}", margin)

@@ -30,8 +30,8 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
         two groups would have the same name, each group is named by its whole argument.
 
     Raises:
-      UserError: an argument does not name a finished run, the metrics differ, or two runs of a group have the same
-        seed.
+      UserError: an argument cannot be loaded (`load_group`), the metrics differ, a run is given twice, or two runs of a
+        group have the same seed.
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
@@ -62,7 +62,8 @@ def _split_name(argument: str) -> tuple[str, str]:
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
     """Parses the values of --margin, each METRIC=NUMBER, to {metric: margin of equivalence}.
 
-    Raises a UserError if a value is malformed or a metric has two margins.
+    Raises a UserError if a value is malformed, a metric is unknown or has two margins, or a margin is negative or not
+    finite.
     """
     chosen: dict[str, float] = {}
     for text in options:
@@ -91,8 +92,9 @@ def against_first(
       A pair (group, comparison) for each metric and each group except the first.
 
     Raises:
-      UserError: a run is in the first group and in another group, two runs of a group have the same seed, or the test
-        examples, the metrics or the data of two groups differ.
+      UserError: a run is twice in a group, or in the first group and in another group; two runs of a group have the
+        same seed; the test examples, the metrics or the data of two groups differ; a run's predictions are damaged; or
+        a margin is negative or not finite.
     """
     first, *others = compared
     for group in others:
@@ -205,7 +207,7 @@ def example_table(one: Run, other: Run, most: int) -> Table:
     """Returns a table of the `most` test examples with the largest absolute differences in cost between two runs.
 
     Raises:
-      UserError: a run has no predictions, or the runs have different test examples or metrics.
+      UserError: a run has no predictions or damaged predictions, or the runs have different test examples or metrics.
     """
     mine, theirs = one.predictions(), other.predictions()
     for run, predictions in ((one, mine), (other, theirs)):

@@ -1,7 +1,7 @@
 """Heartbeats between processes. If a process is lost, all other processes print its number, and exit in bounded time.
 
 Each process has a heartbeat thread. The threads of the processes 1, 2, ... are connected to the thread of process 0. A
-process counts as lost if its connection closes (the process was killed), or if it sends no heartbeat for
+process counts as lost if its connection closes (the process failed or was killed), or if it sends no heartbeat for
 TRAINLESS_LOST_SECONDS (default 60; the process is suspended or its machine is unreachable). A deadlock of the main
 thread alone is not detected. Process 0 informs the remaining processes of the loss. Each heartbeat thread prints one
 line and exits its process, even if the main thread waits in a collective operation:

@@ -27,8 +27,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
       settings: function that returns {name: value} of the settings that must be equal on all processes.
 
     Raises:
-      UserError: an environment variable is invalid, the port is in use, two processes have the same number, or the
-        token or a setting differs between processes.
+      UserError: an environment variable is missing or invalid, the port is in use, two processes have the same number,
+        or the token or a setting differs between processes.
     """
     if address := os.environ.get(COORDINATOR):
         from common.runtime.join import join

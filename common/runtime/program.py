@@ -24,7 +24,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
 
     Exit codes: 0 for success; 2 for a UserError or a full disk; 128 + N after signal N (a training run first saves a
     checkpoint); 1 for a bug, with a traceback; `common.runtime.heartbeat.LOST` after another process was lost or missed
-    the rendezvous.
+    the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
 
     Args:
       joins: whether `main` calls `processes.initialize`. If False, a launcher that starts several processes causes a
@@ -92,7 +92,8 @@ def leave(code: int) -> NoReturn:
 def keep_compiled(folder: Path) -> None:
     """Sets JAX's compilation cache to a folder below `folder`, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    Also lets JAX cache programs that take 0.5 s or more to compile, instead of JAX's default of one second.
+    Also lets JAX cache programs that take 0.5 s or more to compile (JAX's default is one second), unless
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS is set.
 
     The folder depends on the type of processor, because code compiled for one type may fail on another.
     """

@@ -22,7 +22,7 @@ Process 0 has connections to all other processes. Each other process has one con
 """
 
 LONGEST = 2**20
-"""Maximum number of bytes in the line that a process sends to process 0."""
+"""Number of bytes after which process 0 refuses a line that has no end."""
 
 _REFUSES = (
     "refuses this process: TRAINLESS_TOKEN or TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run;"
@@ -48,7 +48,7 @@ def rendezvous(
 
     Args:
       index: number of this process.
-      seconds: time limit.
+      seconds: time limit for connecting. Other processes than process 0 may wait longer for the reply of process 0.
       settings: name -> value of the settings that must be equal on all processes.
       token: secret that the launcher gives to all processes. Process 0 refuses connections with a different token.
 

@@ -22,7 +22,8 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
       wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
 
     Raises:
-      UserError: the address is wrong, the bucket cannot be read, or the Python package for the bucket is missing.
+      UserError: the address is wrong, the bucket cannot be read, other processes change the folder during every
+        attempt to download it, or the Python package for the bucket is missing.
     """
     folder = copy_of(text)
     if address(folder):
@@ -35,8 +36,8 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
 def open_file(text: str) -> Path:
     """Returns the path of the file `text`. The file may be missing.
 
-    For a file in a bucket, downloads the file and returns the path of the local copy. Can be the `type` of an argparse
-    option. Raises the errors of `open_folder`.
+    For a file in a bucket, downloads the file and returns the path of the local copy. The file must be in a folder of
+    the bucket. Can be the `type` of an argparse option. Raises the errors of `open_folder`.
     """
     path = copy_of(text)
     if address(path):

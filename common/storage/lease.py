@@ -37,6 +37,8 @@ SECONDS = "TRAINLESS_LEASE_SECONDS", 60
 class Lease:
     """The lease of a folder, held from `acquire` to `release` as long as `renew` is called often enough.
 
+    `acquire`, `renew` and `release` also raise the UserErrors of `common.storage.stores.Store`.
+
     Attributes:
       seconds: seconds without a renewal after which other processes may take the lease.
     """
@@ -104,7 +106,8 @@ class Lease:
     def release(self) -> None:
         """Releases the lease: empties the field "holder" of the lease's object in the bucket.
 
-        Keeps the field "copy", which identifies the local copy that the last writer of the folder used.
+        Keeps the field "copy", which identifies the local copy that the last writer of the folder used. Raises the
+        errors of `renew`.
         """
         self._replace_own("")
 

@@ -3,9 +3,9 @@
 Each upload or download of a file writes a local record: the version of the object in the bucket, and the size and
 modification time of the file. A comparison with the record later shows whether the object or the file has changed.
 
-Files are uploaded one by one, in an order that allows resuming after any upload. The marker file of a checkpoint is
-uploaded after the other files of the checkpoint. Checkpoints to resume from are uploaded after the files that they
-refer to. A checkpoint without its marker is not downloaded.
+During training (`common.storage.uploads`), files are uploaded one by one, in an order that allows resuming after any
+upload. The marker file of a checkpoint is uploaded after the other files of the checkpoint. Checkpoints to resume from
+are uploaded after the files that they refer to. A checkpoint without its marker is not downloaded.
 """
 
 import fcntl

@@ -105,7 +105,7 @@ class Uploads:
         return True
 
     def _wait_for_lease(self) -> None:
-        """Waits until the lease is renewed, if its renewal is overdue.
+        """Waits until the lease is renewed, if the lease may have expired.
 
         Raises:
           Exception: the error that has stopped one of the threads.

@@ -85,7 +85,7 @@ class Classification(Task):
     def tokenize(self, text: LabelledText, longest: int) -> tuple[TokenizedCorpus, int]:
         """Returns the token ids of every example, and the number of truncated examples.
 
-        An example has at most `longest` tokens, including the end token that batches append.
+        An example has at most `longest` tokens, including the end token if batches append one.
         """
         raise NotImplementedError
 

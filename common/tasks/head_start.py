@@ -29,8 +29,9 @@ _EXAMPLES = 50_000
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
     """Returns new values of the output layer, {path: sharded array} with the paths of OUTPUT.
 
-    `config.head_start` names a function as "module:attribute". The function gets features (E, D) of training tokens and
-    the tokens (E,) that follow.
+    `config.head_start` names a function as "module:attribute". The function gets features (E, D) of training tokens,
+    the tokens (E,) that follow, and the keyword argument `outputs`, the size V of the vocabulary. It returns the kernel
+    (D, V) and the bias (V,).
 
     Raises:
       UserError: the function cannot be imported, raises an exception or does not return two arrays of the right shapes,

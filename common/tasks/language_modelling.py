@@ -239,7 +239,7 @@ class LanguageModelling(Task):
         """Writes the tokenizer to the workdir; writes nothing if the tokens are bytes.
 
         Raises:
-          UserError: the run is resumed with another tokenizer.
+          UserError: the run is resumed with another tokenizer, or the tokenizer in the workdir is damaged.
         """
         check(
             not has_checkpoints(workdir)

@@ -64,7 +64,7 @@ class Progress:
         peak_flops: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """Opens the bar.
+        """Opens the bar if `stream` is a terminal.
 
         Args:
           total_steps: last step of the run.

@@ -20,7 +20,7 @@ VISIBLE_SECONDS = 60
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
     """Returns {name: value} of the settings of a program "PAPER.PROGRAM", to compare the processes of a run.
 
-    Settings are the code version, the command-line options and the configuration.
+    Settings are the name of the program, the code version, --workdir, --dry-run, --profile and the configuration.
     """
     code = code_version("common", "configs", program.partition(".")[0])
     found = {"the program": program, "the code": code, "--workdir": options.workdir}
@@ -44,7 +44,7 @@ def _fields(config: ConfigDict) -> dict[str, str]:
 def check_shared(workdir: Path) -> None:
     """Waits until the workdir has a configuration file, to check that the processes share the workdir.
 
-    Process 0 has written the file before. Called on all processes except process 0.
+    Called on all processes except process 0, after process 0 has written the file.
 
     Raises:
       UserError: the file is missing after `VISIBLE_SECONDS`, or the folder is not writable.

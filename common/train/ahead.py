@@ -19,10 +19,11 @@ from common.train.task import Batch
 def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
     """Starts threads that compile the training step for the shapes of `samples` (`Task.batch_samples`).
 
-    Starts at most one thread for each CPU core that this process may use. `Step.compile` raises the threads' errors.
+    Starts at most one thread for each CPU core that this process may use. On accelerators, training continues
+    meanwhile, and `Step.compile` raises the threads' errors.
 
-    On accelerators, training continues meanwhile. On CPUs, the threads would slow the steps. This function therefore
-    waits until all shapes are compiled, or until a signal arrives. The wait counts as compilation time.
+    On CPUs, where the threads would slow the steps, this function waits until all shapes are compiled, or until a
+    signal arrives. The wait counts as compilation time and raises the threads' errors.
     """
     step, number = run.train_step, run.step
 

@@ -1,9 +1,9 @@
 """Writes and reads the checkpoints of a run.
 
-A checkpoint has a JSON part, `meta` (`Run.metadata`), and dictionaries {path: array}: "trainable", "frozen" and, in
-checkpoints of the kind "latest" only, "optimizer". A run writes its frozen values once, to a checkpoint of the kind
-"frozen". In checkpoints of all other kinds, the dictionary "frozen" is empty, unless the run is from before 939e222
-(22 November 2026).
+A checkpoint has a JSON part, `meta` (`Run.metadata`), the dictionaries {path: array} "trainable" and "frozen" and, only
+if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values once, to a checkpoint of the
+kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints of all other kinds, "frozen"
+is empty, unless the run is from before 939e222 (22 November 2026).
 """
 
 import itertools
@@ -82,8 +82,9 @@ class _KeepBest(PreservationPolicy):
 class Checkpoints:
     """The checkpoints of a workdir, with a folder for each kind. All processes must call every method.
 
-    Kinds are "latest" (to resume from), "best" (each step with a new best validation objective), "top" (the `keep_best`
-    steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen values).
+    Kinds are "latest" (to resume from), "best" (steps with a new best validation objective; `_KeepBest` deletes older
+    steps), "top" (the `keep_best` steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen
+    values).
 
     If a run of several processes is in a bucket, each process has its own copy of the workdir. Process 0 then gathers
     the arrays and writes the checkpoints, and `share` copies the checkpoints to all other processes.
@@ -202,7 +203,7 @@ class Checkpoints:
         manager.save(step, args=arguments, force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Writes the frozen values of a run.
+        """Starts writing the frozen values of a run.
 
         Overwrites the frozen values of an earlier attempt that was killed before its first checkpoint.
         """
@@ -281,6 +282,8 @@ class Checkpoints:
 
     def read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint, with the shardings of the abstract `target`.
+
+        Omits the frozen values of `target` that the checkpoint does not contain.
 
         Raises an exception of any type, on all processes, if a process cannot read the checkpoint or the checksum is
         wrong.
