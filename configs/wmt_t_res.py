@@ -5,8 +5,9 @@
 Reproduces: Table 2 with 12 encoder layers. --config.model.encoder_layers=N gives 16, 24 and 32 layers.
 Hardware: 8 GPUs, as in the paper (300k updates of 65k tokens); we have not run this size.
 Data: `tfds:wmt16_translate/de-en` prepared by `tfds build wmt16_translate/de-en` (validation newstest2015, test
-newstest2016), or text files with --config.data.source=files:DIR. The paper pre-processes as Ott et al. (2018), who
-validate on newstest2013 and test on newstest2014, tokenized. Our scores are sacrebleu on plain text.
+newstest2016), or text files {train,validation,test}.{en,de}[.gz] with --config.data.source=files:DIR. The paper
+pre-processes as Ott et al. (2018), who validate on newstest2013 and test on newstest2014, tokenized. Our scores are
+sacrebleu on plain text.
 `--config=configs/wmt_t_res.py:tiny` trains a small model on generated sentences (embedded:numbers_de_en, no download):
 about two minutes on two CPU cores.
 """

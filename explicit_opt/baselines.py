@@ -22,7 +22,7 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
     """Returns {name of a baseline: its test metrics (`measure`)}. The metrics do not depend on a seed.
 
     Raises:
-      UserError: logistic regression does not converge.
+      UserError: logistic regression does not converge, or `head_start` fails.
     """
     train, valid, test = (
         (task.features(split), task.splits[split][1]) for split in ("train", "valid", "test")

@@ -57,7 +57,7 @@ def load_images(source: str) -> tuple[Images, Images]:
     """Returns training and test images. `source` is "files:DIR" (with MNIST's names of IDX files) or "embedded:digits".
 
     Raises:
-      UserError: the source is unknown, a file is missing or damaged, or numbers of labels and images differ.
+      UserError: the source is unknown, or `read_mnist` fails.
     """
     kind, _, path = source.partition(":")
     if source == EMBEDDED:

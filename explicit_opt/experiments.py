@@ -193,7 +193,7 @@ def language_runs(
 
 
 def _points(ran: Run, *metrics: str) -> Points:
-    """Returns the values of two metrics in each evaluation of the validation split during a run."""
+    """Returns two metrics of the validation split at each evaluation of a run. Evaluation n counts as epoch n."""
     found = evaluations(ran.folder, f"valid/{metrics[0]}")
     return [(epoch or 0.5, *(m[f"valid/{n}"] for n in metrics)) for epoch, m in enumerate(found)]
 

@@ -96,7 +96,7 @@ def _array(name: str, values: Any, dtype: Any = None) -> Any:
     """Converts `values` to an array of `dtype`. None keeps the type of the values. A sparse array remains sparse.
 
     Raises:
-      ValueError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
+      UserError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
     """
     try:
         array = values if sparse.issparse(values) else np.asarray(values)

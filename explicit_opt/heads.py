@@ -54,8 +54,8 @@ def head_start(
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
-      ValueError: an option is invalid, shapes do not match, a value is not finite, a weight is negative, a label is out
-        of range, soft labels are not probabilities, or `HeadStart.finish` fails.
+      ValueError: an option is invalid, shapes do not match, a value is not a finite number, a weight is negative, a
+        label is not an integer or is out of range, soft labels are not probabilities, or `HeadStart.finish` fails.
     """
     head = HeadStart(method, outputs=outputs, scale=scale, smoothing=smoothing)
     head.add(features, labels, weights)

@@ -71,7 +71,7 @@ def validate(config: ConfigDict) -> None:
 def constant_matvec(constant_V: jax.Array, table_VV: jax.Array) -> jax.Array:
     """Returns constant @ table, (V,). Only the table has a gradient.
 
-    The custom gradient is row-major. XLA's own gradient is column-major and needs a copy.
+    The custom gradient is row-major. JAX's own gradient is column-major, so XLA would have to copy it.
     """
     return constant_V @ table_VV
 

@@ -43,7 +43,7 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
 
     Raises:
       UserError: the layer does not exist or is frozen, the layer has negative input features but no bias, an input
-        feature is not finite, or no example has a positive weight.
+        feature is not finite, a target is out of range, or no example has a positive weight.
     """
     kernel, bias = (values.trainable.get(f"{layer}/{name}") for name in ("kernel", "bias"))
     if kernel is None:

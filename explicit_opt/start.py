@@ -58,7 +58,8 @@ class StartTask(Task):
     The field `config.start` selects the initial parameters.
 
     Attributes:
-      examples: number of training examples (tokens or images); 0 until the data are read.
+      examples: number of training examples (tokens or images). Before the data are read: `data.tokens` for a language
+        model, 0 for a digit classifier.
       multiple: number that must divide the number of rows of a batch.
     """
 

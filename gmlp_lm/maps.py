@@ -12,7 +12,7 @@ def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
 
     Args:
       before: number of positions of zeros to insert before the first position. The number of windows stays the same, so
-        the last `before` positions are cut off.
+        `before` positions at the end are cut off, including zeros that fill the last window.
     """
     length, channels = x_BLD.shape[1:]
     stop = -(-length // size) * size

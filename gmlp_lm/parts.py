@@ -87,13 +87,13 @@ class SpatialGating(nnx.Module):
     Args:
       features: number of features of the input, 2F.
       length: maximum number of positions.
-      heads: number of matrices W. Each mixes an equal share of the features.
+      heads: number of matrices W. Each mixes the positions of an equal share of the features of v.
       epsilon: W is drawn from U(-epsilon / length, epsilon / length).
       causal: whether position m reads positions n <= m only.
       rngs: source of the parameters (stream "params").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range.
+      ValueError: an argument has the wrong type or is out of range, or 2 * `heads` does not divide `features`.
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class SpatialGating(nnx.Module):
             unit ignores `lengths_B`.
 
         Raises:
-          ValueError: L exceeds `length`, or the input or `lengths_B` has the wrong shape.
+          ValueError: L exceeds `length`, the input is not an array of real numbers, or the input or `lengths_B` has the
+            wrong shape.
         """
         x_BLF = _checked(x_BLF, self.features)
         lengths_B = _checked_lengths(lengths_B, len(x_BLF))
@@ -142,7 +143,7 @@ class GatedMLP(nnx.Module):
       rngs: source of the parameters (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range.
+      ValueError: an argument has the wrong type or is out of range, or 2 * `heads` does not divide `hidden`.
     """
 
     def __init__(
@@ -193,7 +194,8 @@ class GatedMLP(nnx.Module):
         """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache.
 
         Raises:
-          ValueError: L exceeds `length`, the input has the wrong shape, or the cache has a different number of rows.
+          ValueError: L exceeds `length`, the input has the wrong type or shape, or the cache has a different number of
+            rows.
         """
         x_BLD = _checked(x_BLD, self.width)
         _check_cache(cache, len(x_BLD))
@@ -208,7 +210,7 @@ class GatedMLP(nnx.Module):
 
         Raises:
           ValueError: `index` is not an integer, `index` is known (not traced) and not from 0 to `length` - 1, the input
-            has the wrong shape, or the cache has a different number of rows.
+            has the wrong type or shape, or the cache has a different number of rows.
         """
         x_B1D = _checked(x_B1D, self.width)
         check(

@@ -99,8 +99,8 @@ def read(path: Path) -> list[bytes]:
     In a .jsonl file, each line is a JSON string, or a JSON object with the prompt in the field "prompt".
 
     Raises:
-      UserError: the file cannot be read or has no prompts, or a line is empty, has no prompt, is not JSON (in a .jsonl
-        file) or is not Unicode text.
+      UserError: the file cannot be read or has no prompts, or a prompt is empty. In a .jsonl file, also: a line is not
+        JSON, is not Unicode text or has no prompt.
     """
     from common.arguments import check_file
     from common.data.files import read_bytes

@@ -10,7 +10,7 @@ from gmlp_lm.experiments import KINDS, ExperimentSuite
 from gmlp_lm.model import language_model
 
 PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
-"""Parameter counts in the paper's Table 1, in millions. Its row GPT_origin, from another paper, is left out."""
+"""Parameter counts in the paper's Table 1, in millions, without its row GPT_origin, which is from another paper."""
 
 UNUSED = {"gpt": 4_202_496}
 """Kind of model -> number of parameters in the authors' model that its forward pass never uses. Our counts leave them

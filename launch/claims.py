@@ -109,7 +109,8 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
       quick: whether to compile with less optimization.
 
     Raises:
-      UserError: the options are invalid, the TPU compiler is missing, or the step does not fit into memory.
+      UserError: the options are invalid, the TPU compiler is missing, or `launch.estimate.estimate` fails, for example
+        because the step does not fit into memory.
     """
     from common.errors import check
     from launch import plan as program

@@ -60,12 +60,12 @@ class Traffic(NamedTuple):
 
     @property
     def weights_per_token(self) -> float:
-        """Bytes of weights that each device receives to generate one token in every row."""
+        """Bytes of weights that each device receives from its slice to generate one token per row."""
         return self.weights.received / self.tokens
 
     @property
     def per_token(self) -> float:
-        """Bytes that each device receives to generate one token in every row, with the token's share of the weights."""
+        """Bytes that each device receives from its slice to generate one token per row, with a share of the weights."""
         return self.weights_per_token + self.program.received / self.steps
 
     @property

@@ -102,7 +102,7 @@ class Estimate:
 
     Attributes:
       held: {use of memory, such as "optimizer": bytes on each device}.
-      flops: FLOPs of all matrix products on all devices (`common.train.flops`).
+      flops: FLOPs of all matrix products and convolutions on all devices (`common.train.flops`).
       compiled_flops: FLOPs of one device by the compiler's count, which includes all operations and counts each loop
         body once; None for GPUs, whose compiler does not count.
       traffic: bytes that one device reads and writes: the compiler's count plus `kernels`, multiplied by a factor for

@@ -91,7 +91,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
 def _outcomes(
     config: ConfigDict, field: str, mesh: dict[str, int], topology: Topology
 ) -> Iterator[tuple[ConfigDict, Estimate | UserError]]:
-    """Yields (configuration, estimate or error) for each batch size to try on a mesh.
+    """Yields (configuration, estimate or error) for each attempt on a mesh. `best` documents the attempts.
 
     Args:
       field: the configuration field of the batch size.

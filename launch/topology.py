@@ -156,8 +156,8 @@ def find(name: str) -> Topology:
     CPU devices replace the chips of one slice, or the GPUs, if their compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, has several slices but the TPU compiler is missing, or needs more CPU
-        devices than `prepare` has configured.
+      UserError: the topology does not exist, the compiler rejects it, it has several slices but the TPU compiler is
+        missing, or it needs more CPU devices than `prepare` has configured.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
