@@ -14,7 +14,7 @@ def loop_factor(text: str) -> float:
 
     The compiler's cost analysis counts a loop body once: multiply its "bytes accessed" by this ratio. The traffic of an
     instruction or fusion is the size of its operands and its result. Slices and updates read or write only a part of an
-    operand. Counts the body of a loop with an unknown trip count once.
+    operand. Counts the body of a loop with an unknown trip count once, and all branches of a conditional.
     """
     program = parse(text)
     once = _moved(program, program.entry, False)

@@ -61,7 +61,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
       option: command-line option or argument that lists the adapters, for error messages.
 
     Raises:
-      UserError: the adapters were trained on different weights, or expect different kernel shapes (M, N) in a layer.
+      UserError: two adapters have different known fingerprints of base weights, or the adapters expect different
+        kernel shapes (M, N) in a layer.
     """
     known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
     first, base = known[0] if known else (1, "")

@@ -254,8 +254,8 @@ def open_adapter(
       weights_option: the command-line option that `weights` comes from, for error messages.
 
     Raises:
-      UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing, or a
-        file is damaged or not supported.
+      UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing or have
+        another architecture than the run, or a file is damaged or not supported.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)

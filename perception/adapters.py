@@ -1,8 +1,9 @@
 """Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
 
 An ADAPTER is a run that trained LoRA adapters (--config.finetune=lora), or a directory in PEFT's format, such as the
-output of `add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). An adapter
-does not contain the classification head. `peft` and `export` write the head to a subdirectory.
+output of `add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors), or names of
+models in the local Hugging Face cache. An adapter does not contain the classification head. `peft` and `export` write
+the head to a subdirectory.
 
 --config.mesh.data, .fsdp and .tensor set the mesh. By default parameters are sharded over all devices (fsdp).
 """

@@ -35,7 +35,7 @@ class Relative:
         which is also projected to queries and keys (DeBERTa).
       buckets: number of groups of distances in both directions together; half of this number if `kind` is
         "disentangled". Groups of larger distances are wider.
-      farthest: in each direction, the last group has all distances from this distance on, and some smaller distances.
+      farthest: in each direction, the last group has all distances from this distance on, and may have smaller ones.
     """
 
     kind: str

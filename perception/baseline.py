@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate inverse penalties (scikit-learn's C). The F1 on the split "valid" chooses one, on "test" if there is no
-"valid"."""
+"""Candidate inverse penalties (scikit-learn's C). The F1 on the split "valid" chooses one; without "valid", the F1 on
+"test"."""
 
 
 SOLVED = 20_000_000

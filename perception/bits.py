@@ -4,10 +4,10 @@
         --config.finetune=full_pretrained --config.data.source=files:DATA --workdir=runs/a
     python -m perception.bits --runs runs/a --out=results/perception
 
-Stores the encoder of each run with its kernels in each format: float32, bfloat16, int8, NF4, and 4 bits that
-number 16 evenly spaced levels from the minimum to the maximum of a block. Reads the stored encoder, and classifies the
-test examples with the run's head in float32. Writes bits.csv and bits.md with means over the runs. A verdict on a
-format needs three runs that differ in the seed.
+Stores the encoder of each run with its kernels in each format: float32, bfloat16, int8, NF4, and 4 bits with 16 evenly
+spaced levels from the minimum to the maximum of a block. Reads the stored encoder, and classifies the test examples
+with the run's head in float32. Writes bits.csv and bits.md with means over the runs. A verdict on a format needs three
+runs that differ in the seed.
 """
 
 from collections.abc import Iterator, Sequence

@@ -123,7 +123,7 @@ def _check_output(options: Namespace) -> None:
 def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple["Fields", str]:
     """Returns the text columns of the table, and the name of the label column that is added.
 
-    --config.data.fields and --config.data.label have the same meaning as in training.
+    --config.data.fields has the same meaning as in training. --config.data.label is the same as --label.
 
     Raises:
       UserError: two options name the same column, or a run on pairs has more or fewer than two text columns.

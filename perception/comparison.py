@@ -57,7 +57,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         If --config.pretrained is set, the default backbone is the architecture of the pretrained model.
 
         Raises:
-          UserError: an override sets a field that the comparison sets.
+          UserError: an override sets a field that the comparison sets, an override is invalid, or `way` is unknown.
         """
         for name, option in (("finetune", "--ways"), ("seed", "--seeds")):
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]

@@ -89,7 +89,7 @@ def macro_f1(found: Classes) -> float:
 
 
 def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:
-    """Returns the training method with the best mean validation F1, and its run with the best validation F1."""
+    """Returns the training method with the best mean F1, and its run with the best F1, on the split `eval.select`."""
     way = max(found, key=lambda way: _valid(found[way]))
     return way, max(found[way], key=lambda run: run.curve.best.value)
 

@@ -29,7 +29,7 @@ MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
 """Names of the training methods of cells. The last two methods are not in Table 1."""
 
 LAPTOP = "arctic_xs"
-"""Backbone of the cells at the scale "laptop", and of claims that name no backbone."""
+"""Default backbone of the cells at the scale "laptop", and backbone of claims that name no backbone."""
 
 EMBEDDED = "embedded"
 """Name of the data set at the scale "tiny": paragraphs of the Python manual."""
@@ -144,7 +144,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the configuration of one run.
 
         Raises:
-          UserError: the command line overrides a field of FIXED.
+          UserError: the command line overrides a field of FIXED, or an override is invalid.
         """
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")

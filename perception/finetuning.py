@@ -37,7 +37,7 @@ ENCODER = "encoder/"
 
 
 def validate(config: ConfigDict, weights: bool = True) -> None:
-    """Checks the fields of backbone, method, pretrained weights and tokenizer without opening files.
+    """Checks the fields about model, fine-tuning and tokenizer, without opening the pretrained model.
 
     Adds missing options of all methods to `config`, with their defaults.
 

@@ -133,7 +133,7 @@ class SolvedHead(TextClassification):
 
     @property
     def seedless(self) -> bool:
-        """True unless the seed initialises embedding tables of the encoder or draws the examples."""
+        """False if `reinitialize` or `data.shots` is set, because the seed may then change the result."""
         return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
@@ -145,7 +145,7 @@ class SolvedHead(TextClassification):
         """Implements `Task.start`: returns the parameters with the solved head.
 
         Raises:
-          UserError: all training examples have the same label.
+          UserError: all training examples have the same label, or the same set of classes.
         """
         abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
         values = ModelState(abstract_model, trainable, frozen, self.mesh)

@@ -148,10 +148,12 @@ def open_model(name: Path, option: str = "--config.pretrained", advice: str = ""
 
 
 def check_shape(model: str, name: str, given: Backbone, found: Backbone, advice: str) -> None:
-    """Checks that the architecture in the files equals the backbone `name`.
+    """Checks that the architecture in the files equals the backbone `name`, except in the fields `config_json.FREE`.
 
     Args:
       model: option that names the model, with its value, for the error message.
+      given: the backbone `name`.
+      found: the architecture in the files.
       advice: end of the error message.
 
     Raises:

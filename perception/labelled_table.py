@@ -89,8 +89,8 @@ def prepare(
 
     Raises:
       UserError: a column is missing or ambiguous, a CSV file seems to have no header, the labels are not classes, there
-        are too few examples, a class of validation or test has no training example, or `strict` finds an unusable or
-        contradictory row.
+        are too few examples, a class of validation or test has no training example, `strict` finds an unusable or
+        contradictory row, or `separator` is set for several label columns.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]

@@ -152,7 +152,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` contains no run, runs in a folder `runs`, a run of another program, or a TF-IDF baseline.
+      UserError: `workdir` is not the directory of a run, or its run is a TF-IDF baseline or a run of another program.
     """
     check_is_run(workdir, option)
     check(
@@ -285,7 +285,7 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
     """Loads the parameters that a run's checkpoint stores, without reading the pretrained weights.
 
     Also returns the fingerprint of the pretrained weights from which the run reads frozen parameters; "" if the run
-    reads no pretrained weights.
+    reads no frozen parameters from pretrained weights.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.

@@ -116,7 +116,7 @@ class Fields:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises a UserError if the file is damaged or has another value."""
+    """Reads a JSON object. Raises a UserError if the file cannot be read, or does not contain a JSON object."""
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
