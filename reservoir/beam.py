@@ -83,7 +83,7 @@ def beam_search(
 
     Args:
       cache: decoding cache for X = B * A rows. Arrays with X rows are reordered with the hypotheses. All other arrays,
-        such as the keys and values of the encoder's output, stay as they are.
+        such as the keys and values of attention, stay as they are.
       limits_B: maximum length of each translation in tokens, at most `longest`.
       longest: number of positions of the returned translations.
       never: tokens that are never generated (padding, begin of sentence).
@@ -119,7 +119,7 @@ def beam_search(
         logits_XV, cache = step(last_X, cache, index)
         log_p, candidates = best_continuations(logits_XV, jnp.repeat(index + 1 >= limits_B, beams))
 
-        # The 2A best continuations of a sentence are among the 2A best continuations of each of its hypotheses.
+        # Each of the 2A best continuations of a sentence is among the 2A best continuations of its own hypothesis.
         totals = (live[:, :, None] + log_p.reshape(batch, beams, -1)).reshape(batch, -1)
         scores, choices = jax.lax.top_k(totals, 2 * beams)
         parents = choices // candidates.shape[1]

@@ -17,7 +17,8 @@ class DynamicConvolution(Sublayer):
     """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
 
     t is a position, h a head and w a tap. Outside the tokens of a sequence, v is 0. The kernel of the convolution is
-    computed from v: a softmax over the taps for each position and head. The layer equals fairseq's dynamic convolution.
+    computed from v: a softmax over the taps for each position and head. If W is odd or the layer is causal, the layer
+    equals fairseq's dynamic convolution.
 
     Args:
       taps: number of taps W.

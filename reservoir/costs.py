@@ -19,7 +19,7 @@ from reservoir.experiments import ExperimentSuite
 from reservoir.finetuning import inherit
 
 SIZE = 2048
-"""Number of rows and of columns of the two matrices whose product is timed to measure this machine's FLOP/s."""
+"""Number of rows and of columns of the matrix whose product with itself is timed to measure this machine's FLOP/s."""
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
@@ -49,9 +49,10 @@ def show(suite: ExperimentSuite, target: str) -> None:
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (function from the seed to the run name, configuration for seed 1) for each case of a table or figure.
+    """Yields (function from the seed to the run name, configuration for seed 1) for the experiments of a target.
 
-    If several cases have the same runs, yields only one of these cases. Yields pretraining before fine-tuning.
+    Yields the cases of the table or figure, then its fine-tuning experiments, if any. If several cases have the same
+    runs, yields only one of these cases.
     """
     for cases in suite.needed(target).values():
         # Rows of the table with the same model have the same runs: estimate these runs once.

@@ -178,8 +178,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
         "iwslt: T Reservoir" is the row "T Reservoir" of the setting "iwslt" at the depth `curve_depth`.
         "wmt@24: T Reservoir" has 24 layers. "sst2: T Reservoir" and "mnli: T Reservoir" fine-tune the row "T Reservoir"
-        of the setting "roberta" with frozen reservoirs. "sst2: T Reservoir, reservoirs tuned" trains the reservoirs;
-        `reservoir.methods` has all suffixes.
+        of the setting "roberta" with frozen reservoirs. "sst2: T Reservoir, reservoirs tuned" trains the reservoirs.
+        "sst2: Transformer, frozen in fine-tuning" freezes layers in fine-tuning only.
 
         Raises:
           UserError: the setting, row or suffix is unknown, the text after "@" is not a number above 0, or `case` or
@@ -204,10 +204,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a claim names, and the reason why the case cannot run.
+        """Returns the case that a claim names, and the reason why the case cannot run ("" if the case can run).
 
-        The reason is "" if the case can run. It may also be an option to add, such as "--data=iwslt=DIR". The case is
-        None if --settings, --models or --depths excludes it.
+        The reason may be an option to add, such as "--data=iwslt=DIR". The case is None if --settings or --models
+        excludes the case, or if --depths sets 0 reservoirs and the model is not the plain transformer.
 
         Args:
           text: the experiment as written in the claim, for error messages.

@@ -4,9 +4,9 @@
         --config.checkpoint.snapshots=100 --workdir=runs/identity
     python -m reservoir.gradients runs/identity --out=runs/gradients
 
-Reads every snapshot of each run. On training batches, compares the gradient of a step that skips the reservoirs with
-the gradient of an ordinary step with the same noise and dropout (the true gradient). Compares only the gradients of
-trained layers below the uppermost reservoir. Writes gradients.csv, gradients.md and gradients.png.
+NAME= is optional. Reads every snapshot of each run. On training batches, compares the gradient of a step that skips the
+reservoirs with the gradient of an ordinary step with the same noise and dropout (the true gradient). Compares only the
+gradients of trained layers below the uppermost reservoir. Writes gradients.csv, gradients.md and gradients.png.
 """
 
 from pathlib import Path

@@ -136,7 +136,7 @@ def translator(
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of `config.model` that concern reservoirs, `layerdrop` and `init`.
+    """Checks `layerdrop`, `init`, and all fields of `config.model` that concern reservoirs.
 
     Adds missing options of kinds and placements.
 
@@ -216,7 +216,7 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
     """Returns the indices of a stack's reservoirs, from 0.
 
     Raises:
-      UserError: the reservoirs do not fit into the layers. The message names the option to change.
+      UserError: the number of reservoirs is negative, or `placement` fails. The message names the option to change.
     """
     names = STACKS[stack]
     number = model[names.reservoirs]

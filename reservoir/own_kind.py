@@ -16,7 +16,7 @@ from reservoir.kinds import Kind
 
 
 def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -> None:
-    """Checks a user's kind of reservoir by tracing a forward pass and, in a causal stack, a decoding step.
+    """Checks a user's kind of reservoir by tracing a forward pass and, in a causal stack, prefill and a decoding step.
 
     Args:
       build: function (rngs=) -> new reservoir of `stack`.

@@ -51,7 +51,8 @@ class PackedRows:
         at = (starts_B[:, None] + steps_L)[filled_BL]
         documents = np.searchsorted(self._ends, at, side="right")
         is_last = at == self._ends[documents] - 1
-        # The corpus has no </s>: from a position in the stream, subtract the number of </s> before this position.
+        # The corpus has no </s>: from a position in the stream, subtract the number of </s> before this position. At a
+        # </s>, subtract 1 more: the token before </s> is read and not used.
         corpus_tokens = self._corpus.tokens[at - documents - is_last]
         tokens_BL = np.full((len(rows_B), self.length), PAD, np.int32)
         tokens_BL[inside_B, 0] = BOS

@@ -95,8 +95,7 @@ def build_tokenizers(
         The tokenizers of the source and the target.
 
     Raises:
-        UserError: the vocabulary is too small or too large for the text, or a file in the cache is damaged or cannot be
-            written.
+        UserError: `train_tokenizer` fails, or a file in the cache is damaged or cannot be written.
     """
     settings = [str(data.vocab_size), data.dictionaries, *RECIPE]
     key = fingerprint(settings, train.source, train.target)[:16]

@@ -256,7 +256,7 @@ class Backskip(nnx.Module):
 
         Raises:
           ValueError: the input is empty or not an array of real numbers, its last axis does not have D features, F
-            changes an axis of X, or the estimator is "identity" and F changes D.
+            returns no array or changes the axes X, or the estimator is "identity" and F changes D.
         """
         x_XD = floating(x_XD)
         check(

@@ -1,4 +1,4 @@
-"""Probes every layer of a trained run: python -m reservoir.probe --workdir=RUN --data=DIR (section 4.3, Table 4)"""
+"""Probes every encoder layer of a run: python -m reservoir.probe --workdir=RUN --data=DIR (section 4.3, Table 4)"""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Prints the summary of a finished run, and a command that uses the trained model."""
+"""Prints the summary of a finished run and, for some tasks, a command that uses the trained model."""
 
 import shlex
 import sys
@@ -23,7 +23,10 @@ _MEASURES = {
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """Prints the results of a finished run and a command that uses the trained model."""
+    """Prints the results of a finished run.
+
+    For a translator or masked language model, also prints a command that uses the model.
+    """
     counts, aucc = summary["params"], summary["aucc"]
     reached, test = summary["seconds_to"], dict(summary["test"])
     objective = summary["objective"]

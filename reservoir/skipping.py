@@ -1,4 +1,4 @@
-"""The task mixin for backskipping. `reservoir.backskip` is imported only by runs with backskipping."""
+"""The task mixin for backskipping. Imports `reservoir.backskip` only in runs with backskipping."""
 
 from collections.abc import Callable, Mapping
 

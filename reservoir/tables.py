@@ -20,8 +20,8 @@ _COLUMNS = ("model", "layers", "frozen", "")
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
-    The column "ratio" is the mean time until the best BLEU, divided by the plain model's mean time at the same depth.
-    The column is empty if the runs were not trained in turns (--turns), or if no plain model has this depth.
+    The column "ratio" is the mean time until the best BLEU, divided by the plain model's mean time at the same depth. A
+    measured ratio is left out if the runs were not trained in turns (--turns), or if no plain model has this depth.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to_best(group) for case, group in groups.items()}

@@ -1,4 +1,4 @@
-"""Computes sentence vectors in every layer of a trained run: the first token's state, or the mean over tokens.
+"""Computes sentence vectors in every encoder layer of a run: the first token's state, or the mean over tokens.
 
 Shape letters of this module: P layers, including the embedding layer as layer 0; E sentences.
 """

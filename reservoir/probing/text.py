@@ -14,14 +14,15 @@ Examples = dict[str, list[tuple[str, str]]]
 """Split -> (label, sentence) pairs."""
 
 BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
-"""Minimum and maximum number of tokens of each class of sentence_length. All tasks drop shorter or longer sentences."""
+"""Minimum and maximum number of tokens of each class of sentence_length. All tasks drop sentences outside of 5 to 28
+tokens."""
 
 TARGETS = 1000
 """Maximum number of target words of the task word_content."""
 
 PER_TARGET = 100
-"""Training sentences per target word. With --count below TARGETS * PER_TARGET, there are --count / PER_TARGET target
-words, but at least 2."""
+"""Determines the number of target words from the number of training sentences: --count / PER_TARGET, but at least 2 and
+at most TARGETS."""
 
 HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
@@ -77,7 +78,8 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     """Makes the task bigram_shift: are two adjacent words swapped (label "I", inverted) or not ("O", original)?
 
     Never swaps the first token or punctuation. Drops sentences with double quotes. Also drops sentences without two
-    words to swap, because a classifier could recognise these sentences as originals.
+    words to swap, because a classifier could recognise these sentences as originals. Drops a sentence if its swapped
+    form is another sentence of the task or text.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}
@@ -138,7 +140,8 @@ MAKERS: Mapping[str, Callable[[Sequence[Sentence], int, np.random.Generator], Ex
 }
 """Task -> function from (sentences, number of training sentences, random generator) to examples without duplicates.
 
-The functions raise a UserError if the text has too few sentences.
+The functions raise a UserError if the text has too few sentences or target words, or if the number of training
+sentences is below the number of labels.
 """
 
 
