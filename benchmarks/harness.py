@@ -63,7 +63,7 @@ def make_parser(
 
 
 def check_installed(*packages: str) -> None:
-    """Raises a UserError if a package of benchmarks/requirements.txt is not installed."""
+    """Raises a UserError if one of the modules `packages`, which benchmarks/requirements.txt installs, is missing."""
     missing = [name for name in packages if find_spec(name) is None]
     check(
         not missing,
@@ -277,7 +277,7 @@ def _cpu_info(field: str) -> str:
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
-    """Returns the short commit hash, with "-dirty" if files differ from the commit, or "no commit" outside git."""
+    """Returns the short commit hash, with "-dirty" if tracked files differ from it, or "no commit" outside git."""
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(git, cwd=checkout, capture_output=True, text=True)

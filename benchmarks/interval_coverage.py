@@ -6,6 +6,8 @@ Also counts false verdicts for equal systems. Each experiment tests two systems,
 examples. Examples differ in difficulty and seeds in quality. Right and wrong answers are drawn from a known
 distribution, so the true difference is known. For comparison, also simulates the percentile interval of a plain
 two-level bootstrap.
+
+Shape letters of this module: B resamples, E examples, R runs.
 """
 
 import itertools

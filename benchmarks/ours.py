@@ -192,7 +192,7 @@ def classifier_step(
     """Returns a function that runs a training step of a text classifier and returns the loss.
 
     Args:
-      sizes: an entry of `benchmarks.lora.SIZES`.
+      sizes: see `benchmarks.lora.SIZES`.
       optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes

@@ -165,7 +165,7 @@ def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, s
 
 
 def merge(old: Sequence[dict], new: Sequence[dict]) -> list[dict]:
-    """Returns all rows, sorted. New rows replace old rows of the same machine, recipe, dtype and commit."""
+    """Returns all rows, sorted. New rows replace old rows with the same CPU, AMX, cores, recipe, dtype and commit."""
 
     def key(row: dict) -> tuple:
         names = ("cpu", "amx", "cores", "recipe", "dtype", "commit")

@@ -12,7 +12,7 @@ from common.storage.addresses import shown
 def check_folder(option: str, folder: Path) -> None:
     """Raises a UserError unless `folder` is writable or can be created. Does not create the folder."""
     path = folder.absolute()
-    # Path.exists raises a PermissionError below an unreadable folder in Python 3.11, os.path.exists returns False.
+    # Below an unreadable folder, Path.exists raises a PermissionError up to Python 3.13. os.path.exists returns False.
     existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     fault = "is not writable" if existing.is_dir() else "is not a folder"
     check(

@@ -85,7 +85,8 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     function `PAPER.options.add_to(config)`, if the paper has one, first adds the options of all named parts.
 
     Raises:
-      UserError: the field does not exist or is a group, or `text` cannot be converted.
+      UserError: the field does not exist or is a group, `text` cannot be converted, or a named part is unknown,
+        invalid or cannot be imported.
     """
     known = flatten(config)
     if key not in known and _has_module(config.get("paper", ""), "options"):
@@ -307,7 +308,8 @@ def parse(
       (configuration with the overrides of the command line, all other options).
 
     Raises:
-      UserError: the command line is wrong, or the configuration cannot be loaded or is for another paper.
+      UserError: the command line is wrong, the configuration cannot be loaded or is for another paper, or the bucket
+        of the workdir cannot be read.
     """
     parser = parser_for(program)
     parser.add_argument(

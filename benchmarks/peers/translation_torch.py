@@ -1,4 +1,6 @@
-"""A PyTorch pre-norm translation transformer with the sizes of fairseq's transformer_iwslt_de_en.
+"""A PyTorch pre-norm translation transformer with 8 encoder and 2 decoder layers.
+
+A layer has the sizes of fairseq's transformer_iwslt_de_en, which has 6 encoder and 6 decoder layers.
 
 Of the eager variants that we tried on a CPU, these were the fastest: one product for q, k and v instead of three;
 `F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop over parameters. Unlike

@@ -60,7 +60,7 @@ def tokenize_corpus(
 ) -> TokenizedCorpus:
     """Returns the token ids of each line.
 
-    The first call for a text stores its token ids in `cache_dir`. All calls memory-map the stored ids.
+    The first call for a text and a tokenizer stores the token ids in `cache_dir`. All calls memory-map the stored ids.
 
     Raises:
         UserError: a cached file is damaged or cannot be read, or the cache cannot be written.

@@ -84,8 +84,8 @@ def load_labelled(
 
     Raises:
         UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
-            empty; the number of classes is 1 or does not agree with `classes`; a text is missing, empty or not valid
-            Unicode; a label is missing, of the wrong type or not one of the classes.
+            empty; the number of classes is below 2 or does not agree with `classes`; a text is missing, empty or not
+            valid Unicode; a label is missing, of the wrong type or not one of the classes.
     """
     check(
         len(data.fields.split()) in (1, 2),

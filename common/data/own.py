@@ -24,8 +24,9 @@ def own_examples(
         optional: whether the split may be empty.
 
     Raises:
-        UserError: the function cannot be imported, raises an exception, returns a single text or dictionary, returns an
-            example that is not a `kind`, or returns no example although `optional` is False.
+        UserError: the function cannot be imported, raises an exception, returns a single text, a dictionary or an
+            object that is not iterable, returns an example that is not a `kind`, or returns no example although
+            `optional` is False.
     """
     function = imported("--config.data.source", source)
     try:
@@ -34,7 +35,7 @@ def own_examples(
     except Exception as error:  # A user's function may raise any type of exception.
         frame = last_frame(error)
         reason = f": {error}" if str(error) else ""
-        # The line is in this file if the function has the wrong parameters or returns no list.
+        # The line is in this file if the function has the wrong parameters or returns no iterable.
         place = f" in {frame.filename}, line {frame.lineno}" if frame.filename != __file__ else ""
         raise UserError(
             f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}{place}{reason}"

@@ -21,7 +21,8 @@ def open_records(
         source: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:NAME" or "import:MODULE:FUNCTION". FUNCTION(split)
             returns a dictionary {field: value} for each example. "files:FILE" is a file of training examples. It has no
             other split, so all splits except "train" must be optional.
-        splits: split -> its name in the source. "a|b" is the first of the names a and b that exists.
+        splits: split -> its name in the source. "a|b" is the first of the names a and b that exists. Embedded sources
+            and FUNCTION use the split, not this name.
         fields: names of the text fields, separated by spaces.
         label: name of the label field.
         tfds_dir: data directory of TFDS. "" means TFDS's default.

@@ -46,7 +46,7 @@ class Subwords(LosslessTokenizer):
 
         Args:
           pieces_V: bytes of each piece; b"" for special tokens.
-          encode: function from lines with their line feeds to the ids of each line.
+          encode: function from lines with their line ends to the ids of each line.
           content, name: bytes and name of the file that `save` writes.
 
         Raises:

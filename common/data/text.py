@@ -12,7 +12,7 @@ from common.storage.addresses import shown
 
 
 def load_text(data: ConfigDict, split: str) -> list[str]:
-    """Returns the documents of a split, without empty documents.
+    """Returns the documents of a split, without blank documents.
 
     Args:
         data: a configuration with these fields:

@@ -9,7 +9,7 @@ OWN = "import:"
 """Prefix of the source "import:MODULE:FUNCTION", which names a user's function."""
 
 DOCUMENTS = ("line", "paragraph", "file")
-"""Values of `data.documents`: a document is a line, a paragraph (ended by an empty line), or a file."""
+"""Values of `data.documents`: a document is a line, a paragraph (ended by a blank line), or a file."""
 
 
 def text_folder(source: str) -> Path | None:

@@ -64,6 +64,7 @@ def scored_once(
     `ids` holds the indices of the windows, -1 for empty rows.
 
     Args:
+        stride: number of tokens that a window scores, at most `length`.
         rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
     """
 
