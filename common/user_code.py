@@ -29,7 +29,8 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
     except Exception as error:  # a user's part may raise any exception
         frame, raised = last_frame(error), traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
-        # ml_collections quotes a missing field that is read. Its other messages begin with a word.
+        # If the code reads a missing field, the message of ml_collections begins with the name of the field, in quotes.
+        # In other messages of ml_collections, the first word has no quotes around it.
         missing = re.match(r"\W+(\w+)\\?'", str(error))
         if missing and Path(raised.filename).parent == Path(config_dict.__file__).parent:
             name = missing[1]

@@ -73,7 +73,7 @@ class ParamKeys:
 
 
 def split(model: nnx.Module) -> AbstractModel:
-    """Returns the abstract model of `model`. The variables may be abstract (`nnx.eval_shape`)."""
+    """Returns the graph and the variables of `model`. The variables keep their values, unless they are abstract."""
     graphdef, *states = nnx.split(model, nnx.Param, Frozen)
     paths, kinds = {}, []
     for state in states:

@@ -63,7 +63,7 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Shortens a recipe to less than an epoch of SST-2, with a higher learning rate for a small model.
+    """Shortens a recipe to 1,500 steps, less than an epoch, with a higher learning rate for a small model.
 
     With `config.reservoirs = "freeze_now"`, fine-tuning freezes two layers.
     """

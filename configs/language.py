@@ -42,7 +42,7 @@ CORPORA = {
 """Corpus -> fields of `config.data`. With `words`, evaluations also report the perplexity per word."""
 
 LENGTH = 768
-"""Number of bytes in a window of training and evaluation."""
+"""Number of tokens (by default bytes) in a window of training and evaluation, at full size."""
 
 
 def base(paper: str, corpus: str) -> ConfigDict:

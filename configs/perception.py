@@ -7,10 +7,10 @@
 
 Reproduces: Table 1. `--config.backbone` and `--config.finetune=full|lora` choose a row, `--config.dataset` a column.
 Not in the paper: `full_pretrained` (trains all weights of a pretrained model) and `head` (trains the head alone).
-Recipes, appended to the file name: `:paper` follows the authors' program with its mistakes: the head is random and
-frozen, SNLI has premises without hypotheses, embedding tables are reinitialised, the mean over tokens includes padding,
-all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs
-these mistakes.
+Recipes, appended to the file name: `:paper` follows the authors' program with its mistakes: LoRA freezes the head at
+random values, SNLI has premises without hypotheses, embedding tables of some backbones are reinitialised, the mean over
+tokens includes padding, all methods share a learning rate, and the best step is selected on the test set. `:fixed`
+(default) repairs these mistakes.
 Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
 sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your

@@ -3,12 +3,12 @@
     python -m reservoir.train --config=configs/roberta_ffn_res.py --config.data.source=files:DIR
 
 Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity and its AUCC) and the pretraining for Figure 2.
-Hardware: 32 GPUs, as in the paper (125k updates of 1M tokens); we have not run this size.
+Hardware: the paper uses 32 GPUs. This recipe, 125k updates of 1M tokens, is fairseq's; we have not run this size.
 `--config=configs/roberta_ffn_res.py:laptop` has 6 layers: half an hour on two CPU cores, estimated from its FLOPs.
 Data: text files train.txt, valid.txt, test.txt (or .gz), one document per line, in data/pretraining
 (`:laptop`: data/reviews). Other files: --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
-The paper trains on BookCorpus, Wikipedia and three more corpora, with GPT-2's subwords. Here the subwords are learned
-from the training text.
+RoBERTa (Liu et al., 2019) was trained on BookCorpus, Wikipedia and three more corpora, with GPT-2's subwords. Here the
+subwords are learned from the training text.
 `--config=configs/roberta_ffn_res.py:tiny` trains a small model on the Python manual (embedded:python, no download):
 about a minute on two CPU cores.
 """

@@ -14,9 +14,10 @@ from common.train.run import Run
 
 
 def changed(config: ConfigDict) -> float:
-    """Returns when the data files, a user's data module or the pretrained weights of a configuration last changed.
+    """Returns when the input files of a configuration last changed, in seconds since 1970.
 
-    The time is in seconds since 1970; 0 if none of these files exists.
+    Input files are the data files (files:DIR), a user's data module (import:MODULE:FUNCTION) and pretrained weights.
+    Returns 0 if none of these files exists.
     """
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []

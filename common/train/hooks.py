@@ -66,7 +66,8 @@ class Stop(Hook):
 
     def due(self, run: Run, vote: int) -> bool:
         late, signal = divmod(vote, _LIMIT)
-        if signal:  # the next vote handles a signal that arrived after this vote
+        # Use the signal of the vote, which is equal on all processes, not a signal that has arrived since the vote.
+        if signal:
             self._signals.received = signal
         elif run.step >= run.config.train.steps:
             run.state.stop_reason = "steps"
@@ -138,7 +139,7 @@ class Evaluate(Hook):
             f"Task.evaluate returned {metrics!r:.80} without the objective {objective!r}; return a metric of this name,"
             " or set Task.objective to another name",
         )
-        # A checkpoint and the summary store metrics as JSON, which has no arrays.
+        # A checkpoint and the summary store metrics as JSON, which cannot store NumPy or JAX arrays.
         texts = [name for name, x in metrics.items() if isinstance(x, str) and name != objective]
         wrong = [n for n, x in metrics.items() if not isinstance(x, float | int) and n not in texts]
         check(
@@ -196,7 +197,7 @@ class Save(Hook):
 
 
 class Log(Hook):
-    """Sends the metrics of each step to the progress bar, and every `train.log_steps` steps also to the tracker."""
+    """Updates the progress bar after each step. Sends metrics to the tracker every `train.log_steps` steps."""
 
     def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
         limit = run.config.train.max_seconds

@@ -70,7 +70,7 @@ def fit(
       The summary. If the run had ended and its summary is reused, {} on all processes except process 0.
 
     Raises:
-      UserError: the configuration, workdir or data are invalid, or the loss or gradient is not finite.
+      UserError: `validate`, `open_run`, `train` or `finish` fails, or the profile begins after the last step.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
     begun = time.perf_counter()
@@ -114,7 +114,8 @@ def train(
       turn: number of steps between yields; 0 to never yield.
 
     Raises:
-      UserError: the loss or the gradient is not finite, or `Task.batches` ends.
+      UserError: the loss or the gradient is not finite, `Task.batches` ends, or a method of the task returns an invalid
+        value.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
     run.stopping = False
@@ -139,7 +140,7 @@ def train(
 def _steps(
     run: Run, hooks: Sequence[Hook], signals: Signals, begun: float, turn: int
 ) -> Iterator[None]:
-    """Runs the steps of `train`, which has the same arguments, yields and errors."""
+    """Runs the steps of `train`. The arguments, yields and UserErrors are the same as for `train`."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
     met: set[tuple] = set()
@@ -194,6 +195,8 @@ def _steps(
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
     """Waits for the metrics of a step, adds weight and FLOPs to the run state, and passes the metrics to the hooks.
+
+    Returns None, so that `unread = _read(run, hooks, unread)` marks the step as read.
 
     Args:
       unread: (step, metrics, FLOPs) of the step; None to do nothing.

@@ -14,11 +14,11 @@ from common.errors import check
 from common.model.layers import is_stacked
 
 WARMUP = 0.05
-"""Default warm-up, as a fraction of the run's steps."""
+"""Warm-up if `optimizer.warmup_steps` is -1, as a fraction of the run's steps."""
 
 
 def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
-    """Returns the number of warm-up steps. The field `warmup_steps=-1` stands for `WARMUP` times `steps`."""
+    """Returns the number of warm-up steps: `optimizer.warmup_steps` or, if it is -1, `WARMUP` times `steps`."""
     return round(WARMUP * steps) if optimizer.warmup_steps == -1 else optimizer.warmup_steps
 
 

@@ -97,9 +97,10 @@ def open_run(
       name: prefix of every line of the progress bar; "" for no prefix.
 
     Raises:
-      UserError: the workdir holds another run, another process is training in the workdir, no checkpoint is intact,
-        the frozen values are damaged, the pretrained weights have changed, the task lacks a required member or has an
-        invalid `mode`, or the processes differ in configuration, data or frozen values.
+      UserError: the task is incomplete (`check_complete`), the workdir cannot be used (`open_workdir`) or is not shared
+        by all processes, no checkpoint is intact, a checkpoint belongs to another model, the frozen values are damaged,
+        the tokenizer or the pretrained weights have changed, or the processes differ in configuration, data, frozen
+        values or pretrained weights.
     """
 
     def inputs() -> dict[str, str]:

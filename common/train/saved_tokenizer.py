@@ -23,7 +23,7 @@ def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
     """Writes the tokenizer of a run to `path`.
 
     Raises:
-      UserError: the run is resumed with another tokenizer.
+      UserError: the run is resumed with another tokenizer, or its saved tokenizer is damaged.
     """
     check(
         not path.exists()

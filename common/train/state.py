@@ -116,7 +116,7 @@ class Step:
         """Makes the training step of a configuration and task.
 
         Raises:
-          UserError: the task lacks a required member or has an invalid `mode`.
+          UserError: the task is incomplete (`check_complete`).
         """
         check_complete(task)
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
@@ -281,7 +281,7 @@ class Step:
     ) -> tuple:
         """Runs step `number`, counted from 0. Returns (trainable, opt_state, metrics).
 
-        Donates `trainable` and `opt_state`.
+        The step must be compiled (`compile`). Donates `trainable` and `opt_state`.
 
         Args:
           key: `cache_key(batch, number)`, so that the training loop computes it once per step; None to compute it.

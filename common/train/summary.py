@@ -18,11 +18,11 @@ from common.train.run import Run
 
 
 def finish(run: Run, signals: Signals) -> dict:
-    """Tests the best checkpoint if `eval.test` is set. Writes and returns the summary.
+    """Writes and returns the summary. Writes a plot of the curve if the run has trained a step.
 
-    Also tests the last step (`Task.tests_last`) and the mean of the best checkpoints (`checkpoint.keep_best` above 1),
-    and writes the test predictions, if the task makes predictions. Writes a plot of the curve if the run has trained a
-    step.
+    If `eval.test` is set, tests the best checkpoint and, if the task makes predictions, writes its test predictions.
+    Then also tests the last step (`Task.tests_last`) and the mean of the best checkpoints (`checkpoint.keep_best` above
+    1).
 
     Restores the signal handlers before the test, so a signal then ends the process.
 
@@ -69,7 +69,11 @@ def finish(run: Run, signals: Signals) -> dict:
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
-    """Returns the summary of an ended run. `tests` has the metrics of each test, such as "test" or "test_last"."""
+    """Returns the summary of an ended run, without the field `timing`.
+
+    Args:
+      tests: name of a test, such as "test" or "test_last" -> metrics.
+    """
     state, model = run.state, run.train_step.abstract_model
     seconds, curve, best = run.clock.seconds(), state.curve, state.curve.best
     return {

@@ -174,7 +174,10 @@ class Task(Protocol):
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Returns metrics on the split "valid" or "test", equal on every process. A metric may be a text."""
+        """Returns metrics on the split "valid" or "test", equal on every process.
+
+        A metric is a Python number or a text. The metric `objective` must be present, and must be a number.
+        """
         predictions = self.predict(values, split)
         check(
             isinstance(predictions, Predictions),

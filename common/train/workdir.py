@@ -25,7 +25,8 @@ LOCK = "lock"
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
 # Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, caches,
-# hardware, compilation and logging. A name that ends in a dot stands for all fields of the group.
+# hardware, compilation and logging. Each entry is a prefix of field names: "wandb." stands for all fields of the group,
+# and "checkpoint.keep" also for "checkpoint.keep_best".
 FREE = (
     "train.steps",
     "train.epochs",
