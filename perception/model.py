@@ -165,7 +165,7 @@ class PooledClassifier(nnx.Module):
         key: Key = None,
         firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns logits (B, C) in float32. `pooled` documents the arguments."""
+        """Returns logits (B, C) in float32. `pooled` documents `firsts_B`."""
         return self.head(self.pooled(tokens_BL, lengths_B, key, firsts_B), jnp.float32)
 
     def pooled(

@@ -14,7 +14,7 @@ def add_to(config: ConfigDict) -> None:
     """Adds missing options with their defaults to `config`.
 
     Raises:
-      UserError: the method is unknown or cannot be imported.
+      UserError: the method is unknown, cannot be imported, or is not a valid `Method`.
     """
     plugin.add_options(config, _declared(config))
 
@@ -23,8 +23,8 @@ def validate(config: ConfigDict) -> None:
     """Checks the options of all methods in `METHODS`, and of a user's method.
 
     Raises:
-      UserError: an option has an invalid value, the method is unknown or cannot be imported, or the check of a user's
-        method raises an exception.
+      UserError: an option has an invalid value; the method is unknown, cannot be imported, or is not a valid `Method`;
+        or the check of a user's method raises an exception.
     """
     plugin.check_minimum("--config.", config, _declared(config))
     for method in METHODS.values():

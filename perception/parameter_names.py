@@ -23,7 +23,7 @@ def their_name(family: str, ours: str) -> str:
     """
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
-    # In this case, `outside` lists an embedding table itself, such as "embed/types", and not the module that owns it.
+    # A name in `outside` without a leaf, such as "embed/types", is an embedding table, not the module that owns it.
     if ours in names.outside:
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)

@@ -7,8 +7,9 @@
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)  # updates the adapters only
     graphdef, trainable, frozen, rest = nnx.split(model, nnx.Param, Frozen, ...)
 
-Linear layers are `nnx.Linear`, `nnx.LinearGeneral` (also inside `nnx.MultiHeadAttention`), `nnx.Einsum` and this
-project's `Linear`. Kernels may have any number of dimensions, see `common.flax_models.KernelAxes`.
+Linear layers are `nnx.Linear`, `nnx.LinearGeneral` (also inside `nnx.MultiHeadAttention`), this project's `Linear`, and
+an `nnx.Einsum` whose equation is a matrix product. Kernels may have any number of dimensions, see
+`common.flax_models.KernelAxes`.
 """
 
 import math
@@ -72,7 +73,8 @@ def lora(
 
     Raises:
       ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
-        adapter, the model has no linear layer, or all its linear layers have adapters.
+        adapter, the model has no linear layer, all its linear layers have adapters, `nnx.vmap` has stacked linear
+        layers, or a parameter or target layer is in a tuple.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -136,16 +138,18 @@ def merge(model: Model) -> Model:
 def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     """Quantizes the `Frozen` kernels of all linear layers, in place; returns the model.
 
-    Each block of 64 consecutive inputs of an output has a float32 scale, so a kernel takes 4.5 or 8.5 bits per weight
-    (more if its last block is padded). A kernel is dequantized in the forward pass, and again in the backward pass. The
-    dtypes of products do not change. The quantized values and the scales are replicated on all devices of a mesh.
+    Each output has a float32 scale for each block of 64 consecutive inputs, so a kernel takes 4.5 or 8.5 bits per
+    weight (more if the last block is padded). A kernel is dequantized in the forward pass, and again in the backward
+    pass. The dtypes of products do not change. The quantized values and the scales are replicated on all devices of a
+    mesh.
 
     Args:
       model: any module. If it is a linear layer, the quantized layer is returned.
       bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
 
     Raises:
-      ValueError: `bits` is not 4 or 8, or no linear layer has a frozen kernel that is not quantized yet.
+      ValueError: `bits` is not 4 or 8, no linear layer has a frozen kernel that is not quantized yet, `nnx.vmap` has
+        stacked linear layers, or a layer to quantize is in a tuple.
     """
     check(bits in tuple(KINDS), f"bits must be 4 or 8, got {bits!r}")
     found = []

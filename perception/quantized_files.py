@@ -105,8 +105,9 @@ def write(
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: the directory is not empty or not writable; `base` is quantized already, or lacks a tensor; or a tensor
-        has an unsupported dtype or shape, or values that are not finite.
+      UserError: the directory is a file, not empty or not writable; `base` is quantized already, or lacks a tensor; a
+        tensor has an unsupported dtype; or, if `kind` is a quantized format, a kernel has the wrong shape or a value
+        that is not finite.
     """
     check_unquantized(base)
     kernels = {name: one for name, one in wanted.items() if name.endswith("/kernel")}

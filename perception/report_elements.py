@@ -1,4 +1,7 @@
-"""Elements of the HTML report (tags, tables, charts) as `xml.etree` elements, whose serializer escapes every text."""
+"""Elements of the HTML report (tags, tables, charts) as `xml.etree` elements.
+
+The HTML serializer of `xml.etree` escapes every text outside of `style` and `script`.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

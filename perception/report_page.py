@@ -1,7 +1,7 @@
 """Writes the report of a comparison as one self-contained HTML page.
 
-The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. The page has no script
-and no reference to another file, and its content security policy forbids both.
+The page is a tree of `xml.etree` elements, whose serializer escapes every attribute, and every text except the style
+sheet. The page has no script and no reference to another file, and its content security policy forbids both.
 
 Shape letters of this module: E test examples, C classes.
 """
@@ -66,7 +66,8 @@ class Report:
       curves: name of a training method -> validation curves of its seeds.
       best: name of the training method of the best classifier.
       predictions: test predictions of the best classifier.
-      texts, places: text of each test example, and its file and line. `places` may be empty.
+      texts, places: text of each test example, and the location of its row, such as file and line. `places` may be
+        empty.
       command: the command that classifies new texts.
       notes: sentences about the data, the plan for a time budget, and approximations of the TF-IDF baseline.
     """

@@ -34,7 +34,8 @@ def validate(config: ConfigDict, read_data: bool = True) -> None:
     """Checks the configuration of a new run without opening pretrained weights or reading data.
 
     Args:
-      read_data: False for a run that `launch.plan` compiles: the data and --config.pretrained are optional.
+      read_data: False for a run that `launch.plan` compiles. Then the data are optional, and methods that start from
+        pretrained weights do not need --config.pretrained.
 
     Raises:
       UserError: a field is missing or has an invalid value, or two fields contradict each other.
@@ -67,9 +68,10 @@ def prepare(
     """Returns the configuration for the training loop, and the task.
 
     Args:
-      read_data: False builds a task without data, for `launch.plan`. In this case, --config.pretrained is optional, and
-        the model has two classes unless `config.dataset` is set. The vocabulary size is `data.vocab_size` if a run with
-        data would train a tokenizer, otherwise the size of the backbone's vocabulary.
+      read_data: False builds a task without data, for `launch.plan`. In this case, methods that start from pretrained
+        weights do not need --config.pretrained, and the model has two classes unless `config.dataset` is set. The
+        vocabulary size is `data.vocab_size` if a run with data would train a tokenizer, otherwise the size of the
+        backbone's vocabulary.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.

@@ -149,7 +149,7 @@ _POINTER = b"version https://git-lfs"
 
 def _open_file(path: Path) -> Any:
     try:
-        with path.open("rb") as file:  # safe_open calls an unreadable file missing
+        with path.open("rb") as file:  # safe_open reports an unreadable file as missing
             start = file.read(len(_POINTER))
         check(
             start != _POINTER,

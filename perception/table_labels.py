@@ -49,8 +49,8 @@ def label_kind(
 ) -> str:
     """Returns the format of labels: "one" (class), "marks" (a column of 0 and 1 for each class), "split" or "list".
 
-    The format is "split" if there is a separator, and "list" if most of the first LOOKED_AT rows have lists as labels,
-    also lists written as text in JSON's or Python's notation.
+    The format is "split" if there is a separator. It is "list" if most labels in the first LOOKED_AT rows are lists,
+    also lists written as text in JSON's or Python's notation. Missing labels are not counted.
 
     Args:
       columns: the label columns.

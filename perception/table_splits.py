@@ -12,7 +12,8 @@ from perception.table_reader import WHOLE
 
 LEAST = 3
 """Smallest number of different texts of a class that is divided among training, validation and test. Smaller classes
-are only in training."""
+are only in training, except in texts with a rarer class. A text with several classes counts only for its rarest
+class."""
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
 """Split -> its fraction of the different texts, and its maximum number of examples."""
@@ -150,7 +151,7 @@ def cut_splits(
 
     Args:
       group: location of an example -> index of its group of near-duplicates.
-      wanted: splits to cut, from "valid" and "test".
+      wanted: names of the splits to cut; each is "valid" or "test".
       notes: list to which the function appends sentences about rare classes and about removed examples.
 
     Returns:
@@ -190,7 +191,8 @@ def cut_splits(
     whole, found, dropped = len(left), {}, 0
     for split in wanted:
         share, most = SHARES[split]
-        # A stratified split needs one example of each class in both parts, which LEAST examples of a class ensure.
+        # `train_test_split` needs two examples of each class, and in both parts at least as many examples as there are
+        # classes. LEAST examples of each class ensure this.
         count = max(min(math.ceil(share * whole), most), len(classes))
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]

@@ -71,15 +71,18 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing or damaged, a row lacks a text column, a value in a text column is not text or
-            is not valid Unicode, a line of a table of pairs does not have exactly one tab, a column has the name of a
-            column of `added`, or two columns have the same name.
+          UserError: the file is missing, damaged or in another encoding, a row lacks a text column, a value in a text
+            column is not text or is not valid Unicode, a line of plain text does not have exactly one tab although the
+            table has pairs, a column has the name of a column of `added`, two columns have the same name, or pyarrow is
+            missing for a Parquet file.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         """Writes the rows with the columns of `added`.
 
-        In a row without a text to classify, the added texts are "", and the added numbers and lists are None.
+        Args:
+          blocks: the rows and the values of the added columns. In a row without a text to classify, added texts are "",
+            and added numbers and lists are None.
         """
 
 

@@ -19,7 +19,7 @@ BUCKETS = 2**22
 """Number of hash buckets for unigrams and bigrams."""
 
 FEATURES = 2**19
-"""Maximum number of features. If the texts have more buckets, keeps the buckets that occur in the most texts."""
+"""Maximum number of features. If the texts fill more buckets, the buckets that occur in the most texts are kept."""
 
 ROWS = 10_000
 """Number of texts that are vectorized at once."""

@@ -22,8 +22,8 @@ def weighted_f1(labels_E: np.ndarray, predictions_E: np.ndarray) -> float:
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:
     """Returns for each class the threshold with the best F1 on these (validation) examples.
 
-    A threshold is halfway between two successive probabilities of the class, or between 0 and its smallest probability.
-    The threshold of a class without examples is 0.5.
+    A threshold is halfway between two probabilities of the class that are neighbours when sorted, or between 0 and the
+    smallest probability. The threshold of a class without examples is 0.5.
     """
     return tuple(map(_threshold, labels_EC.T, np.asarray(chances_EC, np.float64).T))
 

@@ -7,7 +7,8 @@ Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrain
 TF-IDF baseline. Writes report.html: the best classifier, its scores with intervals, its errors, verdicts on the
 differences between classifiers, and the command that uses the best classifier. A verdict on a method whose result
 depends on the seed needs three seeds or more. Running the command again resumes interrupted runs. Fields of the
-configuration are options, as in perception.train, except the fields that other options of this program set.
+configuration are options, as in perception.train, except --config.finetune (use --ways), --config.seed (use --seeds)
+and, with --data, the fields that describe the data.
 
 --data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
 local cache (or from the hub with --download). The splits are written to --out. --pair reads pairs of texts. A repeated
@@ -210,7 +211,7 @@ def _download(data: str, experiment: "ConfigDict") -> None:
 def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
     """Writes the splits of --data to `out`, so that the examples need no memory after the return.
 
-    Returns overrides that make a run read these splits, and what the report says about the data.
+    Returns overrides that make a run read these splits, and the report's text about the data.
     """
     from perception.comparison import About
     from perception.labelled_table import TEXTS, prepare, write

@@ -5,7 +5,7 @@ F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropag
 step does not differentiate F. In this step, P is a policy with density N(mu, sigma^2) and action a, and gets the
 REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
 REINFORCE is learned and called the value. D is the width of the model. r is the root mean square of g over D and over
-all positions except padding:
+the positions where g is not 0, so without padding:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
@@ -24,7 +24,7 @@ mu is multiplied by the same number, as in backpropagation. The fields of `confi
     reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding: every layer that
                    reads the residual stream begins with LayerNorm, which removes the mean over D, so the mean over D
                    of g is 0. Such a run prints a warning. "own_rms" (not in the paper): minus the root mean square of g
-                   over D, divided by the standard deviation of this root mean square over all positions except padding
+                   over D, divided by the standard deviation of this root mean square over the positions of r
     scale          factor of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
 
@@ -208,7 +208,8 @@ def estimate(
     """Returns F(mu + sigma eps) in a training step, or F(mu) for the estimators "identity" and "zero".
 
     Args:
-      function: F, which may change the last axis only. All other axes are positions.
+      function: F. Its output has the shape of its input, except that the last axis may have another size (not for
+        "identity"). All other axes are positions.
       key: random key of the noise eps.
       estimator: one of ESTIMATORS.
       value: the value network of the estimator "policy"; None for other estimators.
