@@ -154,7 +154,15 @@ class ExperimentSuite:
         """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
 
         Disables wandb, unless `wandb.mode` is overridden.
+
+        Raises:
+          UserError: an override is invalid or sets the seed.
         """
+        seeds = [text for text in self.fields if text.startswith("--config.seed=")]
+        check(
+            not seeds,
+            f"leave out {' and '.join(seeds)}, because --seeds sets the seeds of all runs",
+        )
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
         config.update_from_flattened_dict(values)

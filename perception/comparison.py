@@ -59,12 +59,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: an override sets a field that the comparison sets, an override is invalid, or `way` is unknown.
         """
-        for name, option in (("finetune", "--ways"), ("seed", "--seeds")):
-            overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
-            check(
-                not overrides,
-                f"remove {' and '.join(overrides)}: perception.worth sets this field itself; use {option}",
-            )
+        overrides = [f for f in self.fields if f.startswith("--config.finetune=")]
+        check(
+            not overrides,
+            f"remove {' and '.join(overrides)}: perception.worth sets this field itself; use --ways",
+        )
         fields, method = find(way).fields, find(way).method
         config = self.override(load(self.spec), seed=seed, **fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):

@@ -346,7 +346,7 @@ def _differences(path: Path, target: Any) -> str:
     except Exception:  # Orbax may raise any type of exception for a damaged file.
         return ""
     stored, expected = (
-        {n: x.shape for part in ("trainable", "frozen") for n, x in parts[part].items()}
+        {n: x.shape for part in ("trainable", "frozen") for n, x in parts.get(part, {}).items()}
         for parts in (tree, _in_checkpoint(target, tree))
     )
     lines = [
