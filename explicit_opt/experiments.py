@@ -239,7 +239,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws mean co-occurrence over token count for K = 1 (left) and training perplexity of Cat over epochs (right).
+    """Draws mean co-occurrence against token count, K = 1 (left), and training perplexity of Cat by epoch (right).
 
     Also writes the points as CSV files.
     """

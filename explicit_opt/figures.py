@@ -16,9 +16,10 @@ STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 def scaling_and_curves(
     frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
 ) -> None:
-    """Draws Figure 1: mean co-occurrence over token count, and training perplexity of Cat.
+    """Draws Figure 1: mean co-occurrence against token count, and training perplexity of the model Cat by epoch.
 
-    The left panel also has a line of slope 1, because the paper's theorem assumes this slope.
+    Cat concatenates K previous tokens. The left panel also has a line of slope 1, because the paper's theorem assumes
+    this slope.
     """
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])

@@ -22,7 +22,7 @@ _PART = "async_collective_fusion_config"
 # The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice.
 _SCATTERED = "all-reduce-scatter"
 
-# The TPU compiler writes the part of a collective between slices as a send and a receive of the "megascale" runtime.
+# The TPU compiler writes the inter-slice part of a collective as a send and a receive of the "megascale" runtime.
 _MEGASCALE = re.compile(
     r'_xla_megascale_target="?(?P<groups>.+?)"?,_xla_megascale_transfer_type="(?P<type>\w+)"'
 )

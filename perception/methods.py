@@ -132,13 +132,13 @@ METHODS = {
 
 
 def find(name: str, option: str = FINETUNE) -> Method:
-    """Returns the method with the given name, an entry of `METHODS` or "module:attribute".
+    """Returns the method named `name`: a key of `METHODS`, or "module:attribute" for a user's method.
 
     Args:
       option: command-line option that names the method, for error messages.
 
     Raises:
-      UserError: no such method exists, its module cannot be imported, or an attribute is invalid.
+      UserError: no such method exists, the user's module cannot be imported, or a field of the method is invalid.
     """
     method = plugin.find(option, name, Method, METHODS)
     check(

@@ -49,7 +49,7 @@ def normalise(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a text, or the punctuation marks of a text without words."""
+    """Returns the matches of WORD that begin with a letter or digit, or else all matches, such as "?!"."""
     found = WORD.findall(text)
     return [word for word in found if word[0].isalnum()] or found
 

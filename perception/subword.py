@@ -158,7 +158,7 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
 
 
 def _train(vocab_size: int, lines: Sequence[str]) -> Subword:
-    """Trains byte-level BPE on normalised text: plain quotes, NFKD, single spaces, lower case, no accents."""
+    """Trains byte-level BPE. Normalises text: `` and '' become ", NFKD, single spaces, lower case, no accents."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(
         [

@@ -10,8 +10,8 @@ from tokenizers import Encoding, Tokenizer
 from perception.subword import Subword
 
 GROWTH = 4
-"""Factor between the allowed numbers of rows in a batch: `multiple` times 1, GROWTH, GROWTH**2, ..., or the maximum. A
-larger factor means fewer compiled programs but more padding rows."""
+"""Factor between the allowed numbers of rows in a batch: `multiple` (argument of `batches`) times 1, GROWTH, GROWTH**2,
+..., up to the maximum. A larger factor means fewer compiled programs but more padding rows."""
 
 
 class Windows:

@@ -311,7 +311,7 @@ def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
 
 
 def sample_of(group: Sequence[Run], values: Sequence[float]) -> Sample:
-    """Returns the sample of one value for each run of a group."""
+    """Returns the `Sample` of `values`, one value for each run of `group`. It is seedless if no run has a seed."""
     return Sample(tuple(values), seedless=all(run.seed is None for run in group))
 
 

@@ -126,7 +126,7 @@ class Store:
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error
-                # Do not retry an operation on a local file.
+                # Raise errors of local files unchanged: the UserError below is about the bucket.
                 if status is None and isinstance(error, OSError):
                     raise
                 if status not in _TRANSIENT:

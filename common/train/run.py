@@ -83,7 +83,7 @@ class Run:
             self.checkpoints.save(self.step, arrays, self.metadata())
 
     def trained(self) -> dict[str, Any]:
-        """Returns the array part of a checkpoint without optimizer state."""
+        """Returns the arrays of a checkpoint without optimizer state: the trained values, and an empty "frozen"."""
         return {"trainable": unstack_layers(self.train_state.params), "frozen": {}}
 
 

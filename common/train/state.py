@@ -88,9 +88,9 @@ def _shardings(tree: Any) -> Any:
 class Step:
     """The training step, compiled once per batch shape and loss function.
 
-    Args:
+    Attributes:
       accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
-        weights.
+        weights, or by 1 if this sum is below 1.
       reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
       scanned: abstract model in which repeating layers share stacked arrays (`common.model.layers`). Parameters,
         gradients, optimizer state and frozen values of the step have this form. None: use `abstract_model`, with a

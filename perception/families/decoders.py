@@ -186,7 +186,7 @@ def write_llama(shape: Backbone) -> dict[str, Any]:
 
 
 def read_gemma(fields: Fields) -> Backbone:
-    """Reads Gemma. Takes "gelu" in early files as the tanh approximation of GELU, with which Gemma was trained."""
+    """Reads Gemma. Reads the activation "gelu" as the tanh approximation of GELU, with which Gemma was trained."""
     fields.only(attention_bias=False, partial_rotary_factor=1.0, use_bidirectional_attention=None)
     given = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     exact = {"hidden_act": "gelu_pytorch_tanh" if given == "gelu" else given}
