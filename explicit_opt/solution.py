@@ -65,8 +65,8 @@ def explicit_solution(
     total = float(counts.sum())
     valid = "every feature must be finite and non-negative, but"
     check(not math.isnan(lowest), f"{valid} one is NaN")
-    check(lowest >= 0, f"{valid} the lowest is {lowest:g}")
-    check(math.isfinite(total), f"{valid} one is infinite or too large")
+    check(math.isfinite(total), f"{valid} one is infinite or too large: correct the features")
+    check(lowest >= 0, f"{valid} the lowest is {lowest:g}: subtract the minimum of each feature")
     if priming is None:
         # K is the mean L1 norm of the examples: the entries of F add up to the sum of the L1 norms of all examples.
         priming = total / len(features)

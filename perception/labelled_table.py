@@ -239,8 +239,9 @@ def write(prepared: Prepared, out: Path) -> Path:
         changed = [*different, *missing]
         check(
             not changed or not (out / "runs").exists(),
-            f"--out={addresses.shown(out)} has runs, but --data and its options give other files than"
-            f" {addresses.shown(folder)} has ({', '.join(sorted(changed))}): choose another --out",
+            f"--out={addresses.shown(out)} has runs, and --data with its options would change their data"
+            f" ({', '.join(sorted(changed))} in {addresses.shown(folder)}): choose another --out, or give the same"
+            " --data and options as for these runs",
         )
         for name in changed:
             (new / name).replace(folder / name)

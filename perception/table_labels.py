@@ -112,7 +112,7 @@ def label_reader(
             fault = (
                 "is missing"
                 if value is None
-                else f"is of the type {type(value).__name__}, but --separator needs text"
+                else f"is of the type {type(value).__name__}, but --separator needs text: leave out --separator"
             )
             raise ValueError(f"the label in column {column} {fault}")
         parts = map(str.strip, str(value).split(separator))
@@ -124,8 +124,9 @@ def label_reader(
             raise ValueError(f"the label in column {column} is missing")
         found = _list(value)
         if found is None or any(isinstance(x, list | dict) or is_missing(x) for x in found):
+            fault = "is not a list" if found is None else "has an entry that is not a class"
             raise ValueError(
-                f"the label {str(value)[:40]!r} in column {column} is not a list of classes"
+                f"the label {str(value)[:40]!r} in column {column} {fault}, unlike most labels of this column"
             )
         return tuple(sorted({_name(x, names) for x in found}))
 

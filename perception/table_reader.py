@@ -166,7 +166,7 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     check(
         not others,
         f"--data={shown(folder)} has {splits['train'][0].name}, so every table must have the name of a split (train,"
-        f" validation or test): remove {others}",
+        f" validation or test): rename {others}, or move {others} to another folder",
     )
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
 

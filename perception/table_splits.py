@@ -95,8 +95,8 @@ def without_copies(
         notes.append(f"Removed {counted(removed, 'row')}{of} with the same text as another row.")
     check(
         bool(kept),
-        f"--data has no usable row{of}, because every text occurs equally often with different labels: correct the"
-        " labels",
+        f"--data has no usable row{of}, because every text occurs equally often with different labels"
+        f" ({shown(contradicted)}): correct the labels, or name other columns with --text and --label",
     )
     return kept
 

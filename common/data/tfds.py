@@ -42,7 +42,8 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
     check(
         examples is not None,
         f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
-        'correct the name, or prepare it with: python -c "import tensorflow_datasets as tfds, '
+        "correct the name, set --config.data.tfds_dir to the directory that has it, or prepare it with: "
+        'python -c "import tensorflow_datasets as tfds, '
         f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
         "file_format='array_record').download_and_prepare()\"",
     )

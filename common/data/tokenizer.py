@@ -146,17 +146,18 @@ def train_model(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(sides),
             model_writer=model,
-            # Below 5 tokens, SentencePiece's error message lacks the smallest possible number of tokens.
-            vocab_size=max(vocab_size - added, 5),
+            # Below 5 tokens, SentencePiece's error message lacks the smallest possible number of tokens. It reads the
+            # number as a 32-bit integer.
+            vocab_size=min(max(vocab_size - added, 5), 2**31 - 1),
             minloglevel=2,
             **options,
         )
     except RuntimeError as error:
         message = str(error)
         check(
-            "sentences_.empty" not in message,
-            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text: add"
-            " text to it, or split its lines",
+            "sentences_.empty" not in message and "all_chars_count" not in message,
+            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text that is"
+            " not blank: add text to it, or split its lines",
         )
         if largest := re.search(r"value <= (\d+)", message):
             most = int(largest[1]) + added

@@ -311,7 +311,7 @@ BAD = {
     ),
     "splits and more": folder(
         {"train.csv": FEW, "old.csv": FEW},
-        "has train.csv, so every table must have the name of a split (train, validation or test): remove old.csv",
+        "has train.csv, so every table must have the name of a split (train, validation or test): rename old.csv, or",
     ),
     "unusable split": folder(
         {"train.csv": FEW + "a text,\n", "test.csv": "text,label\n,ham\n"},
@@ -349,12 +349,12 @@ BAD = {
     "new: missing file": (
         "classify --run=counted --input=gone.csv",
         {},
-        "--input=gone.csv is not a file: give the path of an existing file",
+        "--input=gone.csv is not a file that can be read: give the path of an",
     ),
     "new: folder": (
         "classify --run=counted --input=new",
         {"new/a.csv": "text\n"},
-        "--input=new is not a file: give the path of an existing file",
+        "--input=new is not a file that can be read: give the path of an",
     ),
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),

@@ -377,7 +377,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
     before = (folder / "train.jsonl").read_bytes()
     (tmp_path / "out" / "runs").mkdir()
     with pytest.raises(
-        UserError, match=r"has runs, but .* other files than .*out/data has \(notes.txt, test.json"
+        UserError, match=r"has runs, and .* would change their data \(notes.txt, test.json"
     ):
         labelled_table.write(second, tmp_path / "out")
     assert (folder / "train.jsonl").read_bytes() == before

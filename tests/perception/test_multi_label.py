@@ -188,7 +188,7 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     cells[2][1] = "fruit"
     path = write_csv(tmp_path / "b.csv", ["text", "label"], cells)
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
-    assert "the label 'fruit' in column label is not a list of classes" in note
+    assert "the label 'fruit' in column label is not a list, unlike most" in note
     cells = [
         [text, "a" if i < 2 else "a;b" if i % 2 else "a;c"] for i, (text, _) in enumerate(rows(80))
     ]
