@@ -8,12 +8,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.experiments import ExperimentSuite
 from common.report import claims
 from common.report.runs import Run, load_local
-from common.report.verdict import compare, correct
+from common.report.verdict import Comparison, compare, correct
 from tests import programs
 
 F1 = "weighted_f1"
@@ -128,11 +129,38 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
         rows = re.findall(rf"^\| {title} \| (.*) \|$", page, re.MULTILINE)
         printed = [ways[:2]] if name == "snli" else [ways[:2], ways[-1:]]
         for row, shown in zip(rows, printed, strict=True):
-            expected = []
-            for one in (corrected[name, way] for way in shown):
-                interval = f"({one.low:+.1f} to {one.high:+.1f})"
-                expected += [f"{one.difference:+.1f} {interval}", str(one).partition(" (")[0]]
+            expected = [cell for way in shown for cell in _cells(corrected[name, way])]
             assert [cell.strip() for cell in row.split("|")][-len(expected) :] == expected
+
+
+def test_verdicts_after_10000_steps_are_those_of_the_kept_runs():
+    """results/perception/README.md compares LoRA, random weights and TF-IDF on emotion; corrected together."""
+    runs = load_local(RESULTS / "perception/laptop/runs")
+    lora, random = (
+        [run for run in runs if run.folder.name.startswith(f"emotion_arctic_xs_{way}")]
+        for way in ("lora", "full")
+    )
+    tf_idf = load_local(RESULTS / "perception/gain/runs/emotion_tf_idf")
+    found = [
+        next(c for c in compare(*pair) if c.metric == F1)
+        for pair in ((random, lora), (lora, tf_idf), (random, tf_idf))
+    ]
+    to_lora, *to_tf_idf = map(_cells, correct(found))
+    rows = {
+        "LoRA on MiniLM": (lora, ["", "", *to_tf_idf[0]]),
+        "all weights, random at the start": (random, [*to_lora, *to_tf_idf[1]]),
+    }
+    page = (RESULTS / "perception/README.md").read_text()
+    for name, (group, cells) in rows.items():
+        values = [run.summary["test"][F1] for run in group]
+        mean = f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+        assert re.sub(" +", " ", f"| {' | '.join([name, mean, *cells])} |") in page
+
+
+def _cells(one: Comparison) -> list[str]:
+    """Returns two cells of a table in Markdown: the difference with its interval, and the verdict in one word."""
+    interval = f"({one.low:+.1f} to {one.high:+.1f})"
+    return [f"{one.difference:+.1f} {interval}", str(one).partition(" (")[0]]
 
 
 def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
