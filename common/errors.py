@@ -36,6 +36,17 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
+def missing_package(what: str, package: str, error: ImportError, otherwise: str) -> UserError:
+    """Returns a UserError: `what` needs a package, and the import of the package has raised `error`.
+
+    `otherwise` is what the user can do instead of installing the package.
+    """
+    return UserError(
+        f"{what} needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U {package};"
+        f" or {otherwise}"
+    )
+
+
 def named(error: Exception) -> str:
     """Returns "TYPE: TEXT" of an exception, or "TYPE" if its text is empty."""
     name = type(error).__name__

@@ -159,10 +159,7 @@ class ExperimentSuite:
           UserError: an override is invalid or sets the seed.
         """
         seeds = [text for text in self.fields if text.startswith("--config.seed=")]
-        check(
-            not seeds,
-            f"leave out {' and '.join(seeds)}, because --seeds sets the seeds of all runs",
-        )
+        check(not seeds, f"leave out {' and '.join(seeds)}, because --seeds sets all seeds")
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
         config.update_from_flattened_dict(values)

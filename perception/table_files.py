@@ -7,7 +7,7 @@ from typing import Any
 
 from common.data.files import lines_of, nonempty
 from common.data.record_files import UNCLOSED, parse_rows
-from common.errors import UserError, check, reason_of
+from common.errors import UserError, check, missing_package
 from common.storage.addresses import shown
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -92,10 +92,8 @@ def import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError(
-            f"reading {shown(path)} needs the package pyarrow, which cannot be imported ({reason_of(error)}): pip"
-            " install -U pyarrow; or save the table as CSV"
-        ) from error
+        what = f"reading {shown(path)}"
+        raise missing_package(what, "pyarrow", error, "save the table as CSV") from error
     return pyarrow
 
 

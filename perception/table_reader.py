@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from common.data.files import names_in, opened
 from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
-from common.errors import UserError, check, file_error, reason_of
+from common.errors import UserError, check, file_error, missing_package, reason_of
 from common.storage.addresses import shown
 from common.storage.folders import open_path
 from perception.datasets import SPLITS
@@ -227,10 +227,8 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise UserError(
-            f"{option} needs the package datasets, which cannot be imported ({reason_of(error)}): pip install -U"
-            " datasets; or save the examples as a CSV file and give it by --data=FILE"
-        ) from error
+        otherwise = "save the examples as a CSV file and give it by --data=FILE"
+        raise missing_package(option, "datasets", error, otherwise) from error
     try:
         there = load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.

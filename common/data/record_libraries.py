@@ -5,7 +5,7 @@ from typing import Any
 
 from common.data.record import Record, Records
 from common.data.tfds import in_blocks, open_tfds
-from common.errors import UserError, check, reason_of
+from common.errors import UserError, check, missing_package, reason_of
 
 
 def open_tfds_records(
@@ -30,10 +30,9 @@ def open_hugging_face(
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            f"--config.data.source=hf:{name} needs the package datasets, which cannot be imported ({reason_of(error)}):"
-            " pip install -U datasets; or save the examples as files and use --config.data.source=files:DIR"
-        ) from error
+        otherwise = "save the examples as files and use --config.data.source=files:DIR"
+        option = f"--config.data.source=hf:{name}"
+        raise missing_package(option, "datasets", error, otherwise) from error
     try:
         data = datasets.load_dataset(name)
     except Exception as error:  # Downloads and data set scripts may raise any type of exception.

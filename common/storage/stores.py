@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError, reason_of
+from common.errors import UserError, missing_package, reason_of
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
@@ -166,7 +166,9 @@ class GoogleStore(Store):
             from google.cloud.storage import Client
             from requests import RequestException, exceptions
         except ImportError as error:
-            raise _lacks("gs", "google-cloud-storage", "gcs", error) from error
+            raise missing_package(
+                "gs://", "google-cloud-storage", error, "install the extra [gcs]"
+            ) from error
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
         self._malformed = (
@@ -237,7 +239,7 @@ class S3Store(Store):
             from botocore import exceptions
             from botocore.config import Config
         except ImportError as error:
-            raise _lacks("s3", "boto3", "s3", error) from error
+            raise missing_package("s3://", "boto3", error, "install the extra [s3]") from error
         self._answers = exceptions.ClientError
         self._silences = (
             exceptions.HTTPClientError,
@@ -299,10 +301,3 @@ def open_store(address: str) -> tuple[Store, str]:
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
     return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name
-
-
-def _lacks(scheme: str, package: str, extra: str, error: ImportError) -> UserError:
-    return UserError(
-        f"{scheme}:// needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U"
-        f" {package}, or install the extra [{extra}]"
-    )

@@ -140,8 +140,8 @@ class Evaluate(Hook):
             " or set Task.objective to another name",
         )
         # A checkpoint and the summary store metrics as JSON, which cannot store NumPy or JAX arrays.
-        texts = [name for name, x in metrics.items() if isinstance(x, str) and name != objective]
-        wrong = [n for n, x in metrics.items() if not isinstance(x, float | int) and n not in texts]
+        plain = {name: float | int | str for name in metrics} | {objective: float | int}
+        wrong = [name for name, x in metrics.items() if not isinstance(x, plain[name])]
         check(
             not wrong,
             f"Task.evaluate returned {metrics!r:.80}, but {' and '.join(wrong)} must be a Python number: return"
