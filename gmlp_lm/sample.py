@@ -112,7 +112,7 @@ def read(path: Path) -> list[bytes]:
     prompts = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         where = f"{shown(path)}, line {number}"
-        if path.suffix == ".jsonl":
+        if ".jsonl" in path.suffixes[-2:]:
             try:
                 value = json.loads(line)
             except UnicodeDecodeError as error:

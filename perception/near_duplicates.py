@@ -35,7 +35,7 @@ UNSPACED = (
 )
 """Ranges of characters of scripts that are written without spaces between words."""
 
-WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]+")
+WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]+|_+")
 DIGITS = re.compile(r"\d+")
 
 LEAST_WORDS = 3

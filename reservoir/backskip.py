@@ -357,11 +357,12 @@ def validate(model: ConfigDict) -> None:
         settings.warmup_steps >= -1,
         f"{name}.warmup_steps must be at least 0, or -1 for the optimizer's warm-up, got {settings.warmup_steps}",
     )
-    for field in ("scale", "least"):
-        check(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
+    check(settings.scale >= 0, f"{name}.scale must not be negative, got {settings.scale}")
     for field in ("sigma", "value_rate"):
         check(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
-    check(0 <= settings.anneal <= 1, f"{name}.anneal must be from 0 to 1, got {settings.anneal}")
+    for field in ("anneal", "least"):
+        value = settings[field]
+        check(0 <= value <= 1, f"{name}.{field} must be from 0 to 1, got {value}")
 
 
 def validate_steps(config: ConfigDict) -> None:

@@ -20,9 +20,9 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
 def run(main: Callable[[], None], joins: bool = False) -> None:
-    """Calls `main`. After a UserError, or with a full disk, prints one line on stderr.
+    """Calls `main`. After a UserError, with a full disk, or if a file name is too long, prints one line on stderr.
 
-    Exit codes: 0 for success; 2 for a UserError or a full disk; 128 + N after signal N (a training run first saves a
+    Exit codes: 0 for success; 2 for these errors; 128 + N after signal N (a training run first saves a
     checkpoint); 1 for a bug, with a traceback; `common.runtime.heartbeat.LOST` after another process was lost or missed
     the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
 
@@ -53,6 +53,11 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
         if several():
             leave(1)
     except Exception as error:
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+            print(
+                f"error: {error.strerror}, give a shorter name: {error.filename}", file=sys.stderr
+            )
+            leave(2)
         # Search the message for the text of a full disk or quota: storage libraries raise exceptions of other types.
         if not any(os.strerror(n) in str(error) for n in (errno.ENOSPC, errno.EDQUOT)):
             if not several():

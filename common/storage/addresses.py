@@ -15,13 +15,13 @@ def copy_of(text: str) -> Path:
     Raises:
       UserError: the address has an unknown scheme, lacks the bucket or the folder, or has an empty part, "." or "..".
     """
-    scheme, separator, place = text.partition("://")
-    if not separator:
+    scheme, colon, place = text.partition(":/")
+    if not colon or (scheme not in SCHEMES and not place.startswith("/")):
         return Path(text)
-    parts = place.rstrip("/").split("/")
+    parts = place.removeprefix("/").rstrip("/").split("/")
     if scheme not in SCHEMES:
         raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
-    if len(parts) < 2 or {"", ".", ".."} & set(parts):
+    if not place.startswith("/") or len(parts) < 2 or {"", ".", ".."} & set(parts):
         raise UserError(
             f"{text}: an address in a bucket must be {scheme}://BUCKET/FOLDER, without empty parts, '.' or '..'"
         )

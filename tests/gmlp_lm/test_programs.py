@@ -246,6 +246,12 @@ def test_invalid_prompts_raise_errors_with_the_line(tmp_path, content, message):
         sample.read(tmp_path / "prompts.jsonl")
 
 
+def test_compressed_prompts_are_read(tmp_path):
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "In "}\n'))
+    assert sample.read(path) == [b"In "]
+
+
 @pytest.mark.medium
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
     """The test split gets the same scores from a plain file, from a gzip file and in training."""

@@ -450,6 +450,10 @@ def test_texts_of_numbers_are_different(tmp_path, make) -> None:
     assert sum(map(len, found.splits.values())) == 60
 
 
+def test_underscores_are_punctuation() -> None:
+    assert near_duplicates.groups(["a _very_ good film", "a very good film"]).tolist() == [0, 0]
+
+
 def test_values_of_numbers_in_sentences_are_ignored() -> None:
     texts = ["Your code is 1234", "your code is 9876!", "Your bill is 1234", "Code 1", "code 2"]
     assert near_duplicates.groups(texts).tolist() == [0, 0, 1, 2, 3]

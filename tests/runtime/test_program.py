@@ -64,8 +64,17 @@ def test_empty_number_of_processes_counts_as_unset(monkeypatch):
     assert not program.several()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_full_disk_is_one_line_that_names_the_file(monkeypatch, capsys, number):
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [
+        (errno.ENOSPC, "error: the disk is full ("),
+        (errno.EDQUOT, "error: the disk is full ("),
+        (errno.ENAMETOOLONG, "error: File name too long, give a shorter name: "),
+    ],
+)
+def test_error_of_the_file_system_is_one_line_that_names_the_file(
+    monkeypatch, capsys, number, start
+):
     def main() -> None:
         raise OSError(number, os.strerror(number), "runs/a/config.json")
 
@@ -75,5 +84,5 @@ def test_full_disk_is_one_line_that_names_the_file(monkeypatch, capsys, number):
         program.run(main)
     assert stop.value.code == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: the disk is full (") and "'runs/a/config.json'" in line
+    assert line.startswith(start) and "runs/a/config.json" in line
     assert line.count("\n") == 1

@@ -58,7 +58,9 @@ def test_address_and_local_copy_map_to_each_other(bucket, tmp_path):
     assert open_folder(str(copy)) == copy
 
 
-@pytest.mark.parametrize("text", ["hdfs://a/b", "gs://a", "s3://a/../b", "gs:///b", "gs://a//b"])
+@pytest.mark.parametrize(
+    "text", ["hdfs://a/b", "gs://a", "gs:/a/b", "s3://a/../b", "gs:///b", "gs://a//b"]
+)
 def test_invalid_address_raises_one_line_error(text):
     with pytest.raises(UserError, match=text):
         copy_of(text)
