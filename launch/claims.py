@@ -87,9 +87,10 @@ def plans_path(paper: str) -> Path:
     from common.errors import check
     from common.report import claims
 
-    known = paper.isidentifier() and find_spec(paper) is not None
+    spec = find_spec(paper) if paper.isidentifier() else None
+    is_package = bool(spec and spec.submodule_search_locations)
     check(
-        known and (files(paper) / claims.CLAIMS).is_file(),
+        is_package and (files(paper) / claims.CLAIMS).is_file(),
         f"unknown paper {paper!r}: give the name of a package that has the file {claims.CLAIMS}, such as reservoir",
     )
     return Path(str(files(paper) / claims.PLANS))

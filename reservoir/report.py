@@ -50,8 +50,9 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
-    if objective in _NEXT:
-        _NEXT[objective](summary, workdir)
+    # A user's own task may have the objective "bleu" or "perplexity" too.
+    if next_command := _NEXT.get(summary["config"].get("task")):
+        next_command(summary, workdir)
 
 
 def _translate(summary: dict, workdir: Path) -> None:
@@ -70,7 +71,8 @@ def _fine_tune(summary: dict, workdir: Path) -> None:
     print(f"  {_python()} -m reservoir.finetune {config} --config.pretrained={run}")
 
 
-_NEXT = {"bleu": _translate, "perplexity": _fine_tune}
+_NEXT = {"translation": _translate, "masked_lm": _fine_tune}
+"""`config.task` -> function that prints a command for the trained model."""
 
 
 def _python() -> str:

@@ -86,7 +86,7 @@ def read(paper: str) -> list[Claim]:
         check_choice(f"{where}: direction", claim.direction, ("better", "worse", "equivalent"))
         kinds = ("runs", "confirmed", "refuted", "observed", "plan")
         check_choice(f"{where}: evidence", claim.kind, kinds)
-        for name in ("section", "claim"):
+        for name in ("id", "section", "claim"):
             check(bool(getattr(claim, name)), f"{where}: the {name} is empty: fill it in")
         if claim.kind == "runs":
             whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"

@@ -16,6 +16,7 @@ _LINE_INTERVAL = 30.0
 # (pattern of `jax.Device.device_kind`, peak FLOP/s of dense 16-bit matrix products), from data sheets. The first
 # matching pattern is used. On TPU v2 and v3, a JAX device is one of the two cores of a chip.
 _PEAKS = (
+    (r"\bH200 NVL\b", 835e12),
     (r"\bH200\b", 989e12),
     (r"\bH100 NVL\b", 835e12),
     (r"\bH100 PCIe\b", 756e12),

@@ -15,7 +15,7 @@ from reservoir.report import print_summary
 def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, config, capsys):
     summary = {
         "objective": "perplexity",
-        "config": {"data": {"source": source}},
+        "config": {"task": "masked_lm", "data": {"source": source}},
         "params": {"total": 12, "frozen": 2},
         "aucc": {"seconds": 1.0, "hours": 0.1},
         "seconds_to": dict.fromkeys(("95", "99", "100"), 1.0),
@@ -32,6 +32,10 @@ def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, con
     output = capsys.readouterr().out
     assert f"--config={config} --config.pretrained=runs/mlm\n" in output
     assert "1 masked tokens/s" in output
+    # A user's task may have the same objective, but its models cannot be fine-tuned.
+    summary["config"]["task"] = "my_package.tasks:Mine"
+    print_summary(summary, Path("runs/mlm"))
+    assert "fine-tune" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_disabled_progress_prints_nothing(clock):
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40S", None),
         ("NVIDIA H200 MIG 1g.18gb", None),

@@ -37,11 +37,11 @@ def test_suggested_command_quotes_a_workdir_with_a_space(module, untested, capsy
 @pytest.mark.parametrize("module", MODULES)
 def test_summary_of_a_run_in_a_bucket_names_the_address(module, untested, capsys):
     summary, _ = untested
-    # The commands that reservoir.train suggests after training depend on the objective.
-    for objective in ("error", "bleu", "perplexity"):
-        import_module(module).print_summary(
-            summary | {"objective": objective}, copy_of("gs://lab/toy")
-        )
+    # The commands that reservoir.train suggests after training depend on the task.
+    for task in ("language_modelling", "translation", "masked_lm"):
+        config = summary["config"] | {"task": task}
+        config["data"] = {"source": "files:data", "source_language": "de"}
+        import_module(module).print_summary(summary | {"config": config}, copy_of("gs://lab/toy"))
     output = capsys.readouterr().out
     assert "gs://lab/toy/curve.png" in output and "gs://lab/toy/summary.json" in output
     assert ".cache" not in output
