@@ -119,7 +119,7 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
             c for c in compare(of(f"{name}_{way}"), of(f"{name}_arctic_xs_lora")) if c.metric == F1
         )
         for name in titles
-        # On SNLI, all pretrained weights were trained with one seed only.
+        # On SNLI, full_pretrained has one seed only.
         for way in (ways[:-1] if name == "snli" else ways)
     }
     corrected = dict(zip(compared, correct([*compared.values()]), strict=True))
@@ -134,7 +134,7 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
 
 
 def test_verdicts_after_10000_steps_are_those_of_the_kept_runs():
-    """results/perception/README.md compares LoRA, random weights and TF-IDF on emotion; corrected together."""
+    """On emotion, results/perception/README.md compares LoRA, random weights and TF-IDF, corrected together."""
     runs = load_local(RESULTS / "perception/laptop/runs")
     lora, random = (
         [run for run in runs if run.folder.name.startswith(f"emotion_arctic_xs_{way}")]

@@ -1,4 +1,4 @@
-"""The parts that users import into their own models: invalid and unusual arguments, and what an import loads.
+"""The parts that users import into their own models: invalid and unusual arguments, and loaded libraries.
 
 The tests of each paper check what its parts compute. `tests/explicit_opt/test_heads.py` checks the arguments of
 `head_start`.

@@ -88,7 +88,7 @@ def test_initial_value_depends_on_seed_and_path_only(spec: tuple):
 
 
 def test_initial_values_equal_golden_values():
-    """Stored runs identify their reservoirs by a seed, so the initial values for a seed may never change."""
+    """Stored runs identify their reservoirs by a seed, so the initial values for a seed must never change."""
     path = "encoder/blocks/2/residuals/0/function/up"
     kernel = draw(ORTHOGONAL, 1, f"{path}/kernel", (3, 2))
     bias = draw(("uniform", 0.5), 1, f"{path}/bias", (4,))

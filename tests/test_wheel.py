@@ -95,7 +95,7 @@ def python(tmp_path_factory) -> Path:
 
 
 def as_statements(examples: list[str], folder: Path) -> list[str]:
-    """Writes each example whose first line is a path to this path, and returns statements that run all examples."""
+    """Returns statements that run all examples. Writes an example that names a path in its first line to this path."""
     statements = [f"import runpy, sys; sys.path.append({str(folder)!r})"]
     for code in examples:
         if path := re.match(r"# (\S+\.py)\n", code):

@@ -442,7 +442,7 @@ def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
     ],
 )
 def test_texts_of_numbers_are_different(tmp_path, make) -> None:
-    """Digits are compared if a text has few other words, otherwise all texts would be near-duplicates."""
+    """The digits of a text with few other words are compared. Without them, all texts here would be equal."""
     texts = [make(i) for i in range(60)]
     assert len(set(near_duplicates.groups(texts).tolist())) == 60
     labelled = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate(texts)]

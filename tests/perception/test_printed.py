@@ -52,9 +52,9 @@ def test_prediction_intervals_match_normal_equations() -> None:
 
 
 def test_expectation_excludes_invalid_cells() -> None:
-    """The regression of Figure 1 excludes the cells of collapsed training runs and of SNLI.
+    """`expectation` fits the line of Figure 1 without SNLI, and without arctic_l, whose full training collapsed.
 
-    Its 95 % prediction intervals for the gaps of rotten and sst2 contain 0.
+    The 95 % prediction intervals for the gaps of rotten and sst2 contain 0.
     """
     line = richness.expectation()
     found = {

@@ -53,7 +53,7 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
     """Quantized kernels of a file are dequantized when they are loaded. All other parameters are unchanged.
 
-    Eight devices load the file, and each reads only its slices.
+    Eight devices load the file.
     """
     base = bases[family]
     model = write(base, kind, tmp_path / "out")

@@ -407,7 +407,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
-    """`add` reads no weights, `unmerge` reads the merged weights; `merge` and perception.classify read --pretrained."""
+    """`merge` and perception.classify read the base weights from --pretrained. `add` and `unmerge` read none."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)

@@ -1,3 +1,5 @@
+"""Tables as text, Markdown and CSV: formats of cells, alignment, and means with deviations."""
+
 import csv
 
 import pytest

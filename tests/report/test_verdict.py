@@ -263,7 +263,7 @@ def test_holm_corrects_chance_findings():
 
 
 def test_holm_counts_decidable_comparisons_only():
-    """The smaller of two p-values is doubled; undecidable comparisons are not counted."""
+    """The smaller of two p-values is doubled. Undecidable comparisons are not counted."""
     strong, weak = comparison(A, B, margin=0.5), comparison((30.2, 30.5, 30.8), (29.4, 29.9, 30.2))
     first, second, third = correct([strong, comparison(A[:1], B), weak])
     assert second.corrected is None

@@ -129,9 +129,9 @@ def fairseq(
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_wide_beam_finds_all_sequences_in_order(penalty: float):
-    """A beam of 24 finds all 15 sequences of at most 4 tokens: up to three of two words, then the end of sentence.
+    """A beam of 24 finds all 15 sequences: up to three words, then the end of sentence.
 
-    The sequences are sorted, best first.
+    The vocabulary has two words. The sequences are sorted, best first.
     """
     model = Recurrence.random(0)
     expected = exhaustive(model.logp, [3, 4], 4, penalty)

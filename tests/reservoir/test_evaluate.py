@@ -43,7 +43,7 @@ def test_evaluate_program_names_the_sentences_that_training_scores(perfect, monk
 
 
 def test_other_splits_and_files(perfect, monkeypatch, capsys, tmp_path):
-    """--split may name a split that the configuration lacks, --source and --reference any files."""
+    """--split may name a split that the configuration lacks. --source and --reference may name any files."""
     text = load_parallel(perfect.data, "valid")
     perfect.data.source = f"files:{tmp_path}"
     paths = {}

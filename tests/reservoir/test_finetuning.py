@@ -153,7 +153,7 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
     """The paper's control freezes layers of a run without reservoirs in fine-tuning.
 
-    The frozen layers are those that would be reservoirs in a model with this number of reservoirs.
+    The frozen layers are the layers that would be reservoirs in a model with `freeze_now` reservoirs.
     """
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)

@@ -129,7 +129,7 @@ def test_init_orthogonal_applies_to_all_trained_layers(make_config):
 def test_roberta_respects_init_and_reservoir_init():
     """By default, layers start with RoBERTa's normal distribution, whose standard deviation is 0.02.
 
-    `model.init` sets another distribution for trained layers, and `model.reservoir_init` for reservoirs.
+    `model.init` replaces this distribution. Reservoirs, even if trained, have the distribution `model.reservoir_init`.
     """
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})

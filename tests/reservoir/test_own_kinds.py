@@ -139,7 +139,7 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path) -> Iterator[Path]:
-    """Makes `my_package` importable: the kind, placement and corpus of reservoir/README.md, and incomplete kinds.
+    """Makes `my_package` importable: MODULE, PLACEMENTS, and the kind, placement and corpus of reservoir/README.md.
 
     Yields the folder that contains the package.
     """

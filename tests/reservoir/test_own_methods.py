@@ -104,7 +104,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Makes `my_package` importable: the method of reservoir/README.md, and incomplete methods.
+    """Makes `my_package` importable: the method of reservoir/README.md, and the methods in MODULE.
 
     Yields the folder that contains the package.
     """

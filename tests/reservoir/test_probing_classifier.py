@@ -17,7 +17,7 @@ SIZES = {"train": 300, "valid": 200, "test": 200}
 
 
 def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) -> tuple:
-    """Returns normal features (P, E, D) and classes (E,) of each split.
+    """Returns normally distributed features (P, E, D) and classes (E,) of each split.
 
     `label` maps the last layer's features (E, D) to classes.
     """

@@ -1,4 +1,4 @@
-"""Programs that run as if a launcher had started several processes."""
+"""Programs that run as if a launcher had started several processes, and the error line for a full disk."""
 
 import errno
 import os

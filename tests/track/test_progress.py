@@ -1,3 +1,5 @@
+"""The progress line in log files, the progress bar on terminals, and the peak FLOP/s of devices."""
+
 import fcntl
 import io
 import os
