@@ -382,7 +382,7 @@ def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
     assert set(found[0]) == set(NAMES) and len(found[1]) < 3
 
 
-def test_thresholds_need_validation(make, data) -> None:
+def test_multi_label_data_and_options_must_fit(make, data) -> None:
     config = make("paper,tiny", **{"data.source": f"files:{data}", "data.multi_label": True})
     with pytest.raises(UserError, match=r"set --config\.eval\.select=valid instead of test"):
         run.validate(config)

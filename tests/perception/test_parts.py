@@ -271,7 +271,7 @@ def test_einsum_without_a_kernel_matrix_is_not_adapted():
         quantize(model)
 
 
-def test_quantize_names_the_kernels_that_it_cannot_quantize():
+def test_quantize_refuses_trained_and_quantized_kernels():
     model = nnx.Dict(layer=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match="no linear layer has a frozen kernel: freeze"):
         quantize(model)

@@ -324,6 +324,9 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
     with pytest.raises(UserError, match="standard input line 3 is not UTF-8"):
         classified(monkeypatch, capsys, full[0], b"one\ntwo\n\xff\n", "--batch=3")
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_loading_a_folder_without_a_run_raises_an_error():
     with pytest.raises(UserError, match="nowhere holds no run"):
         loading.load(Path("nowhere"))
 

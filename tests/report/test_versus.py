@@ -79,7 +79,7 @@ def test_groups_are_compared_with_the_first(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "worse"
 
 
-def test_equal_configurations_are_never_better(tmp_path, report):
+def test_equal_configurations_are_neither_better_nor_worse(tmp_path, report):
     for seed in range(1, 7):
         keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
     for name in ("s1", "s2", "s3"):
