@@ -14,8 +14,8 @@ def add_to(config: ConfigDict) -> None:
     """Adds missing options to a configuration: `add` and, for fine-tuning, the options of the methods.
 
     Raises:
-      UserError: the method of fine-tuning, the kind of reservoir or a placement is unknown, invalid or cannot be
-        imported.
+      UserError: the method of fine-tuning or the kind of reservoir is unknown, or a user's method, kind or placement
+        is invalid or cannot be imported.
     """
     add(config.model)
     if "reservoirs" in config:
@@ -28,7 +28,7 @@ def add(model: ConfigDict) -> None:
     """Adds missing options with their defaults to `config.model`. Without the field `reservoir`, adds nothing.
 
     Raises:
-      UserError: the kind of reservoir or a placement is unknown, invalid or cannot be imported.
+      UserError: the kind of reservoir is unknown, or a user's kind or placement is invalid or cannot be imported.
     """
     if "reservoir" in model:
         plugin.add_options(model, declared(model))

@@ -75,7 +75,8 @@ def _find(folder: Path, split: str, side: str, language: str, option: str) -> Pa
         f"set {option} to one of its splits in {language!r}: {', '.join(splits)}; or add the missing file"
         if splits
         else f"no name of a file ends with .{language} or .{language}.gz; give another folder, or set"
-        f" --config.data.{side}_language to the ending of a file, without the dot (its files: {names_in(folder)})"
+        f" --config.data.{side}_language to the ending of a file, without the dot (files in the folder:"
+        f" {names_in(folder)})"
     )
     raise UserError(
         f"--config.data.source=files:{shown(folder)} has no {plain.name} or {zipped.name}: {advice}"

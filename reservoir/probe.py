@@ -30,15 +30,23 @@ def main() -> None:
         help="comma-separated probing tasks (default: the tasks of Table 4)",
     )
     parser.add_argument(
-        "--grid", default="quick", choices=GRIDS, help="hyperparameter grid of the classifiers"
+        "--grid",
+        default="quick",
+        choices=GRIDS,
+        help="hyperparameter grid of the classifiers (default: quick)",
     )
     parser.add_argument(
         "--pool",
         choices=POOLS,
-        help="sentence vector: first (state of the first token, default) or mean (over tokens, default for"
-        " translators)",
+        help="sentence vector: first (state of the first token, default for masked language models) or mean (over"
+        " tokens, default for translators)",
     )
-    parser.add_argument("--seeds", type=int_arg("--seeds"), default=1, help="seeds per classifier")
+    parser.add_argument(
+        "--seeds",
+        type=int_arg("--seeds"),
+        default=1,
+        help="number of seeds of each classifier (default: 1)",
+    )
     parser.add_argument(
         "--out", type=open_folder, metavar="DIR", help="output folder (default: RUN/probing)"
     )

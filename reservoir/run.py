@@ -73,5 +73,5 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
+    """Trains or resumes the run in `workdir`; returns its summary. `prepare` and `loop.fit` document the errors."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)

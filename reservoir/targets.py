@@ -24,8 +24,8 @@ class Setting:
       depths: scale -> number of layers -> number of reservoirs.
       horizon: end of the AUCC's interval in hours, at the scale "paper". At other scales, the interval ends with the
         longest run.
-      curve_depth: number of layers in tables and figures with `Needs.one_depth`, and in claims that name no depth. The
-        paper's Figures 7, 12 and 13 show curves of this depth.
+      curve_depth: number of layers of the curves in the paper's Figures 7, 12 and 13. `ExperimentSuite.curve_depth`
+        replaces this depth if a suite lacks it.
     """
 
     recipe: Callable[[str], ConfigDict]
@@ -151,7 +151,7 @@ class Needs(NamedTuple):
     Attributes:
       settings: keys of SETTINGS.
       models: keys of MODELS.
-      one_depth: whether to run the depth `Setting.curve_depth` only.
+      one_depth: whether to run the depth `ExperimentSuite.curve_depth` only.
     """
 
     settings: tuple[str, ...]

@@ -135,10 +135,10 @@ def main() -> int:
         )
     for mutant in sorted(survivors - listed()):
         print(
-            f"this mutant survived: add a test that it fails, or a reason to {LISTED.name}: {mutant}"
+            f"this mutant survived: add a test that fails for it, or a reason to {LISTED.name}: {mutant}"
         )
     for mutant in sorted(listed() - survivors):
-        print(f"this mutant no longer survives, remove it from {LISTED.name}: {mutant}")
+        print(f"this mutant no longer survives: remove it from {LISTED.name}: {mutant}")
     return int(survivors != listed())
 
 

@@ -269,7 +269,8 @@ FIELDS = [
     (
         "data.source_language=fr",
         "no train.fr or train.fr.gz: no name of a file ends with .fr or .fr.gz; give another folder, or set"
-        " --config.data.source_language to the ending of a file, without the dot (its files: test.de, test.en",
+        " --config.data.source_language to the ending of a file, without the dot (files in the folder: test.de,"
+        " test.en",
     ),
     (
         "data.splits.valid=dev",

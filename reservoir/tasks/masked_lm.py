@@ -102,7 +102,7 @@ class MaskedLm(Backskipping, Task):
             corpus = tokenize_corpus(text, self.tokenizer, cache)
             check(
                 len(corpus.tokens) * data.masked >= 1,
-                f"--config.data.masked={data.masked} masks no token of the {split} split of"
+                f"--config.data.masked={data.masked} masks on average less than one token of the {split} split of"
                 f" --config.data.source={data.source}, which needs at least {math.ceil(1 / data.masked)} tokens but has"
                 f" {len(corpus.tokens)}: use a longer text",
             )

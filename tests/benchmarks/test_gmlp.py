@@ -1,4 +1,4 @@
-"""The speed that `benchmarks.gmlp` reports for training steps."""
+"""benchmarks.gmlp: bytes in the batch of a training step, from which the program computes bytes per second."""
 
 import pytest
 

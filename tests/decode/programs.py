@@ -1,6 +1,7 @@
 """Small decoders with random weights on any mesh: beam search and sampling.
 
-`python -m tests.decode.programs` decodes on the devices of all processes, split over fsdp, and prints the tokens.
+`python -m tests.decode.programs` decodes on the devices of all processes, with weights split over fsdp, and prints
+the tokens.
 """
 
 import json

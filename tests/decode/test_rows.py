@@ -67,7 +67,7 @@ def texts() -> list[list[int]]:
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
 def test_beam_search_on_a_mesh_equals_one_device(name: str, translations) -> None:
-    """The batch is split into 4 or 8 shards. 13 sentences do not divide evenly, so some rows are padding."""
+    """The rows are split over eight devices. 13 sentences do not divide evenly, so some rows are padding."""
     assert programs.translate(programs.translation_config(), mesh_of(name)) == translations
 
 

@@ -224,8 +224,8 @@ def test_gpu_compiler_has_the_version_of_jax() -> None:
 @needs_cuda
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 4}])
 def test_plan_compiles_for_gpus(mesh: dict[str, int]) -> None:
-    """The gradient is exchanged once. The plan leaves out compiled FLOPs and memory traffic, because the GPU compiler
-    does not count them.
+    """With data parallelism, the gradient is exchanged once. The plan leaves out compiled FLOPs and memory traffic,
+    because the GPU compiler does not count them.
     """
     found = estimate.estimate(small(**mesh), find("h100:8"))
     assert found.topology.devices[0].platform == "gpu" and not found.topology.stands_in

@@ -38,7 +38,7 @@ def as_lines(found: list[dict]) -> str:
 
 
 def as_parquet(found: list[dict], names: list[str] | None = None) -> bytes:
-    """Returns a Parquet file. `names` are other names of the columns."""
+    """Returns a Parquet file. `names` replaces the names of the columns."""
     file, table = io.BytesIO(), pa.Table.from_pylist(found)
     pq.write_table(table.rename_columns(names or table.column_names), file)
     return file.getvalue()

@@ -34,7 +34,7 @@ Case = tuple[str, dict[str, str | bytes], str]
 FEW = as_csv(rows(20))
 
 NEAR = [{"text": sentence(0) + mark, "label": label} for mark, label in ((" !", "a"), (" ?", "b"))]
-"""Near-duplicates of a text with the label "a"."""
+"""Near-duplicates of `sentence(0)`, with the labels "a" and "b"."""
 
 TWICE = as_parquet(MANY, ["text", "text"])
 

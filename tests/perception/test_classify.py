@@ -211,7 +211,7 @@ def read(path: Path) -> list[dict]:
 def test_table_keeps_its_columns_and_gains_labels(
     ending: str, call, trained, wanted, tmp_path, capsys, monkeypatch
 ) -> None:
-    """The table has line breaks, quotes and umlauts, and fills two blocks of rows. The empty text gets no label."""
+    """The table has line breaks, quotes and umlauts, and needs two blocks of rows. The empty text gets no label."""
     monkeypatch.setattr(classify, "BLOCK", 3)
     given, out = tmp_path / f"new.{ending}", tmp_path / f"labelled.{ending}"
     rows = write(given)
@@ -271,7 +271,7 @@ def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_one_of_two_text_columns_may_be_blank(ending: str, tmp_path) -> None:
-    """Without pairs, a row is empty if all its text columns are blank. With pairs, it is empty if one of them is."""
+    """Without pairs, a row is empty if all its text columns are blank. With pairs, one blank column is enough."""
     from pyarrow import Table, parquet
 
     path = tmp_path / f"new.{ending}"

@@ -181,7 +181,7 @@ def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> N
 
 
 def test_null_number_of_key_value_heads_is_the_number_of_heads() -> None:
-    """As in transformers, null means the number of attention heads. A missing field has the default of the family."""
+    """As in transformers, null means the number of attention heads."""
     null = from_json(golden_json("qwen2/config") | {"num_key_value_heads": None}, PATH)
     assert null.kv_heads == null.heads
 
