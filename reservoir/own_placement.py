@@ -45,8 +45,8 @@ def indices(
         ) from error
     if not len(found) == reservoirs == len(set(found) & set(range(layers))):
         raise ValueError(
-            f"{strategy} returned {found}; it must return different indices from 0 to {layers - 1}, as many as there"
-            f" are reservoirs, {reservoirs}"
+            f"{strategy} returned {found}; it must return {reservoirs} different indices from 0 to {layers - 1}, one"
+            " for each reservoir"
         )
     return tuple(sorted(found))
 

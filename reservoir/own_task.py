@@ -20,7 +20,7 @@ def find(name: str) -> type[Task]:
     cls = imported("--config.task", name)
     check(
         Task in getattr(cls, "__mro__", ())[1:],
-        f"--config.task={name} must be a class that inherits common.train.task.Task, got {cls!r:.80}",
+        f"--config.task={name} must be a class that inherits common.train.task.Task",
     )
     try:
         inspect.signature(cls).bind("config", "mesh", read_data=True)

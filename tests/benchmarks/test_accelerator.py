@@ -89,7 +89,7 @@ def test_page_shows_dashes_for_cases_that_failed(cases, cells):
     ("family", "sizes"), [("bert", (2, 64, 128, 4, 50)), ("qwen2", (2, 64, 128, 4, 2, 50))]
 )
 @pytest.mark.parametrize("finetune", ["full", "lora"])
-def test_counted_flops_are_those_of_the_compiled_products(family, sizes, finetune):
+def test_counted_flops_equal_the_compiled_products(family, sizes, finetune):
     step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
     products = sum(count * product.flops for product, count in step.products().items())
     # `products` counts the matrix products of one device, and `flops` those of all devices.

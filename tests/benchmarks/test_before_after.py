@@ -15,7 +15,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_kept_page_is_that_of_the_kept_tables(results: Path) -> None:
+def test_kept_page_matches_the_kept_tables(results: Path) -> None:
     page = results / "launch/before_after.md"
     kept = page.read_text()
     before_after.write(results)

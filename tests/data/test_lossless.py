@@ -78,7 +78,7 @@ def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     np.testing.assert_array_equal(again.encode(line), tokenizer.encode(line))
 
 
-def test_pieces_equal_those_of_the_library(tmp_path, text):
+def test_pieces_equal_the_library(tmp_path, text):
     path = trained_json(tmp_path / "tokenizer.json", text)
     line = "The value of the expression, naïve\n"
     expected = tokenizers.Tokenizer.from_file(str(path)).encode(line).ids

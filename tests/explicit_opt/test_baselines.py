@@ -60,7 +60,7 @@ def test_logistic_regression_that_does_not_converge_is_an_error(task, monkeypatc
         baselines.baselines(task)
 
 
-def test_kept_baselines_are_those_of_the_same_images_and_labels(tmp_path, monkeypatch):
+def test_kept_baselines_need_the_same_images_and_labels(tmp_path, monkeypatch):
     computed = []
     monkeypatch.setattr(baselines, "baselines", lambda task: computed.append(task) or {})
     pixels, labels = np.zeros((4, 9), np.uint8), np.arange(4, dtype=np.int32)

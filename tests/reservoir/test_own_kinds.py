@@ -390,11 +390,11 @@ def test_own_placement(make_config, own_package):
     for fields, message in (
         (
             {"placement": own, "reservoirs": 1},
-            r"returned \(0, 2\); it must return different indices from 0 to 2, as many as there are reservoirs, 1",
+            r"returned \(0, 2\); it must return 1 different indices from 0 to 2, one for each reservoir",
         ),
         (
             {"placement": "my_package.placements:twice", "reservoirs": 1},
-            r"returned \(0, 0\); it must return different indices from 0 to 2, as many as there are reservoirs, 1",
+            r"returned \(0, 0\); it must return 1 different indices from 0 to 2, one for each reservoir",
         ),
         (
             {"placement": "my_package.placements:fractions"},

@@ -71,7 +71,7 @@ def test_users_placement_is_imported():
     assert placement(3, 3, f"{__name__}:ends") == (0, 1, 2)
 
 
-OWN = "it must return different indices from 0 to 2, as many as there are reservoirs, 2"
+OWN = "it must return 2 different indices from 0 to 2, one for each reservoir"
 KNOWN = "use one of alternate, bottom, middle, top, a pattern of L and R, or module:function"
 
 
