@@ -19,7 +19,7 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
 
     Args:
       option: command-line option that names the part, for the error message.
-      kind: dataclass of the part.
+      kind: type of the part, such as a dataclass.
       fields: name of the configuration that the part reads, such as "model", for the error message.
     """
     try:

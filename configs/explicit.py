@@ -51,7 +51,7 @@ def mnist() -> ConfigDict:
     """Returns the configuration of the digit classifier of sections 3.2 and 3.3.
 
     The paper names neither the optimizer nor the initializer of the cold start. Of the optimizers and initializers that
-    we tried, these give the results that are closest to the paper.
+    we tried, Adam and N(0, 1) came closest to the printed numbers.
     """
     config = _base()
     # Early stopping validates on the last 10,000 training images, not on the test images.

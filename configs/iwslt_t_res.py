@@ -4,7 +4,8 @@
 
 Reproduces: Table 1 with 6 encoder layers. --config.model.encoder_layers=N gives 8, 10 and 12 layers;
 --config.model.decoder_layers=6 gives Table 5.
-Hardware: one GPU. We ran this size on an NVIDIA H100, with Tatoeba (results/reservoir/README.md).
+Hardware: one GPU. We trained this size of model for 4,000 steps on an NVIDIA H100, on Tatoeba
+(results/reservoir/README.md).
 Data: text files {train,valid,test}.{de,en}[.gz] in data/iwslt14_de_en. Another folder: --config.data.source=files:DIR.
 `--config=configs/iwslt_t_res.py:tiny` trains a small model on generated sentences (embedded:numbers_de_en, no
 download): about two minutes on two CPU cores.

@@ -82,7 +82,7 @@ def base(paper: str, corpus: str) -> ConfigDict:
 
 
 def _model(kind: str) -> ConfigDict:
-    """Returns the fields of `config.model` that all recipes share."""
+    """Returns `config.model` of the recipe "paper", without the field `width`."""
     return ConfigDict(
         {
             "kind": "gpt" if kind == "gpt" else "gmlp",

@@ -26,7 +26,7 @@ def scaling_and_curves(
     ends = np.array([frequency.min(), frequency.max()])
     middle = np.exp(np.mean(np.log(mean)) - np.mean(np.log(frequency)))
     left.plot(ends, middle * ends, color="#333333", linewidth=1, label="slope 1")
-    left.set(xscale="log", yscale="log", xlabel="count of the token f")
+    left.set(xscale="log", yscale="log", xlabel="count f of the token")
     left.set(ylabel="mean co-occurrence", title=f"K = 1, fitted slope {slope:.2f}")
     left.legend(frameon=False)
     _draw(right, curves, "perplexity", "Cat, training")

@@ -244,7 +244,10 @@ class HeadStart:
         return (scale * kernel_MN).astype(np.float32), (scale * bias_N).astype(np.float32)
 
     def _explicit(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first."""
+        """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first.
+
+        The priming number K is the mean L1 norm of the features, but at least 1.
+        """
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
         # After the shift, the co-occurrences of a constant negative feature are 0. Rounding may make them negative.

@@ -19,8 +19,8 @@ def read_mnist(place: str) -> tuple[Images, Images]:
     """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
 
     Raises:
-      UserError: a file is missing or damaged or has the wrong number of dimensions, there are no images, or the numbers
-        of labels and images differ.
+      UserError: the folder or a file is missing, a file is damaged or has the wrong number of dimensions, there are no
+        images, or the numbers of labels and images differ.
     """
     directory = source_folder(place)
     return _read_part(directory, "train"), _read_part(directory, "t10k")

@@ -147,8 +147,9 @@ class Windows:
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
     """Returns the lines of each document, without blank lines.
 
-    `data.documents` sets the document boundaries, which contexts do not cross. Each line is tokenized on its own. With
-    more than a million training lines, the boundaries also change which lines train the tokenizer.
+    Contexts do not cross the boundaries of documents, which `data.documents` sets unless a user's function returns the
+    documents. Each line is tokenized on its own. With more than a million training lines, the boundaries also change
+    which lines train the tokenizer.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]
@@ -218,7 +219,7 @@ class NextToken(StartTask):
         for split, windows in self.splits.items():
             check(
                 len(windows) > 0,
-                f"the text of --config.data.splits.{split} has no tokens: choose a text that is not blank",
+                f"the {split} split of --config.data.source has no tokens: choose a text that is not blank",
             )
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
@@ -321,6 +322,6 @@ class NextToken(StartTask):
         """Writes the tokenizer.
 
         Raises:
-          UserError: the run in `workdir` was started with another tokenizer.
+          UserError: the run in `workdir` was started with another tokenizer, or its saved tokenizer is damaged.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

@@ -61,7 +61,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             check(
                 estimate.chip_hours is not None,
                 "the number of steps is unknown without data: add --config.train.steps=N to the plan in"
-                f" {paper}/{claims.CLAIMS}",
+                f" {paper}/{claims.CLAIMS}, or --config.data.tokens=N for a language model of explicit_opt",
             )
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)

@@ -160,7 +160,10 @@ def main() -> None:
 
     parser = config.parser_for("launch.decoding")
     parser.add_argument(
-        "--topology", default="v5e:2x4", metavar="KIND:SHAPE", help="eight devices, see launch.plan"
+        "--topology",
+        default="v5e:2x4",
+        metavar="KIND:SHAPE",
+        help="devices, as in launch.plan (default: v5e:2x4)",
     )
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
     options = parser.parse_args()

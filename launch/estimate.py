@@ -133,7 +133,10 @@ class Estimate:
 
     @property
     def chip_hours(self) -> float | None:
-        """Estimated chip-hours of the run; None if the devices' speed or the number of steps is unknown."""
+        """Estimated chip-hours of the run.
+
+        None if the speed of the devices is unknown, or the number of steps is unknown or 0.
+        """
         steps = self.config.train.steps
         if not self.bound or not steps:
             return None

@@ -100,8 +100,8 @@ def parse(text: str) -> Program:
 def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
     """Returns the trip count of a `while` instruction, or None if it is unknown.
 
-    Reads the compiler's annotation. Without an annotation, recognises loops that count up to a constant in constant
-    steps.
+    Reads the compiler's annotation. Without an annotation, recognises loops that count from a constant up to a constant
+    in constant steps.
 
     Args:
       within: the computation that contains the loop.

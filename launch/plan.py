@@ -148,7 +148,11 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
-        ("FLOPs of a step", f"{estimate.flops:.4g}", "matrix products, counted in the program"),
+        (
+            "FLOPs of a step",
+            f"{estimate.flops:.4g}",
+            "matrix products and convolutions, before compilation",
+        ),
         ("FLOPs of a token", f"{estimate.flops / batch.tokens:.4g}", ""),
     ]
     if estimate.compiled_flops is not None:
@@ -192,7 +196,7 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
     lines.append(("tokens per second, estimated", f"{estimate.tokens_per_second:,.0f}", ""))
     hours = estimate.chip_hours
     if hours is None:
-        remark = "the number of steps is unknown without data"
+        remark = "the number of steps is 0, or unknown without data"
         return [*lines, ("chip-hours of the run", "", remark)]
     wall = steps * estimate.bound.seconds / 3600
     remark = f"{steps:,} steps, {wall:,.2f} hours, if every batch had the longest rows"

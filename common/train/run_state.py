@@ -14,7 +14,7 @@ PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
 
 @dataclass
 class RunState:
-    """State of a run beside its arrays and step number. Checkpoints store this state as JSON.
+    """State of a run apart from its arrays and step number. Checkpoints store this state as JSON.
 
     Attributes:
       data_state: data state from which to continue (see `Task.batches`); None at the start.

@@ -29,7 +29,7 @@ def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
-        f"the tokenizer differs from {shown(path)}, because the training text or the file of the tokenizer has changed"
-        " since the run began: restore the original, or choose another --workdir",
+        f"the tokenizer differs from {shown(path)}, because the training text, the file of the tokenizer or the"
+        " pretraining run has changed since the run began: restore the original, or choose another --workdir",
     )
     tokenizer.save(path)
