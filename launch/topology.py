@@ -128,8 +128,8 @@ class Topology:
         """Makes a mesh of these devices, with the checks of `common.sharding.make_mesh`.
 
         Raises:
-          UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the
-            number of slices, or the tensor axis spans several hosts.
+          UserError: a size is invalid, the product of the sizes is not the number of devices, the data axis is not a
+            multiple of the number of slices, or the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]

@@ -43,7 +43,7 @@ from perception.safetensor_files import require_empty, staged
 from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
-"""Name of a file in the directory of an adapter in PEFT's format.
+"""Name of a file that this project adds to an adapter in PEFT's format.
 
 The file stores the fingerprint and the family of the base weights, and --config.quantize of the run.
 """
@@ -154,8 +154,8 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # PEFT applies the LoRA scale when it loads the adapter, so the file must store B without the scale. With
-    # alpha = rank, `of_values` multiplies B by 1.
+    # PEFT applies the LoRA scale itself, so the file must store B without the scale. With alpha = rank, `of_values`
+    # multiplies B by 1.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
@@ -235,7 +235,7 @@ def quantize(options: Namespace) -> None:
     else:
         print(
             f"No weights were written: a run with --config.quantize={options.kind} quantizes the kernels at every"
-            " start; --save=DIR writes them"
+            " start; --save=DIR writes the quantized weights"
         )
 
 
@@ -276,8 +276,8 @@ def _base_of_adapter(
     """Returns the base model of a run that trained an adapter.
 
     Raises:
-      UserError: the run trained no adapter, or reinitialised embedding tables. An adapter does not contain these
-        tables.
+      UserError: the run trained no adapter; the run reinitialised embedding tables, which an adapter does not contain;
+        or `loading.begun_from` rejects the base model.
     """
     check(
         find(config.finetune).adapters,

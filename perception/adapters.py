@@ -49,7 +49,7 @@ def main() -> None:
 
     for name, text in (
         ("peft", "writes the adapter and the classifier of a run in PEFT's format"),
-        ("export", "writes the encoder and the classifier of any run in Hugging Face format"),
+        ("export", "writes the encoder and the classifier of a run in Hugging Face format"),
     ):
         written, _ = command(name, text)
         written.add_argument("--run", required=True, **folder)

@@ -32,7 +32,7 @@ class Relative:
 
     Attributes:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
-        which is also projected to queries and keys (DeBERTa).
+        which every layer projects to queries and keys (DeBERTa).
       buckets: number of groups of distances in both directions together; half of this number if `kind` is
         "disentangled". Groups of larger distances are wider.
       farthest: in each direction, the last group has all distances from this distance on, and may have smaller ones.
@@ -129,7 +129,7 @@ class Backbone:
 
 
 def bert(layers: int, width: int, hidden: int, heads: int) -> Backbone:
-    """BERT: post-norm, bidirectional (Devlin et al., 2019). The arctic-embed models have BERT's architecture."""
+    """BERT: post-norm, bidirectional (Devlin et al., 2019). The paper's arctic-embed models have this architecture."""
     return Backbone(
         "bert",
         30_522,

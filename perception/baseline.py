@@ -281,7 +281,7 @@ def fit(
     notes = []
     if not solve:
         notes.append(
-            f"The training texts have {train.nnz:,} nonzero TF-IDF features, more than {SOLVED:,}: the regression is"
+            f"The training texts have {train.nnz:,} nonzero TF-IDF values, more than {SOLVED:,}: the regression is"
             " approximated by stochastic gradient descent."
         )
     if sampled:

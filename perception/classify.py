@@ -92,7 +92,7 @@ def _parser() -> ArgumentParser:
         "--top",
         type=int_arg("--top"),
         metavar="K",
-        help="number of classes to write (default: all)",
+        help="number of classes to write (default: all, or the predicted classes if a text may have several)",
     )
     parser.add_argument(
         "--batch", type=int_arg("--batch"), default=64, metavar="N", help="batch size"
@@ -126,7 +126,8 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
     --config.data.fields has the same meaning as in training. --config.data.label is the same as --label.
 
     Raises:
-      UserError: two options name the same column, or a run on pairs has more or fewer than two text columns.
+      UserError: both options for the text columns or both options for the label column are set, or a run on pairs has
+        more or fewer than two text columns.
     """
     from common.errors import check
     from common.storage.addresses import shown

@@ -54,7 +54,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def configuration(self, way: str, seed: int) -> ConfigDict:
         """Returns the configuration of one run.
 
-        If --config.pretrained is set, the default backbone is the architecture of the pretrained model.
+        If --config.pretrained is set, the default backbone is the architecture of the pretrained model. Resets
+        `quantize`, `pretrained` and `data.tokenizer` where the training method contradicts their values.
 
         Raises:
           UserError: an override sets a field that the comparison sets, an override is invalid, or `way` is unknown.

@@ -32,5 +32,5 @@ def show(suite: ExperimentSuite, target: str) -> None:
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))
     print(
-        "parameters: size of the backbone with its published vocabulary, without the classification head"
+        "parameters: size of the backbone with its default vocabulary, without the classification head"
     )

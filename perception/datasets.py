@@ -27,7 +27,7 @@ class DataSet:
 
     Attributes:
       column: column of Table 1.
-      source: "tfds:NAME" if TFDS has the same data, otherwise "hf:NAME" (Hugging Face).
+      source: "tfds:NAME" (TensorFlow Datasets) or "hf:NAME" (Hugging Face).
       fields: name of the text field, or names of two text fields. "a|b" takes the first field that exists.
       label: name of the label field.
       classes: number of classes; 0 to count the classes in the examples.

@@ -35,7 +35,7 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
         "--examples",
         type=int_arg("--examples"),
         metavar="N",
-        help="the first N examples of each split (default: all)",
+        help="evaluate only the first N examples of each split (default: all)",
     )
     parser.add_argument(
         "--out",

@@ -44,7 +44,7 @@ def stand_ins() -> dict[str, str]:
     """Returns {family: first backbone of the family in Table 1}.
 
     At the scale "tiny", the row of this backbone shows results of the small backbone tiny_FAMILY or, for methods that
-    read pretrained weights, of the model that --pretrained names for this backbone.
+    need a pretrained model, of the model that --pretrained names for this backbone.
     """
     return {BACKBONES[name].family: name for name in reversed(backbones())}
 
@@ -79,7 +79,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
       backbones: selected backbones. () means all backbones at the scale "paper", arctic_xs at "laptop", and one small
         backbone per family at "tiny".
       sources: value of `config.data.source` for each data set, such as "files:DIR".
-      weights: directory of the pretrained weights for each backbone.
+      weights: directory or hub name of the pretrained model for each backbone.
     """
 
     recipe: str = "fixed"

@@ -42,7 +42,8 @@ def fig1(suite: ExperimentSuite) -> None:
     print(f"figure: {shown(suite.out / 'fig1.png')}")
     if "measured" not in found:
         print(
-            "--out has no data set with finished runs of both LoRA and full training: run the target table1 first"
+            "--out has no data set of Table 1 with finished runs of both LoRA and full training: run the target table1"
+            " with --scale=laptop or --scale=paper first"
         )
 
 

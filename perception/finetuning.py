@@ -135,7 +135,8 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts.
 
     Raises:
-      UserError: the pretrained model is missing or has no valid tokenizer.json, or `data.vocab_size` is too small.
+      UserError: the pretrained model is missing or has no valid tokenizer.json, `data.vocab_size` is too small, or the
+        cached tokenizer is damaged or cannot be written.
     """
     if trains_tokenizer(config):
         lines = [text for parts in train.texts for text in parts]

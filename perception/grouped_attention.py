@@ -95,7 +95,7 @@ class GroupedAttention(Attention):
         return None
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        """Returns the outputs (B, L, D). Queries attend to the first `context.lengths_B` positions, not to padding."""
+        """Returns the outputs (B, L, D). No query attends to padding, the positions from `context.lengths_B` on."""
         query, keys, values = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
         y_BLHK = attend(
             query,

@@ -195,7 +195,7 @@ def check_is_run(workdir: Path, option: str) -> None:
             way = str(one.config.get("finetune", "tf_idf"))
             finished.setdefault(way, []).append(one)
     best = best_run(finished)[1].name if finished else ""
-    advice = f"; the best on validation is {option}={shown(folder / best)}" if best else ""
+    advice = f"; the best run is {option}={shown(folder / best)}" if best else ""
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
         f"{option}={shown(workdir)} is not a run, but contains runs: set {option} to one of them,"

@@ -89,7 +89,7 @@ def _stretch_json(stretch: Stretch | None) -> dict[str, Any]:
 
 
 def _kv_heads(fields: Fields, default: int) -> int:
-    """Returns the number of key and value heads: `default` if the field is missing, all heads if it is null."""
+    """Returns the number of key-value heads: `default` if the field is missing, one for each query head if null."""
     null = "num_key_value_heads" in fields.values
     return fields.count("num_key_value_heads", heads_of(fields) if null else default)
 

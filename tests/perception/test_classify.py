@@ -416,7 +416,7 @@ def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -
     runs = tmp_path / "runs"
     assert refused(f"--workdir={tmp_path}") == (
         f"--workdir={tmp_path} is not a run, but contains runs: set --workdir to one of them, head, lora_seed1,"
-        f" lora_seed2 in {runs}; the best on validation is --workdir={runs / 'lora_seed1'}"
+        f" lora_seed2 in {runs}; the best run is --workdir={runs / 'lora_seed1'}"
     )
     for summary in runs.glob("*/summary.json"):
         summary.unlink()
@@ -477,9 +477,7 @@ def test_options_of_tf_idf_are_checked(refused, counted, tmp_path) -> None:
     assert refused(f"--run={tmp_path}").startswith(f"cannot read {tmp_path / 'model.npz'}")
     folder = tmp_path / "all" / "runs"
     shutil.copytree(counted, folder / "tf_idf")
-    assert f"the best on validation is --run={folder / 'tf_idf'}" in refused(
-        f"--run={tmp_path / 'all'}"
-    )
+    assert f"the best run is --run={folder / 'tf_idf'}" in refused(f"--run={tmp_path / 'all'}")
 
 
 @pytest.mark.parametrize(
