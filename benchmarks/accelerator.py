@@ -148,8 +148,8 @@ def measure(
       rows: {row: {case: picklable function that makes the case}}. Case names differ between rows.
 
     Returns:
-      {case: seconds of its calls}, without cases that failed; {case: result of the second function of its `Case`, or
-      {"error": one line}}.
+      {case: seconds of its calls}, without cases that have an error; {case: result of the second function of its
+      `Case`, or {"error": one line}}.
     """
     makes = {name: make for cases in rows.values() for name, make in cases.items()}
     factories = {(name, f"{name}: notes"): partial(attempt, make) for name, make in makes.items()}

@@ -156,7 +156,7 @@ def write(results: Path = RESULTS) -> str:
 Written by `python -m benchmarks.before_after` from the tables beside this page,
 [compilation.json](../benchmarks/compilation.json) and [step.csv](../benchmarks/step.csv). Bytes and estimated
 milliseconds are properties of compiled programs. Ratios of steps are medians; [step.md](../benchmarks/step.md) has
-their ranges and the machines. They have no value before, because no older program was measured on these machines.
+their ranges and the machines. Ratios have no value before, because no older program was measured on these machines.
 
 {markdown(COLUMNS, rows)}"""
     (results / "launch/before_after.md").write_text(page)

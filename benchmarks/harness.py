@@ -277,7 +277,10 @@ def _cpu_info(field: str) -> str:
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
-    """Returns the short commit hash, with "-dirty" if tracked files differ from it, or "no commit" outside git."""
+    """Returns the short commit hash, with "-dirty" if tracked files differ from it.
+
+    Returns "no commit" if git is missing or `checkout` is not in a repository.
+    """
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(git, cwd=checkout, capture_output=True, text=True)

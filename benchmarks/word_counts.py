@@ -1,11 +1,11 @@
-"""Measures CPU seconds, memory and F1 of a whole program with TF-IDF on many reviews.
+"""Measures CPU seconds, memory and F1 of `perception.worth` with TF-IDF alone, on many reviews.
 
     python -m benchmarks.word_counts --data=data/imdb
 
 Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget that is too small
-for networks. The program reads the file, makes splits without near-duplicates, chooses the inverse penalty C, fits,
-tests and writes the report. A generated review consists of sentences of random reviews with the same number of stars,
-so it has about as many different word pairs as real text.
+for networks. `perception.worth` reads the file, makes splits without near-duplicates, chooses the inverse penalty C,
+fits, tests and writes the report. A generated review consists of sentences of random reviews with the same number of
+stars, so it has about as many different word pairs as real text.
 """
 
 import json

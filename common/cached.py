@@ -45,8 +45,8 @@ def read_json_if(
         count as False.
 
     Returns:
-      The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or
-      is not valid.
+      The content on process 0, {} on all other processes. None on all processes if the file cannot be read, is not
+      JSON, or is not valid.
     """
     content, valid = {}, False
     if is_main():

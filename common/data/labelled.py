@@ -61,9 +61,9 @@ def load_labelled(
 
     The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. If the
     source has no class names, they follow from the training labels:
-    - Integers: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the sorted labels if fewer than
-      half of these integers are labels.
-    - Words: the sorted labels.
+    - If all labels are integers from 0 on: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the
+      sorted labels if fewer than half of these integers are labels.
+    - Otherwise: the sorted labels.
 
     Args:
         data: a configuration with these fields:
@@ -74,8 +74,8 @@ def load_labelled(
                 that exists.
             `tfds_dir`: data directory of TFDS. "" means TFDS's default.
             `label`: name of the label field (default "label").
-        classes: required number of classes; 0 accepts any number. If the class names are words from the training
-            labels, `classes` is the maximum number of classes.
+        classes: required number of classes; 0 accepts any number. If the class names are the sorted training labels,
+            `classes` is the maximum number of classes.
         unlabelled: True skips examples with the label -1. False reads -1 like any other label.
         optional: splits that may be missing in the source. A missing split is not returned.
         splits: splits to read.
@@ -162,7 +162,7 @@ def _labels(record: Record, field: Field, several: bool | None) -> dict[str, Any
         # A missing label may be NaN, which is not equal to itself.
         if label is None or label != label or not str(label).strip():
             raise UserError(
-                f"{place}: the label field {field.names!r} is empty; add a label or remove the example, or"
+                f"{place}: the field {field.names!r} has an empty label; add a label or remove the example, or"
                 f" {field.remedy}"
             )
         if isinstance(label, list | dict):
@@ -182,7 +182,10 @@ def _read(
     by_number: bool,
     several: bool | None,
 ) -> LabelledText:
-    """Returns the texts and classes of records. With `by_number`, integer labels are class indices, else names."""
+    """Returns the texts and classes of records.
+
+    A label is a class name. With `by_number`, integers, and digits that are not a class name, are class indices.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     texts, labels = [], []
     for record in records:

@@ -70,7 +70,7 @@ class Subwords(LosslessTokenizer):
         lines, tokens = text.splitlines(keepends=True), [np.zeros(0, np.int32)]
         for start in range(0, len(lines), _BLOCK):
             block = lines[start : start + _BLOCK]
-            # errors="replace" changes a line that is not UTF-8, so the comparison below encodes the line as bytes.
+            # errors="replace" changes a line that is not UTF-8, so its tokens decode to other bytes.
             ids = self._encode([line.decode(errors="replace") for line in block])
             for line, row in zip(block, ids, strict=True):
                 if self.decode(row) == line:
@@ -88,7 +88,7 @@ class Subwords(LosslessTokenizer):
         The first call stores the ids of the text in `data.cache_dir`. All calls memory-map the ids.
 
         Raises:
-          UserError: the cached file is damaged, or the cache cannot be written.
+          UserError: the cached file is damaged or cannot be read, or the cache cannot be written.
         """
         key = fingerprint([self.fingerprint, sha256(text).hexdigest()])[:16]
         path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"

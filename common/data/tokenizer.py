@@ -146,8 +146,8 @@ def train_model(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(sides),
             model_writer=model,
-            # Below 5 tokens, SentencePiece's error message lacks the smallest possible number of tokens. It reads the
-            # number as a 32-bit integer.
+            # Below 5 tokens, SentencePiece's error message lacks the smallest possible number of tokens. SentencePiece
+            # reads `vocab_size` as a 32-bit integer.
             vocab_size=min(max(vocab_size - added, 5), 2**31 - 1),
             minloglevel=2,
             **options,

@@ -112,7 +112,7 @@ def test_class_names_are_sorted_words(folder):
         ),
         ('{"text": "x", "label": -1}', "the label -1 is not one of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is not one of the 2 classes"),
-        ('{"text": "x", "label": NaN}', "the label field 'label' is empty"),
+        ('{"text": "x", "label": NaN}', "the field 'label' has an empty label"),
         ('{"text": "x", "label": ["a", "b"]}', "label must be a text or a number, got \\['a', 'b"),
         ("x", "is not JSON"),
         ("[1]", "is not a JSON object"),
@@ -387,8 +387,8 @@ def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["a", None, "b"], "line 2: the label field 'label' is empty"),
-        (["a", " ", "b"], "line 2: the label"),
+        (["a", None, "b"], "line 2: the field 'label' has an empty label"),
+        (["a", " ", "b"], "line 2: the field 'label' has an empty label"),
     ],
 )
 def test_missing_label_raises_user_error(tmp_path, labels, message) -> None:
