@@ -8,10 +8,11 @@ a seed (the head, TF-IDF) and includes all compilation. In each round the two pr
 order that changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads, which depend less on
 other programs.
 
-`common.report` compares the test weighted F1. A verdict on a method with seeds needs at least three rounds. The
-programs differ in two points. Our classifiers read the mean over tokens and the state of the last token; the script's
-fine-tuned classifiers read BERT's pooler, and the script's head reads the mean. Our TF-IDF features are hashed n-grams;
-the script has one feature for each n-gram of the training texts.
+`common.report` compares the test weighted F1. A verdict on a method with seeds needs at least three rounds. The main
+differences between the programs are these. Our classifiers read the mean over tokens and the state of the last token;
+the script's fine-tuned classifiers read BERT's pooler, and the script's head reads the mean. Only our head standardises
+its features. Our TF-IDF features are hashed n-grams; the script has one feature for each n-gram of the training texts.
+The candidate inverse penalties of the head and of TF-IDF differ.
 """
 
 import ast
