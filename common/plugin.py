@@ -48,8 +48,8 @@ def imported(option: str, name: str) -> Any:
         if isinstance(error, SyntaxError) and error.lineno:
             file, line, reason = error.filename, error.lineno, error.msg
         remedy = "correct the name, or add the folder of the module to PYTHONPATH"
-        # Name the line only if it is in the user's code. The innermost frame is in importlib instead if the module is
-        # missing or a path, and in this file if the attribute is missing.
+        # Name the line, unless the innermost frame is in importlib (the module is missing or a path) or in this file
+        # (the attribute is missing).
         if file not in (__file__, importlib.__file__) and not file.startswith("<frozen"):
             kind += f" in {file}, line {line}"
             remedy = "correct this line"

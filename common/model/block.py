@@ -22,7 +22,7 @@ class Context:
 
     Attributes:
       lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
-      encoded_BSD: the encoder's output, if the sublayer is part of a decoder; otherwise None.
+      encoded_BSD: the encoder's output, in the decoder of an encoder-decoder model; otherwise None.
       encoded_lengths_B: number of tokens of each row of the encoder's output.
       relative: biases or embeddings of relative positions, shared by all attention layers. None if the model has no
         relative positions.

@@ -24,7 +24,8 @@ def attend(
 ) -> jax.Array | None:
     """Returns the output of attention, (B, T, H, K), or None if no kernel supports these arguments.
 
-    The mesh axis tensor must divide the key-value heads, because the compiler cannot partition a kernel.
+    Also returns None if the mesh axis tensor does not divide the number of key-value heads: the compiler cannot
+    partition a kernel, so each device must compute whole heads.
 
     Args:
       platform: "gpu" or "tpu".

@@ -110,7 +110,7 @@ class ScannedStack(Stack):
         return self._leave(x_BLD)
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
-        """Returns a function (x, context, value) -> output, and the stacked values of the blocks `numbers`."""
+        """Returns a function (x, context, value) -> output, and the stacked values and keys of the blocks `numbers`."""
         graphdef, state = nnx.split(_read(self.blocks[stacked_name(numbers)]))
         keys = None if keys_P[0] is None else keys_P[np.array(numbers)]
 

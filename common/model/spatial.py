@@ -80,7 +80,7 @@ def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
     Args:
       product: function (matrix (L, L), values (L, columns)) -> (L, columns). A column is a channel of one row
         of the batch.
-      matrices_H: the matrix of each head.
+      matrices_H: the matrix of each head. If the matrices are (T, L) instead, the result is (B, T, D).
     """
     batch, length, channels = values_BLD.shape
     heads = len(matrices_H)

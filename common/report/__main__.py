@@ -16,7 +16,7 @@ def _parser() -> ArgumentParser:
         "runs",
         nargs="*",
         metavar="GROUP",
-        help="a folder of runs, a run's folder or summary.json, a glob, an address of these in a bucket, or"
+        help="a folder of runs, a run's folder or summary.json, a glob, the address of one of these in a bucket, or"
         " wandb:ENTITY/PROJECT[:GROUP]; each group is compared with the first group; NAME=GROUP names a group in tables"
         " and figures",
     )
@@ -34,14 +34,14 @@ def _parser() -> ArgumentParser:
         "--axis",
         default="seconds",
         choices=("seconds", "hours", "step", "flops"),
-        help="x-axis of the AUCC (default: seconds)",
+        help="x-axis of the curves, AUCCs and times (default: seconds)",
     )
     parser.add_argument(
         "--horizon",
         type=float_or_text,
         default="longest",
         metavar="X",
-        help="end of the AUCC: a number in units of --axis, longest (end of the longest run, default) or shortest",
+        help="end of the curves: a number in units of --axis, longest (end of the longest run, default) or shortest",
     )
     parser.add_argument(
         "--reference",

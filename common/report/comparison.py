@@ -136,7 +136,8 @@ def aucc_table(
 ) -> Table:
     """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs.
 
-    The cells "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`).
+    The cells "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`). For the errors see
+    `horizon_of`.
     """
     rows = aucc_rows(compared, axis, horizon)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
@@ -173,7 +174,7 @@ def time_table(
     """Returns a table of the points at which runs reach percentages of the best value: a row for each group.
 
     Each percentage has two columns: the position of the point on the axis, and the metric there. The cells are mean ±
-    standard deviation over the runs that reach the percentage. For the arguments see `time_rows`.
+    standard deviation over the runs that reach the percentage. For the arguments and the errors see `time_rows`.
     """
     groups = time_rows(compared, axis, horizon, PERCENTS, reference)
     scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
@@ -205,7 +206,8 @@ def seed_table(
     """Returns a table with unrounded numbers and a row for each run.
 
     The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value, and
-    of the best value of all runs; None if the run does not reach the percentage.
+    of the best value of all runs; None if the run does not reach the percentage. Raises the errors of `horizon_of` and
+    `Run.test`.
     """
     areas = aucc_rows(compared, axis, horizon)
     own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
@@ -225,7 +227,10 @@ def seed_table(
 
 
 def run_table(compared: Sequence[Group]) -> Table:
-    """Returns a table of runs: a row for each run with size, steps, time, scores, device and commit."""
+    """Returns a table of runs: a row for each run with size, steps, time, scores, device and commit.
+
+    Raises the error of `Run.test`.
+    """
     name = shown_name(compared[0].curves[0])
     columns = ("model", "run", "seed", "steps", "training (min)", "timed", f"best {name}")
     columns += (f"test {name}", "trained parameters", "all", "device", "commit")

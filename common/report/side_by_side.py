@@ -30,7 +30,8 @@ def write(
       axis, horizon, reference: see `comparison.time_rows`.
 
     Raises:
-      UserError: the runs cannot be compared, or `margins` has a metric by which the runs are not compared.
+      UserError: the runs cannot be compared, a run has no test value, the horizon or the reference is invalid, or
+        `margins` has a metric by which the runs are not compared.
     """
     comparisons = versus.against_first(compared, margins)
     known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}

@@ -238,7 +238,8 @@ class Comparison:
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Returns the comparisons with p-values corrected together by Holm's method.
 
-    Comparisons with too few seeds are neither corrected nor counted.
+    Comparisons with too few seeds are neither corrected nor counted. A single comparison with enough seeds needs no
+    correction.
     """
     from statsmodels.stats.multitest import multipletests
 

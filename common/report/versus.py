@@ -30,8 +30,8 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
         two groups would have the same name, each group is named by its whole argument.
 
     Raises:
-      UserError: an argument cannot be loaded (`load_group`), the metrics differ, a run is given twice, or two runs of a
-        group have the same seed.
+      UserError: an argument cannot be loaded (`load_group`), the metrics differ, or a group has a run twice or two runs
+        with the same seed (other than None).
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
@@ -165,7 +165,8 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
     without = [run.name for g in compared for run in g.runs if run.predictions() is None]
     if without:
         lines.append(
-            f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} have no predictions.npz."
+            "A comparison of two groups leaves out the test metrics if a run has no predictions.npz:"
+            f" {', '.join(without[:3])}{' ...' * (len(without) > 3)}."
         )
     if not runs_alternated([group.runs for group in compared]):
         lines.append(

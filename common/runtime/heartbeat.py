@@ -36,7 +36,7 @@ SILENCE = "TRAINLESS_LOST_SECONDS", 60
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
 """Environment variable and default of the seconds within which all processes must connect."""
 
-AGAIN = "the same command resumes from the last checkpoint, with any number of processes"
+AGAIN = "the same command resumes from the last checkpoint, if the run has one, with any number of processes"
 
 _ENDING = threading.Lock()
 """Lock held by the thread that exits this process, so that no other thread prints a second error line."""

@@ -87,8 +87,8 @@ class Store:
         If `version` is "", creates the object.
 
         Raises:
-          Changed: the object has another version or, if `version` is "", already exists. Also raised if an earlier
-            attempt of the same call has written the object, but the response was lost.
+          Changed: the object has another version, was deleted or, if `version` is "", already exists. Also raised if an
+            earlier attempt of the same call has written the object, but the response was lost.
         """
         return self._repeat(self._write, name, content, version)
 

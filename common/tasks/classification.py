@@ -116,7 +116,7 @@ class Classification(Task):
         return map(self.training_batch, self.training_batches.samples())
 
     def training_batch(self, batch: Batch) -> Batch:
-        """Returns a batch of `BucketedBatches` with the arrays that `loss` needs."""
+        """Converts a batch of `BucketedBatches` to the arrays that `loss` needs."""
         return self._labelled(batch, "train")
 
     def every(self, split: str) -> Iterator[Batch]:

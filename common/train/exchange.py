@@ -39,7 +39,7 @@ def local_sums(
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
       arguments: trees of arrays.
       places: trees of shardings, one for each of the first `len(places)` arguments. If fsdp splits an array of these
-        arguments, `function` gets one shard of the array. It gets all other arguments whole.
+        arguments, `function` gets one shard of the array. `function` gets all other arrays whole.
     """
 
     def of_shard(batch: Any, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from common.train.run import Run
 def changed(config: ConfigDict) -> float:
     """Returns when the input files of a configuration last changed, in seconds since 1970.
 
-    Input files are the data files (files:DIR), a user's data module (import:MODULE:FUNCTION) and pretrained weights.
+    Input files are the data files (files:PATH), a user's data module (import:MODULE:FUNCTION) and pretrained weights.
     Returns 0 if none of these files exists.
     """
     kind, _, place = config.data.source.partition(":")
@@ -34,8 +34,8 @@ def changed(config: ConfigDict) -> float:
 def kept_summary(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, if the summary is still valid.
 
-    Then also sets the modification time of the file to now, because later commands reuse the summary only if it is
-    newer than the input files (`changed`).
+    Also sets the modification time of a valid summary file to now, because later commands reuse the summary only if
+    the file is newer than the input files (`changed`).
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,

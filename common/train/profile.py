@@ -60,7 +60,5 @@ class Profile(Hook):
             return
         jax.profiler.stop_trace()
         if is_main():
-            print(
-                f"trace of steps {self.first} to {self.last}, or to the last step of the run: {self.folder}"
-            )
+            print(f"trace of this command's steps from {self.first} to {self.last}: {self.folder}")
         self.folder = None

@@ -31,6 +31,9 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+
+    Raises:
+      UserError: no checkpoint is intact, a checkpoint does not match the model, or `frozen.load` raises an error.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     target = dict(zip(names, step.arguments(model), strict=True))
@@ -50,7 +53,7 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
     Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
 
     Raises:
-      UserError: no checkpoint is intact, or the code of the model has changed.
+      UserError: no checkpoint is intact, or a checkpoint does not match the model (`Checkpoints.check_model`).
     """
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
