@@ -142,7 +142,7 @@ def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> P
     Kernels are read and quantized one at a time, so at most one of these kernels is in float32.
 
     Args:
-      read: function that reads float32 weights.
+      read: function that reads unquantized weights, such as `Pretrained.load`.
       frozen: the model's frozen variables by name, including the parts of each `QuantizedKernel`.
     """
     kernels = [name.removesuffix(CODES) for name in frozen if name.endswith(CODES)]

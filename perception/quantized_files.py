@@ -42,10 +42,10 @@ class PackedLocation:
     name: str
 
     def check(self, files: TensorFiles, shape: tuple[int, ...]) -> None:
-        """Checks that codes and scales fit a kernel of `shape`.
+        """Checks the numbers of blocks and outputs of codes and scales for a kernel of `shape`.
 
         Raises:
-          UserError: a tensor is missing or has the wrong shape.
+          UserError: a tensor is missing, or has a wrong number of blocks or outputs.
         """
         for part in (CODES, SCALES):
             name = f"{self.name}{part}"

@@ -281,14 +281,15 @@ def _confidence(found: Classes) -> np.ndarray:
 def _errors(report: Report) -> Element:
     """Returns a table of at most ERRORS wrongly classified texts, most confident error first.
 
-    Multi-label: a row names the wrongly predicted class whose probability is farthest from the label, 0 or 1.
+    Returns a sentence instead if no text is classified wrongly. Multi-label: of the classes that are wrongly predicted
+    or missed, a row names the class whose probability is farthest from its label, 0 or 1.
     """
     found = report.predictions
     if isinstance(found, LabelSets):
         wrong_EC = found.guesses_EC != found.labels_EC
         distance_EC = wrong_EC * abs(found.probabilities_EC.astype(float) - found.labels_EC)
         wrong = np.flatnonzero(wrong_EC.any(1))
-        certainty_E, nothing = distance_EC.max(1), "No test example has a wrong class."
+        certainty_E, nothing = distance_EC.max(1), "No test example has a wrong or missing class."
     else:
         wrong = np.flatnonzero(found.guesses_E != found.labels_E)
         certainty_E, nothing = _confidence(found), "No test example is classified wrongly."

@@ -61,7 +61,7 @@ def check_names(place: str, names: Sequence[str]) -> None:
     check(
         not twice,
         f"{place} repeats the column{'s' * (len(twice) > 1)} {' and '.join(map(repr, twice))}: give each column its"
-        " own name, or remove it",
+        " own name, or remove the repetitions",
     )
 
 

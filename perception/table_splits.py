@@ -176,16 +176,16 @@ def cut_splits(
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
-            f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts"
+            f"{len(rare):,} of {len(counts):,} classes, with fewer than {LEAST} different texts each,"
             f" {'are' if len(rare) > 1 else 'is'} only in training{', except in texts with a rarer class' * several}:"
             f" {some}{', ...' * (len(rare) > SHOWN)}."
         )
     classes = sorted(counts.keys() - rare)
     check(
         len(classes) > 1 or not wanted,
-        f"--data has too few texts: {f'only the class {classes[0]!r}' if classes else 'no class'} has {LEAST} different"
-        f" texts, where nearly equal texts count once{', and a text only for its rarest class' * several}: add texts"
-        f" until at least two classes have {LEAST}",
+        f"--data has too few texts: {f'only the class {classes[0]!r}' if classes else 'no class'} has {LEAST} or more"
+        f" different texts, where nearly equal texts count once{', and a text only for its rarest class' * several}:"
+        f" add texts until at least two classes have {LEAST}",
     )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0

@@ -179,8 +179,8 @@ def _pair(
         )
         check(
             loading.read(run, "--runs").eval.select == "valid",
-            f"--runs {shown(run)} has --config.eval.select=test, but a sum of task vectors is chosen on validation"
-            " examples: name a run with --config.eval.select=valid",
+            f"--runs {shown(run)} has --config.eval.select=test, but the weight of the sum of task vectors is chosen on"
+            " validation examples: name a run with --config.eval.select=valid",
         )
     started = [pretrained or open_folder(loading.read(run, "--runs").pretrained) for run in runs]
     model, other = (open_model(weights, "--pretrained") for weights in started)

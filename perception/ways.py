@@ -46,8 +46,7 @@ TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
 def find(name: str) -> Way:
     """Returns the training method with the given name: the baseline, or a method of `methods.find`.
 
-    Raises:
-      UserError: `methods.find` finds no such method.
+    Raises the errors of `methods.find`.
     """
     if name == BASELINE:
         return Way("TF-IDF and logistic regression", {})

@@ -65,7 +65,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--pair",
         action="store_true",
-        help="the two text columns are pairs, such as premise and hypothesis",
+        help="the two text columns hold pairs of texts, such as premise and hypothesis",
     )
     parser.add_argument(
         "--label",
@@ -96,7 +96,7 @@ def _parser() -> ArgumentParser:
         "--shots",
         type=int_arg("--shots"),
         metavar="N",
-        help="train on N examples per class and select on N more; each seed draws others",
+        help="train on N examples per class and select on N more; each seed draws other examples",
     )
     parser.add_argument(
         "--budget",
@@ -133,7 +133,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--kept",
         action="store_true",
-        help="print the tables of the finished runs in --out; read neither data nor pretrained weights",
+        help="print and write the tables of the finished runs in --out; read neither data nor pretrained weights",
     )
     parser.add_argument(
         "--out",

@@ -24,7 +24,8 @@ mu is multiplied by the same number, as in backpropagation. The fields of `confi
     reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding: every layer that
                    reads the residual stream begins with LayerNorm, which removes the mean over D, so the mean over D
                    of g is 0. Such a run prints a warning. "own_rms" (not in the paper): minus the root mean square of g
-                   over D, divided by the standard deviation of this root mean square over the positions of r
+                   over D, divided by the standard deviation of this root mean square over the positions where g
+                   is not 0
     scale          factor of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
 

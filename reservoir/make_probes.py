@@ -42,8 +42,8 @@ def main() -> None:
         "--count",
         type=int_arg("--count"),
         default=10_000,
-        help="training sentences per task (default 10000); the validation split and the test split have a tenth of"
-        " this number each",
+        help="training sentences per task (default 10000); the validation split and the test split have about a"
+        " tenth of this number each",
     )
     parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
     parser.add_argument("--out", required=True, type=open_folder, metavar="DIR")

@@ -128,7 +128,7 @@ BAD = {
     ),
     "two columns without a name": data(
         "text,label,,\n1,2,,\n",
-        "repeats the column '': give each column its own name, or remove it",
+        "repeats the column '': give each column its own name, or remove the repetitions",
     ),
     "repeated column in parquet": data(
         TWICE, "a.parquet repeats the column 'text': give", name="a.parquet"
@@ -258,17 +258,18 @@ BAD = {
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
     "two texts of each class": data(
         number_rows(lambda i: f"class {i % 30:02}"),
-        "no class has 3 different texts, where nearly equal texts count once: add texts until at least two classes",
+        "no class has 3 or more different texts, where nearly equal texts count once: add texts until at"
+        " least two classes",
         "--text=text --label=label",
     ),
     "texts of one class, nearly equal to all others": data(
         as_csv([*({"text": sentence(i), "label": "a"} for i in range(9)), *NEAR]),
-        "only the class 'a' has 3 different texts, where nearly equal texts count once: add texts",
+        "only the class 'a' has 3 or more different texts, where nearly equal texts count once: add texts",
         "--text=text",
     ),
     "the same classes in all texts": data(
         as_lines([{"text": sentence(i), "label": ["a", "b"]} for i in range(9)]),
-        "only the class 'a' has 3 different texts, where nearly equal texts count once, and a text only for its"
+        "only the class 'a' has 3 or more different texts, where nearly equal texts count once, and a text only for its"
         " rarest class: add texts",
         name="a.jsonl",
     ),

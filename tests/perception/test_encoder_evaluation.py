@@ -214,7 +214,9 @@ def test_runs_without_an_own_encoder_or_with_label_sets_are_refused(runs, mesh, 
         task_vectors.measure([[workdir, workdir]], mesh)
     selected_on_test = fields | {"eval": fields["eval"] | {"select": "test"}}
     (workdir / "config.json").write_text(json.dumps(selected_on_test))
-    with pytest.raises(UserError, match="a sum of task vectors is chosen on validation examples"):
+    with pytest.raises(
+        UserError, match="the weight of the sum of task vectors is chosen on validation examples"
+    ):
         task_vectors.measure([[workdir, workdir]], mesh)
     fields["data"]["multi_label"] = True
     (workdir / "config.json").write_text(json.dumps(fields))
