@@ -147,5 +147,5 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
         ),
     )
     if summary is not None and is_main():
-        print(f"{shown(workdir)} is a finished run: printing its summary")
+        print(f"{shown(workdir)} is a finished run: reading its summary")
     return summary
