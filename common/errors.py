@@ -1,5 +1,6 @@
 """The exceptions that end a program with a one-line message, and helpers that raise and describe exceptions."""
 
+import sysconfig
 import traceback
 
 
@@ -54,13 +55,14 @@ def named(error: Exception) -> str:
 
 
 def last_frame(error: Exception) -> traceback.FrameSummary:
-    """Returns the innermost frame of an exception's traceback that is not in site-packages.
+    """Returns the innermost frame of an exception's traceback that is in a user's file or in this project.
 
-    This is a line of a user's file, unless the standard library or this project raised the exception. If all frames are
-    in site-packages, returns the innermost frame.
+    These are all files outside of site-packages and of the standard library. Without such a frame, returns the
+    innermost frame.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    return ([frame for frame in frames if "site-packages" not in frame.filename] or frames)[-1]
+    others = "site-packages", sysconfig.get_path("stdlib")
+    return ([x for x in frames if not any(y in x.filename for y in others)] or frames)[-1]
 
 
 def file_error(path: object, error: Exception) -> UserError:

@@ -50,7 +50,7 @@ def imported(option: str, name: str) -> Any:
         remedy = "correct the name, or add the folder of the module to PYTHONPATH"
         # Name the line, unless the innermost frame is in importlib (the module is missing or a path) or in this file
         # (the attribute is missing).
-        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen"):
+        if file != __file__ and not file.startswith("<frozen"):
             kind += f" in {file}, line {line}"
             remedy = "correct this line"
         reason = f": {reason}" if reason else ""

@@ -12,14 +12,14 @@ from common.errors import UserError, last_frame, reason_of
 
 
 @contextmanager
-def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
+def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
     """Context manager that turns any exception of a user's part into a UserError.
 
     The message names function, file and line of the user's code, unless the exception is a ValueError.
 
     Args:
       option: command-line option that names the part, for the error message.
-      kind: type of the part, such as a dataclass.
+      kind: type of the part, such as a dataclass with the field `options`; None if the part has no options.
       fields: name of the configuration that the part reads, such as "model", for the error message.
     """
     try:
@@ -32,7 +32,7 @@ def user_code(option: str, kind: type, fields: str) -> Iterator[None]:
         # If the code reads a missing field, the message of ml_collections begins with the name of the field, in quotes.
         # In other messages of ml_collections, the first word has no quotes around it.
         missing = re.match(r"\W+(\w+)\\?'", str(error))
-        if missing and Path(raised.filename).parent == Path(config_dict.__file__).parent:
+        if kind and missing and Path(raised.filename).parent == Path(config_dict.__file__).parent:
             name = missing[1]
             raise UserError(
                 f"{option}: {place} reads {fields}.{name}, but the {kind.__name__.lower()} declares no option {name};"

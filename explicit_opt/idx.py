@@ -52,7 +52,8 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
             " folder"
         )
     raw = read_bytes(path)
-    if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
+    known = raw[:3] == bytes((0, 0, _UNSIGNED_BYTE)) and len(raw) > 3 and raw[3] > 0
+    if not known or len(raw) < 4 + 4 * raw[3]:
         raise UserError(
             f"{shown(path)} is not an IDX file of unsigned bytes: download the file again, and keep .gz in its name"
             " unless you unpack it"

@@ -60,9 +60,10 @@ def validate(config: ConfigDict) -> None:
         f"--config.data.tokens={config.data.tokens} would keep only a few files with --config.data.documents=file:"
         " set --config.data.tokens=0",
     )
+    share = config.data.held_out_share
     check(
-        0 < config.data.held_out_share <= 1,
-        f"--config.data.held_out_share must be above 0 and at most 1, got {config.data.held_out_share}",
+        0 < share <= 1 and abs(round(1 / share) * share - 1) < 1e-6,
+        f"--config.data.held_out_share must be 1 or a fraction with numerator 1, such as 0.1 or 0.25, got {share}",
     )
     validate_start(config)
 

@@ -50,6 +50,11 @@ def validate_start(config: ConfigDict) -> None:
         " steps: leave out --config.train.steps, and set --config.train.epochs",
     )
     check_least(config, ("train.epochs", "train.batch"))
+    check(
+        config.start != "explicit" or config.eval.start,
+        "--config.start=explicit trains nothing: evaluate the solution with --config.eval.start=true, or choose another"
+        " --config.start",
+    )
 
 
 class StartTask(Task):

@@ -83,14 +83,15 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
         compiler insert all collectives.
 
     Raises:
-      UserError: the configuration is invalid, its mesh does not match the devices, or its task does not decode.
+      UserError: the configuration is invalid, its mesh does not match the devices, its task does not decode, or the
+        compiler fails.
     """
     import jax
     from jax.sharding import NamedSharding
 
     from common import sharding, variables
     from common.decode.rows import gather_weights, row_specs
-    from common.errors import check
+    from common.errors import UserError, check, reason_of
     from launch.collectives import Collectives, read_collectives
     from launch.estimate import prepare
 
@@ -112,7 +113,13 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
         gathering = Collectives([], 0)
 
         def collectives(function: Any, *arguments: Any) -> Collectives:
-            program = function.lower(*arguments).compile().as_text()
+            try:
+                program = function.lower(*arguments).compile().as_text()
+            except jax.errors.JaxRuntimeError as error:
+                raise UserError(
+                    f"decoding cannot be compiled for --topology={topology.name} ({reason_of(error)}): correct the"
+                    " cause, or choose another --topology"
+                ) from error
             return read_collectives(program, len(topology.devices) // topology.slices, steps)
 
         if by_rows:

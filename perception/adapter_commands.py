@@ -323,6 +323,10 @@ def _saved(path: Path, weights: Path | None) -> Opened:
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")
+    check(
+        isinstance(name, str),
+        f"{fields.place}: base_model_name_or_path must be a text or null, got {as_json(name)}",
+    )
     source = _folder(name)
     if mark is None:
         check(

@@ -9,7 +9,7 @@ the head to a subdirectory.
 """
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 from ml_collections import ConfigDict
 
@@ -76,7 +76,10 @@ def main() -> None:
 
     options.mesh = make_mesh(settings.mesh)
 
-    with output(options.out) if options.out else nullcontext():
+    with ExitStack() as stack:
+        for folder in (options.out, vars(options).get("save")):
+            if folder:
+                stack.enter_context(output(folder))
         getattr(adapter_commands, options.command)(options)
 
 

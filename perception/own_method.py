@@ -14,8 +14,8 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     """Checks a user's method by building the model and tracing a forward pass.
 
     Raises:
-      UserError: `common.tasks.own_method.check_complete` finds an error, or a method with `adapters` also
-        trains parameters other than adapters and the head.
+      UserError: `common.tasks.own_method.check_complete` finds an error, or a method with `adapters` starts from random
+        weights or also trains parameters other than adapters and the head.
     """
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
     config = config.copy_and_resolve_references()
@@ -29,6 +29,11 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
         {ENCODER + name: v.shape for name, v in encoder_parameters(shape).items()},
         "the backbone lacks it" if method.pretrained else "pretrained is False",
         loads=method.pretrained,
+    )
+    check(
+        method.pretrained or not method.adapters,
+        f"{option} has adapters=True, but pretrained=False: set pretrained=True, because adapters change pretrained"
+        " weights",
     )
     for name in model.trainable.keys() - {KERNEL, BIAS}:
         check(

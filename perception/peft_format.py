@@ -165,7 +165,9 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
             " use an adapter of this family that leaves this layer unchanged",
         )
         check(
-            len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
+            len(sides) == 2
+            and all(x.ndim == 2 for x in sides.values())
+            and len(sides["A"]) == sides["B"].shape[1],
             f"{place} is damaged: lora_A or lora_B of {module} is missing, or their ranks differ; use an undamaged"
             " copy",
         )

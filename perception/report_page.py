@@ -227,7 +227,7 @@ def _confusion(found: Classes) -> Iterable[Element]:
             for i, j in pairs
             if wrong_CC[i, j]
         ]
-        yield tag("p", f"The {len(rows)} most frequent confusions.", class_="soft")
+        yield tag("p", f"The most frequent confusions ({len(rows)}).", class_="soft")
         yield table(("label", "prediction", "test examples"), rows)
         return
     yield tag(

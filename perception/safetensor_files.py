@@ -236,7 +236,7 @@ def write(
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (directory / INDEX).write_text(text)
+        (directory / whole.replace(WHOLE, INDEX)).write_text(text)
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:

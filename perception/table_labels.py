@@ -108,10 +108,10 @@ def label_reader(
 
     def split(row: Mapping[str, Any]) -> Label:
         value = row.get(column)
-        if value is None or isinstance(value, list | dict):
+        if value is None or value != value or isinstance(value, list | dict):  # NaN != NaN
             fault = (
                 "is missing"
-                if value is None
+                if not isinstance(value, list | dict)
                 else f"is of the type {type(value).__name__}, but --separator needs text: leave out --separator"
             )
             raise ValueError(f"the label in column {column} {fault}")

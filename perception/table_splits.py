@@ -201,7 +201,7 @@ def cut_splits(
         dropped += sum(len(members[n]) - 1 for n in cut)
     if dropped:
         notes.append(
-            f"Of each group of near-duplicates, {' and '.join(wanted)} keep one text: {counted(dropped, 'other')}"
+            f"Of each group of near-duplicates, one text is in {' and '.join(wanted)}: {counted(dropped, 'other')}"
             " removed."
         )
     taken = {group[e.place] for some in found.values() for e in some}

@@ -38,7 +38,8 @@ def own_examples(
         # The line is in this file if the function has the wrong parameters or returns no iterable.
         place = f" in {frame.filename}, line {frame.lineno}" if frame.filename != __file__ else ""
         raise UserError(
-            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}{place}{reason}"
+            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}{place}{reason};"
+            " correct this function"
         ) from error
     check(
         not isinstance(returned, str | dict),

@@ -81,7 +81,7 @@ def _attend(
         offset_TS = jnp.arange(seen) - jnp.arange(start, end)[:, None]
         if causal:
             mask_BHTS = offset_TS <= 0
-        if window is not None and window < end:
+        if window is not None and window < max(end, seen):
             mask_BHTS &= abs(offset_TS) < window
         if key_lengths_B is not None:
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]

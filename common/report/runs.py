@@ -14,7 +14,7 @@ from common.errors import UserError, check, file_error, reason_of
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.storage.addresses import copy_of, shown
+from common.storage.addresses import address, copy_of, shown
 from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
@@ -214,6 +214,11 @@ def _open_bucket(argument: str) -> Path:
     folder = named.parent if named.name == SUMMARY else named
     while _is_pattern(str(folder)):
         folder = folder.parent
+    check(
+        bool(address(folder)),
+        f"{argument}: a pattern needs a folder of the bucket before it, such as {argument.partition('://')[0]}"
+        "://BUCKET/FOLDER/*",
+    )
     open_folder(
         str(folder), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)
     )

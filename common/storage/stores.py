@@ -10,8 +10,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,8 +63,14 @@ class Store:
 
     def list(self, prefix: str) -> dict[str, Object]:
         """Returns {name: object} for all objects whose names begin with `prefix`."""
-        try:
+        with self._bucket_exists():
             return self._repeat(self._list, prefix)
+
+    @contextmanager
+    def _bucket_exists(self) -> Iterator[None]:
+        """Context manager that turns Missing into a UserError, for requests that need the bucket but no object."""
+        try:
+            yield
         except Missing as error:
             raise UserError(
                 f"the bucket {self._address} does not exist: check the address"
@@ -90,7 +96,8 @@ class Store:
           Changed: the object has another version, was deleted or, if `version` is "", already exists. Also raised if an
             earlier attempt of the same call has written the object, but the response was lost.
         """
-        return self._repeat(self._write, name, content, version)
+        with nullcontext() if version else self._bucket_exists():
+            return self._repeat(self._write, name, content, version)
 
     def download(self, name: str, version: str, path: Path) -> None:
         """Writes the version `version` of an object to a file. Raises Changed if the object has another version."""

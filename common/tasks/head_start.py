@@ -44,8 +44,10 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
         f"{option} needs an untied output layer: set --config.model.tied=false",
     )
     features_ED, labels_E = _examples(task, trainable, frozen)
-    with user_code(option, type(make), "config"):
+    with user_code(option):
         returned = make(features_ED, labels_E, outputs=task.vocabulary)
+        if isinstance(returned, tuple):
+            returned = tuple(map(np.asarray, returned))
     check(
         isinstance(returned, tuple) and len(returned) == len(OUTPUT),
         f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer",

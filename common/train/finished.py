@@ -1,6 +1,7 @@
 """Reads the summary of an ended run, so that the run is not tested again; finds when input files last changed."""
 
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 
 from ml_collections import ConfigDict
@@ -21,8 +22,9 @@ def changed(config: ConfigDict) -> float:
     """
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
-    if kind == "import" and (module := find_spec(place.partition(":")[0])) and module.origin:
-        places.append(module.origin)
+    with suppress(ImportError):  # a parent package of the module is missing
+        if kind == "import" and (module := find_spec(place.partition(":")[0])) and module.origin:
+            places.append(module.origin)
     places += [config.pretrained] if config.get("pretrained") else []
     folders = [copy_of(os.path.expanduser(place)) for place in places]
     files = [f for folder in folders for f in (folder, *folder.rglob("*")) if f.exists()]

@@ -1,5 +1,6 @@
 """Data from a user's function."""
 
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def silent(split):
     raise OSError
 
 
+def no_json(split):
+    return json.loads(split)
+
+
 def data(function: str) -> ConfigDict:
     fields = {"source": f"import:{__name__}:{function}", "documents": "line", "splits": {}}
     return ConfigDict(fields | {"source_language": "de", "target_language": "en"})
@@ -90,6 +95,8 @@ def test_data_change_when_the_file_of_the_module_changes():
     config = ConfigDict({"data": {"source": f"import:{__name__}:texts"}})
     file = Path(__file__).stat()
     assert changed(config) == max(file.st_mtime, file.st_ctime)
+    config.data.source = "import:removed.module:texts"
+    assert changed(config) == 0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,12 @@ def test_source_without_a_function_raises_an_error():
             "source=import:.*:missing cannot be imported .* has no attribute 'missing'",
         ),
         ("broken", "train", "fails for split 'train': OSError in .*test_own.py, line .*: no disk"),
-        ("silent", "train", "fails for split 'train': OSError in .*test_own.py, line [0-9]*$"),
+        (
+            "silent",
+            "train",
+            "fails for split 'train': OSError in .*test_own.py, line [0-9]*; correct this function$",
+        ),
+        ("no_json", "train", "fails for split 'train': JSONDecodeError in .*test_own.py, line "),
         ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
         ("texts", "test", "has no example in split 'test'"),
         ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),

@@ -180,7 +180,8 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("must be 0, because --config.train.epochs determines the number", "train.steps", 5),
         ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
         ("must be a positive multiple of 2", "train.batch", 63),
-        ("above 0 and at most 1", "data.held_out_share", 0.0),
+        ("fraction with numerator 1", "data.held_out_share", 0.0),
+        ("fraction with numerator 1", "data.held_out_share", 0.7),
         (r"vocab_size=5000 is too large for the training text", "data.vocab_size", 5000),
         ("vocab_size must be at least 8, got -3", "data.vocab_size", -3),
         ("line, paragraph, file", "data.documents", "page"),
@@ -368,6 +369,11 @@ def images(tmp_path, digits) -> Path:
 def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
     digits.start = "explicit"
     assert json.dumps(run.fit(digits, tmp_path / "run", mesh)["test"])
+    digits.eval.start = False
+    with pytest.raises(
+        UserError, match=r"start=explicit trains nothing: .* --config.eval.start=tr"
+    ):
+        run.validate(digits)
 
 
 @pytest.mark.parametrize(
@@ -375,6 +381,7 @@ def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
     [
         ("damaged or truncated", lambda path: path.write_bytes(path.read_bytes()[:30])),
         ("not an IDX file", lambda path: path.write_bytes(gzip.compress(b"PNG etc."))),
+        ("not an IDX file", lambda path: path.write_bytes(gzip.compress(bytes((0, 0, 8, 0, 5, 5))))),
         ("not an IDX file.* keep .gz in its name", lambda path: path.rename(path.with_suffix(""))),
         ("no train-images", lambda path: path.unlink()),
         ("should have 20 x 2 x 2 bytes", lambda path: path.write_bytes(

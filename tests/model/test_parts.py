@@ -142,6 +142,20 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
     )
 
 
+def test_window_masks_keys_beyond_the_queries():
+    """With 4 queries, 10 keys and a window of 5, query 0 attends to keys 0 to 4 only."""
+    random = np.random.default_rng(8)
+    query = jnp.asarray(random.normal(size=(1, 4, 1, 5)), jnp.float32)
+    key, value = (jnp.asarray(random.normal(size=(1, 10, 1, 5)), jnp.float32) for _ in range(2))
+    found, expected = (
+        attend_module.attend(query[:, :1], key[:, :n], value[:, :n], window=window)
+        for n, window in ((10, 5), (5, None))
+    )
+    whole = attend_module.attend(query, key, value, window=5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(whole[:, :1], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_dropout_equals_the_formula_with_the_same_mask(

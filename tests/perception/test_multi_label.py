@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import shlex
 import sys
@@ -40,6 +41,7 @@ from perception.datasets import draw
 from perception.head import UNSEEN, solve
 from perception.labelled_table import prepare
 from perception.objective import balanced_weights, loss
+from perception.table_labels import label_reader
 from perception.table_reader import read_tables
 from perception.weighted_f1 import choose_thresholds, score
 
@@ -200,6 +202,9 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):
         prepare(read_tables(str(bare)), separator=";")
+    for missing in (None, math.nan):
+        with pytest.raises(ValueError, match="the label in column label is missing"):
+            label_reader("split", ("label",), None, ";")({"label": missing})
 
 
 def splits() -> dict[str, LabelledText]:

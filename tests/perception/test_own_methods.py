@@ -126,6 +126,7 @@ all_frozen, missing, wrong_shape = (Method("x", 1e-3, f) for f in (freezes_head,
 no_array = Method("x", 1e-3, returns_two)
 seeded, not_loaded = (Method("x", 1e-3, f, pretrained=False) for f in (random, loaded))
 not_only_adapters = Method("x", 1e-3, beside, adapters=True)
+not_pretrained = Method("x", 1e-3, last_adapters, adapters=True, pretrained=False)
 undeclared, fails, lacks_rngs = (Method("x", 1e-3, f) for f in (reads_gain, divides, no_argument))
 no_function = Method("x", 1e-3, "biases")
 no_label = Method(None, 1e-3, divides)
@@ -325,6 +326,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
             "others:not_only_adapters",
             r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter: freeze it, or set",
         ),
+        ("others:not_pretrained", "has adapters=True, but pretrained=False: set pretrained=True"),
         ("others:all_frozen", "freezes all parameters: train at least one"),
         (
             "others:wrong_shape",

@@ -156,7 +156,7 @@ def test_scores_of_classes(tmp_path) -> None:
 
 def test_many_classes_show_most_frequent_confusions(tmp_path) -> None:
     made = page(tmp_path / "report.html", report(predictions(classes=30, examples=90)))
-    assert "The 6 most frequent confusions." in made.texts
+    assert "The most frequent confusions (6)." in made.texts
 
 
 def test_calibration_error_of_known_bins() -> None:

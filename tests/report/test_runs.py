@@ -37,6 +37,11 @@ def test_load_local_takes_folders_and_summary_files(tmp_path):
     ]
 
 
+def test_pattern_without_a_folder_of_the_bucket_raises_an_error():
+    with pytest.raises(UserError, match=r"^gs://lab/a\*: a pattern needs a folder of the bucket"):
+        load_group("gs://lab/a*")
+
+
 def test_load_the_repository_results():
     (run,) = load_local(RESULTS / "multi30k_ffn_res")
     assert run.name == "multi30k_ffn_res" and run.config["model"]["reservoir"] == "ffn"

@@ -124,3 +124,5 @@ def test_missing_bucket_raises_one_line_error(bucket):
     store, _ = open_store(f"{scheme}://other-bucket/run")
     with pytest.raises(UserError, match=f"the bucket {scheme}://other-bucket does not exist"):
         store.list("run")
+    with pytest.raises(UserError, match=f"the bucket {scheme}://other-bucket does not exist"):
+        store.write("run/lease", b"", "")
