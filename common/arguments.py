@@ -25,7 +25,7 @@ def check_file(option: str, path: Path) -> None:
     """Raises a UserError if `path` is missing, is a folder or is not readable."""
     check(
         os.access(path, os.R_OK) and not os.path.isdir(path),
-        f"{option}={shown(path)} is not a file that can be read: give the path of an existing file",
+        f"{option}={shown(path)} is not a file that can be read: give the path of a readable file",
     )
 
 

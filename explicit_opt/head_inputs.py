@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import sparse
 
-from common.errors import UserError, check
+from common.errors import UserError, check, reason_of
 
 
 def checked_features(features: Any) -> Any:
@@ -104,7 +104,9 @@ def _array(name: str, values: Any, dtype: Any = None) -> Any:
             raise TypeError("some are complex")
         return array.astype(dtype or array.dtype, copy=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} must be an array of real numbers ({error})") from error
+        raise UserError(
+            f"{name} must be an array of real numbers, outside of jax.jit ({reason_of(error)})"
+        ) from error
 
 
 def dense(array: Any) -> np.ndarray:

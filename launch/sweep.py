@@ -1,5 +1,6 @@
 """Estimates which mesh and batch size are fastest and fit into memory: python -m launch.plan --sweep"""
 
+import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
@@ -61,7 +62,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             topology.mesh(mesh)
         except UserError as fault:
             print(_line((*sizes, "", "", str(fault))), flush=True)
-            faults.append(fault)
+            faults.append((fault, sizes))
             continue
         for tried, result in _outcomes(config, field, mesh, topology):
             cells = *sizes, f"{flatten(tried)[field]:,}", tried.train.accumulate
@@ -69,15 +70,17 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
                 large = isinstance(result, TooLarge)
                 reason = f"{result.missing / 2**20:,.0f} MiB missing" if large else str(result)
                 print(_line((*cells, reason)), flush=True)
-                faults.append(result)
+                faults.append((result, cells))
                 continue
             print(_line((*cells, *_cells(result))), result.bound.binds, flush=True)
             if fastest is None or result.tokens_per_second > fastest.tokens_per_second:
                 fastest = result
     if fastest is None:
-        closest = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
+        closest, cells = min(faults, key=lambda one: getattr(one[0], "missing", math.inf))
         which = "attempt closest to fitting" if isinstance(closest, TooLarge) else "first attempt"
-        raise UserError(f"no mesh and batch size can run; in the {which}, {closest}")
+        names = zip((*MESH_AXES, field, "accumulate"), cells, strict=False)
+        tried = ", ".join(f"{name}={cell}" for name, cell in names)
+        raise UserError(f"no mesh and batch size can run; in the {which} ({tried}), {closest}")
     chosen, configured = flatten(fastest.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in fastest.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")

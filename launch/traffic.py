@@ -1,4 +1,4 @@
-"""Estimates the memory traffic of a compiled program (HLO)."""
+"""Corrects the compiler's count of memory traffic ("bytes accessed") for loops and for Pallas kernels."""
 
 from launch.hlo import Computation, Instruction, Program, array_bytes, parse, trip_count
 

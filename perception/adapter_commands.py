@@ -318,7 +318,8 @@ def _saved(path: Path, weights: Path | None) -> Opened:
     The family of the backbone comes from the file MARK or, if it is missing, from config.json of the base model.
 
     Raises:
-      UserError: a file is damaged or not supported, or the file MARK is missing and the base weights are not found.
+      UserError: a file is missing, damaged or not supported, the adapter does not fit the family, or the file MARK is
+        missing and the base weights are not found or not supported.
     """
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)

@@ -78,7 +78,10 @@ def prepare(
 ) -> Prepared:
     """Returns the labelled examples in three splits, without unusable rows and copies.
 
+    Also removes texts without a most frequent label, and near-duplicates of examples in another split.
+
     Args:
+      tables: {split: table} of `read_tables`; {WHOLE: table} is cut into three splits.
       text: names of the text columns; () to find them. Without `pair`, the texts of several columns are joined by a
         space.
       label: name of the label column, or names of several columns of 0 and 1, one for each class; () to find the label

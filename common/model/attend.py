@@ -95,7 +95,7 @@ def _attend(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def softmax(logits_BHTS: jax.Array, dtype: Any) -> jax.Array:
-    """Returns the softmax over the last axis, computed in float32 and rounded to `dtype`.
+    """Returns the softmax of float32 logits over the last axis, rounded to `dtype`.
 
     The backward pass computes the gradient in float32 from the rounded softmax. So a training step stores the rounded
     softmax only, and no float32 copy of it.

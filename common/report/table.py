@@ -115,7 +115,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool
     padded, right = [], []
     for header, *body in zip(*lines, strict=True):
         numbers = bool(body) and all(_NUMBER.match(cell) for cell in body)
-        # Markdown needs three dashes below a header.
+        # The rule below a header needs at least three characters: --- or --:.
         width = max(3, *map(len, (header, *body)))
         align = str.rjust if numbers else str.ljust
         padded.append([align(cell, width) for cell in (header, *body)])

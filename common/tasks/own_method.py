@@ -61,8 +61,8 @@ def check_complete(
         axes = variable.get_metadata("axes", None)
         check(
             axes is not None and len(axes) == len(variable.shape),
-            f"{option}: the parameter {name} has {len(variable.shape)} dimensions and the axes {axes}: name one axis"
-            " for each dimension, such as nnx.Param(value, axes=(None,))",
+            f"{option}: the parameter {name} has {len(variable.shape)} dimensions and the axes {axes}: name one logical"
+            f" axis, or None, for each dimension, such as nnx.Param(value, axes={(None,) * len(variable.shape)})",
         )
     for name in abstract_model.frozen:
         check(

@@ -369,7 +369,7 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
     with ocp.StandardCheckpointer() as reader:
         found = reader.metadata(path / "state").item_metadata
         if found is None:
-            raise ValueError("the list of its arrays is missing or damaged")
+            raise ValueError("the list of the arrays in the checkpoint is missing or damaged")
         return found.tree
 
 

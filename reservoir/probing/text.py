@@ -122,8 +122,8 @@ def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     check(
         len(targets) == size,
         f"--tasks=word_content with --count={count} needs {size:,} target words (4 letters or more, without the"
-        f" {2 * size:,} most frequent words and punctuation marks), but the number of such words in the text is"
-        f" {len(targets):,}: give more text{' or lower --count' if size > 2 else ''}",
+        f" {2 * size:,} most frequent words and punctuation marks), but the sentences of {BINS[0][0]} to {BINS[-1][1]}"
+        f" tokens have only {len(targets):,} such words: give more text{' or lower --count' if size > 2 else ''}",
     )
     groups: dict[str, list[Sentence]] = {word: [] for word in targets}
     for sentence, tokens in zip(pool, lower, strict=True):

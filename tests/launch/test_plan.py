@@ -513,7 +513,8 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
 
 def test_sweep_reports_closest_if_nothing_fits(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
-    with pytest.raises(UserError, match=r"no mesh and batch size can run.* 1 are missing"):
+    message = r"no mesh and batch size can run; .* \(data=.*accumulate=\d\), 1 are missing"
+    with pytest.raises(UserError, match=message):
         sweep.best(small(), eight)
 
 

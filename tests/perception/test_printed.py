@@ -38,7 +38,9 @@ def test_regression_matches_numpy() -> None:
 
 
 def test_prediction_intervals_match_normal_equations() -> None:
-    """The reference solves the normal equations with Student's t, n - 2 degrees of freedom (2.776 for n = 6 points)."""
+    """The reference fits the line by the normal equations. The half-width of its 95 % interval uses Student's t with
+    n - 2 degrees of freedom (2.776 for n = 6 points).
+    """
     tokens = np.array([1e3, 1e4, 3e4, 1e5, 1e6, 2e7])
     gaps = np.array([3.0, 5.0, 2.5, 4.0, -1.0, 0.5])
     line = richness.fit(list(zip(tokens, gaps, strict=True)))
