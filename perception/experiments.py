@@ -16,7 +16,7 @@ from perception import printed, run
 from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 
-FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
+FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source", "data.tokenizer")
 """Configuration fields that a cell of Table 1 sets. Overriding them on the command line is an error."""
 
 PRINTED_MODES = ("lora", "full")
@@ -113,8 +113,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         given = {"--datasets": self.datasets, "--data": self.sources}
         check(
             self.scale != "tiny" or not any(given.values()),
-            "--scale=tiny always uses the Python manual (embedded:python): remove"
-            f" {' and '.join(option for option, value in given.items() if value)}",
+            "--scale=tiny, the default, always uses the Python manual (embedded:python): remove"
+            f" {' and '.join(option for option, value in given.items() if value)}, or set --scale=laptop or paper",
         )
 
     def missing(self, case: Case) -> str:

@@ -86,7 +86,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     ):
         check(
             bool(config.pretrained) or given != wanted,
-            f"{option}={wanted} needs --config.pretrained=DIR, which is not set",
+            f"{option}={wanted} needs a pretrained model: set --config.pretrained=DIR, or another value of {option}",
         )
 
 

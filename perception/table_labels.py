@@ -246,7 +246,8 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
     """Returns the classes of the training examples.
 
-    Orders the classes as in the first `Table.names` that contains all of them, otherwise by number or alphabet.
+    Orders the classes as in the first list of class names, over all tables and columns (`Table.names`), that contains
+    all of them. Without such a list, orders them by number if all are numbers, otherwise alphabetically.
     """
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():

@@ -48,7 +48,10 @@ class Agreement(NamedTuple):
 
 
 def agreement(true_BRP: np.ndarray, estimate_BRP: np.ndarray) -> Agreement:
-    """Returns the agreement of true and estimated gradients, one of each for every batch and draw, (B, R, P)."""
+    """Returns the agreement of true and estimated gradients, both (B, R, P): one gradient for each batch and draw.
+
+    `size` is not finite if a true gradient is 0.
+    """
     sizes = np.linalg.norm(estimate_BRP, axis=-1) / np.linalg.norm(true_BRP, axis=-1)
     of_means = _cosine(true_BRP.mean(1), estimate_BRP.mean(1))
     return Agreement(_cosine(true_BRP, estimate_BRP), of_means, float(np.mean(sizes)))

@@ -35,7 +35,7 @@ class Masked(NamedTuple):
 
 
 def most(length: int, rate: float) -> int:
-    """Returns the maximum number M of masked positions in a row of `length` tokens."""
+    """Returns M, an upper bound of the number of masked positions in a row of `length` tokens (see `mask`)."""
     return min(int(rate * length) + 1, length)
 
 

@@ -144,7 +144,7 @@ def _classes(train: Sequence[Record], label: Field, count: int, several: bool | 
         first = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
         raise UserError(
             f"the training examples have {len(labels)} classes ({first}) instead of {count}, the number of classes of"
-            f" --config.dataset: {label.remedy}"
+            f" --config.dataset: give the source of this data set, or {label.remedy}"
         )
     return sorted(labels)
 

@@ -156,7 +156,8 @@ def run_of(
 def load_local(*paths: str | Path) -> list[Run]:
     """Loads finished runs with test results from this machine.
 
-    Skips runs without test results, such as runs of a sweep, and unfinished runs in a folder of several runs.
+    Skips runs without test results, such as runs of a sweep, and unfinished runs in a folder of several runs. Prints
+    the names of skipped runs to stderr.
 
     Args:
       paths: each path is the folder of a run, a folder of several runs, or a summary file.

@@ -1,8 +1,8 @@
 """Writes and reads the checkpoints of a run.
 
 A checkpoint has a JSON part, `meta` (`Run.metadata`), the dictionaries {path: array} "trainable" and "frozen" and, only
-if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values once, to a checkpoint of the
-kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints of all other kinds, "frozen"
+if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except pretrained weights,
+once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints of all other kinds, "frozen"
 is empty, unless the run is from before 939e222 (22 November 2026).
 """
 
@@ -203,7 +203,7 @@ class Checkpoints:
         manager.save(step, args=arguments, force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Starts writing the frozen values of a run.
+        """Starts writing the frozen values of a run, without pretrained weights.
 
         Overwrites the frozen values of an earlier attempt that was killed before its first checkpoint.
         """

@@ -183,10 +183,11 @@ class Names:
     Attributes:
       prefix: prefix of the backbone's names in files that include an output layer.
       layers: name of the list of layers.
-      outside: module path in this project -> module path in the files, for modules outside the layers.
+      outside: module path in this project -> module path in the files, for modules outside the layers. A path in this
+        project may also be an embedding table, such as "embed/types".
       inside: module path in this project -> module path in the files, both relative to a layer. If several
-        modules have the same path in the files, the files store a single matrix: the matrices of these modules,
-        concatenated along the outputs.
+        modules have the same path in the files, the files store a single matrix: the matrices of these modules in the
+        order of `inside`, concatenated along the outputs.
     """
 
     prefix: str

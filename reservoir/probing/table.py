@@ -20,7 +20,7 @@ class Table:
         """Starts an empty table.
 
         Args:
-          layers: the kind of each layer.
+          layers: kind of each layer, in the order of the features: "embeddings", then "trained" or "reservoir".
           seeds: number of training runs of each classifier.
           grid: a key of `GRIDS`.
         """

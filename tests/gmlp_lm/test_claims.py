@@ -224,7 +224,7 @@ def test_a_gmlp_begins_with_each_token_on_its_own(gmlp):
     text, other = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[9, 8, 7, 4, 5, 6]])
     model = gmlp("code", 0.0)
     np.testing.assert_array_equal(model(text)[0, -1], model(other)[0, -1])
-    # With noise, the matrices over positions are not 0, and the last token depends on earlier tokens.
+    # With noise, the matrices over positions are not 0, and the last logits depend on earlier tokens.
     assert float(jnp.abs(gmlp("code", 0.3)(text) - gmlp("code", 0.3)(other))[0, -1].max()) > 1e-3
 
 

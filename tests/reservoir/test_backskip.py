@@ -384,7 +384,7 @@ def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
 
 def test_invalid_fields_are_rejected(make_config):
     for reservoir, fields, message in (
-        ("none", {"estimator": "policy"}, "needs reservoirs to skip"),
+        ("none", {"estimator": "policy"}, "needs a model with reservoirs"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
         ("ffn", {"reward": "sum"}, "reward"),
         ("ffn", {"sigma": 0.0}, "sigma must be above 0"),

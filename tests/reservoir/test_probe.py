@@ -182,7 +182,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
         "50",
         "0",
     }  # The classifier of word content has no hidden layer.
-    # Without --out, the results are written to the run's folder. Training must still resume from this folder.
+    # Without --out, the results are in RUN/probing. Training must still resume from RUN.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
