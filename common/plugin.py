@@ -1,7 +1,7 @@
-"""Imports parts of models and methods from a user's module, and adds their options to configurations.
+"""Imports a user's objects by name, "module:attribute", and adds the options of parts to configurations.
 
-A part is an instance of a paper's dataclass, such as a kind of layer. A configuration names a user's part as
-"module:attribute". Configurations import this module, so this module must not import JAX.
+A part is an instance of a dataclass of a paper's package, such as `reservoir.kinds.Kind` or
+`perception.methods.Method`. Configurations import this module, so this module must not import JAX.
 """
 
 import importlib
@@ -36,9 +36,10 @@ def imported(option: str, name: str) -> Any:
       UserError: `name` lacks ":attribute", importing the module fails, or the module lacks the attribute.
     """
     module, _, attribute = name.removeprefix("import:").partition(":")
+    prefix = "import:" if name.startswith("import:") else ""
     check(
         bool(attribute),
-        f"{option}={name} lacks the name of a function or object: give {option}={name.rstrip(':')}:NAME",
+        f"{option}={name} lacks the name of a function or object: give {option}={prefix}{module or 'MODULE'}:NAME",
     )
     try:
         return getattr(importlib.import_module(module), attribute)

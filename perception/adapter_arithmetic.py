@@ -94,7 +94,9 @@ def merge(
     weight: float = 1.0,
     names: tuple[str, str] = ("the adapter", "the weights"),
 ) -> Params:
-    """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge of weight 1, up to rounding.
+    """Returns the encoder's parameters plus `weight` times the adapter.
+
+    Weight -1 undoes a merge of weight 1, up to rounding.
 
     Args:
       values: path in the encoder -> parameter.

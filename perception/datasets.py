@@ -96,7 +96,8 @@ def validate(config: ConfigDict) -> None:
     check(
         not (config.dataset and config.data.source.startswith("embedded:")),
         f"--config.dataset={config.dataset} cannot be read from --config.data.source={config.data.source}: set"
-        " --config.data.source=files:DIR, or remove --config.dataset",
+        " --config.data.source=files:DIR, set --config.data.source= (empty) to load the data set, or remove"
+        " --config.dataset",
     )
     check(
         bool(config.dataset or config.data.source),

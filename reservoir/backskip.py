@@ -351,8 +351,8 @@ def validate(model: ConfigDict) -> None:
     check_choice(f"{name}.reward", settings.reward, REWARDS)
     check(
         settings.estimator == "none" or model.reservoir != "none",
-        f"{name}.estimator={settings.estimator} needs a model with reservoirs, but --config.model.reservoir is none: set a"
-        f" kind, such as --config.model.reservoir=ffn, or {name}.estimator=none",
+        f"{name}.estimator={settings.estimator} needs a model with reservoirs, but --config.model.reservoir is none:"
+        f" set a kind, such as --config.model.reservoir=ffn, or {name}.estimator=none",
     )
     check(
         settings.warmup_steps >= -1,

@@ -1,4 +1,4 @@
-"""An importable package for tests of a user's own parts."""
+"""Helpers for tests of user-defined parts: a temporary importable package, and the Python examples of READMEs."""
 
 import re
 import sys

@@ -54,6 +54,6 @@ def own_examples(
         check(
             isinstance(example, kind),
             f"--config.data.source={source}: example {number} of split {split!r} is of type {type(example).__name__}"
-            f" instead of {form}",
+            f" instead of {form}: correct this function",
         )
     return examples

@@ -40,7 +40,7 @@ def outline(
         check_number("the horizon of the AUCC", horizon, positive=True)
     if not curve.points:
         raise UserError(
-            f"the {curve.name} curve has no validation points with finite values: use a run that has some"
+            f"the {curve.name} curve has no validation points: use a run with at least one finite evaluation"
         )
     points = curve.running_best() if held else curve.points
     measured = [(point.at(axis), point.value) for point in points]

@@ -94,7 +94,7 @@ class Curve:
         """The first point with the best value. Raises a UserError if the curve is empty."""
         if not self.points:
             raise UserError(
-                f"the {self.name} curve has no validation points with finite values: use a run that has some"
+                f"the {self.name} curve has no validation points: use a run with at least one finite evaluation"
             )
         choose = max if self.mode == "max" else min
         return choose(self.points, key=lambda point: point.value)

@@ -20,6 +20,7 @@ from pathlib import Path
 from common.config import check_choice, parser_for
 from common.errors import check
 from common.metrics.kinds import MODES
+from common.metrics.predictions import PREDICTIONS
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import Comparison, Sample, check_runs, compare, correct, sample_of
@@ -155,10 +156,14 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     # A run without predictions.npz has no test metrics, because they are computed from this file.
     tested = claim.metric in MODES
     without = [run.place for run in (*a, *b) if tested and run.predictions() is None]
-    reason = f" ({without[0]} has no predictions.npz)" if without else ""
+    check(
+        not without,
+        f"claim {claim.id}: {', '.join(without[:1])} has no {PREDICTIONS}, from which {claim.metric} is computed:"
+        " restore the file, or train the run again",
+    )
     check(
         claim.metric in by_metric,
-        f"claim {claim.id} in {CLAIMS}: its runs have no metric {claim.metric}{reason}; choose one of their metrics:"
+        f"claim {claim.id} in {CLAIMS}: its runs cannot be compared in {claim.metric}; choose one of"
         f" {', '.join([*by_metric, *RESOURCES])}",
     )
     return by_metric[claim.metric]

@@ -124,7 +124,8 @@ class Lease:
                 other = _holder(content)[0] or "another process"
                 raise UserError(
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"
-                    f" {self.seconds} s, or the lease was deleted; this process stops: repeat the command after the other process has ended"
+                    f" {self.seconds} s, or the lease was deleted; this process stops: repeat the command after the"
+                    " other process has ended"
                 ) from None
             # This process wrote the object, but the response of the store was lost.
             self._version = version

@@ -2,8 +2,8 @@
 
 A checkpoint has a JSON part, `meta` (`Run.metadata`), the dictionaries {path: array} "trainable" and "frozen" and, only
 if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except pretrained weights,
-once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints of all other kinds, "frozen"
-is empty, unless the run is from before 939e222 (22 November 2026).
+once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints
+of all other kinds, "frozen" is empty, unless the run is from before 939e222 (22 November 2026).
 """
 
 import itertools
@@ -249,6 +249,8 @@ class Checkpoints:
         """
         try:
             return self.read(kind, step, target)
+        except UserError:
+            raise
         except Exception as error:
             self.check_model(kind, step, target)
             path, what = self.directory / kind / str(step), kind.removesuffix("s")
@@ -285,8 +287,8 @@ class Checkpoints:
 
         Omits the frozen values of `target` that the checkpoint does not contain.
 
-        Raises an exception of any type, on all processes, if a process cannot read the checkpoint or the checksum is
-        wrong.
+        Raises, on all processes, a UserError if the arrays do not fit into memory, and an exception of any type if a
+        process cannot read the checkpoint or the checksum is wrong.
         """
         # `CheckpointManager.restore` ends with a barrier, at which processes that have read the checkpoint would wait
         # for a process that has failed. So use orbax's handler, which has no barrier.
@@ -301,7 +303,16 @@ class Checkpoints:
             if int(checksum(state)) != meta["checksum"]:
                 raise ValueError("the checksum does not match the content")
 
-        state, meta = all_or_none(read)
+        try:
+            state, meta = all_or_none(read)
+        except Exception as error:
+            # JAX may also report missing memory as another exception of another process (`all_or_none`).
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"the checkpoint {shown(path)} does not fit into the memory of the devices ({reason_of(error)}): free"
+                " memory, or use more devices"
+            ) from error
         all_or_none(verify)
         return state, meta
 

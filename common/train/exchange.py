@@ -1,7 +1,8 @@
 """Sums losses and gradients over the batch with one exchange between devices: each device first sums its own rows.
 
-If a parameter is split over the mesh axis fsdp, each device holds one shard of it, and gathers the whole parameter
-whenever the model reads the parameter. With rematerialization, the backward pass gathers the parameter again.
+If a parameter is split over the mesh axis fsdp, each device holds one shard of it, and gathers the shards over fsdp
+whenever the model reads the parameter. A split over the mesh axis tensor remains. With rematerialization, the backward
+pass gathers the shards again.
 """
 
 from collections.abc import Callable, Mapping, Sequence

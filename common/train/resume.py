@@ -53,12 +53,15 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
     Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
 
     Raises:
-      UserError: no checkpoint is intact, or a checkpoint does not match the model (`Checkpoints.check_model`).
+      UserError: no checkpoint is intact, or a checkpoint does not fit into memory or does not match the model
+        (`Checkpoints.check_model`).
     """
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
         try:
             result = checkpoints.read("latest", step, target)
+        except UserError:
+            raise
         # Orbax and its storage library may raise any type of exception for a damaged file.
         except Exception as error:
             checkpoints.check_model("latest", step, target)

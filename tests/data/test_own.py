@@ -111,9 +111,10 @@ def test_examples_that_are_no_sentence_pairs_raise_one_line_errors(monkeypatch, 
 
 def test_source_without_a_function_raises_an_error():
     source = f"import:{__name__}"
-    line = f"^--config.data.source={source} lacks the name of a function .*={source}:NAME$"
-    with pytest.raises(UserError, match=line):
-        own_examples(source, "train", str, "a text")
+    for wrong, right in ((source, f"{source}:NAME"), ("import:", "import:MODULE:NAME")):
+        line = f"^--config.data.source={wrong} lacks the name of a function .*={right}$"
+        with pytest.raises(UserError, match=line):
+            own_examples(wrong, "train", str, "a text")
 
 
 @pytest.mark.parametrize(

@@ -350,12 +350,12 @@ BAD = {
     "new: missing file": (
         "classify --run=counted --input=gone.csv",
         {},
-        "--input=gone.csv is not a file that can be read: give the path of an",
+        "--input=gone.csv is not a file that can be read: give the path of a",
     ),
     "new: folder": (
         "classify --run=counted --input=new",
         {"new/a.csv": "text\n"},
-        "--input=new is not a file that can be read: give the path of an",
+        "--input=new is not a file that can be read: give the path of a",
     ),
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),

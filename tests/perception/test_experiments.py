@@ -279,7 +279,9 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
     assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")
     assert "--dry-run needs the target table1, got claims" in told("claims", "--dry-run")
     assert "fig1 trains no model: remove --turns, or name the target" in told("fig1", "--turns=5")
-    assert told("table1", "--datasets=sst2").endswith("remove --datasets")
+    assert told("table1", "--datasets=sst2").endswith(
+        "remove --datasets, or set --scale=laptop or paper"
+    )
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
     assert "out is not a folder" in told("table1", "--config.train.steps=1")

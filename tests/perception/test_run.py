@@ -338,7 +338,10 @@ def test_loading_a_folder_without_a_run_raises_an_error():
         ({"dataset": "rotten_tomato"}, "did you mean rotten_tomatoes"),
         ({"data.source": ""}, r"set --config.dataset=NAME to one of .* or --config.data.source"),
         ({"finetune": "lora", "pretrained": ""}, "set --config.pretrained=DIR to a directory"),
-        ({"pretrained": ""}, "--config.backbone=auto needs --config.pretrained"),
+        (
+            {"pretrained": ""},
+            "--config.backbone=auto needs a pretrained model: set --config.pretrained=DIR",
+        ),
         (
             {"finetune": "lora", "pretrained": "nowhere"},
             "--config.pretrained=nowhere is not a readable directory",

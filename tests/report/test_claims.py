@@ -129,12 +129,12 @@ def test_holm_correction_over_all_claims():
 def test_unknown_metric_error_lists_known_metrics():
     with pytest.raises(
         UserError,
-        match=r"claim c in claims.csv: its runs have no metric rouge; choose one of their metrics: best valid",
+        match=r"claim c in claims.csv: its runs cannot be compared in rouge; choose one of best valid",
     ):
         find([claim(metric="rouge")], GROUPS, {})
     with pytest.raises(
         UserError,
-        match=r"no metric bleu \(run1 has no predictions\.npz\); choose one of their metrics",
+        match=r"claim c: run1 has no predictions.npz, from which bleu is computed: restore",
     ):
         find([claim(metric="bleu")], GROUPS, {})
 

@@ -439,6 +439,22 @@ def test_resume_with_changed_code_of_the_model_is_not_called_damage(tmp_path: Pa
         toy.run(tmp_path, Wide())
 
 
+def test_checkpoint_without_memory_to_read_it_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.run(tmp_path, train__steps=10)
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp.StandardCheckpointHandler, "restore", full)
+        with pytest.raises(UserError, match=r"latest/10 does not fit into the memory .* use more"):
+            toy.run(tmp_path)
+    assert latest(tmp_path).name == "10"
+    assert not (tmp_path / "checkpoints/damaged").exists()
+
+
 def test_damaged_record_of_frozen_values_is_a_user_error(tmp_path: Path) -> None:
     toy.run(tmp_path, train__steps=5)
     record = tmp_path / "checkpoints/frozen/0/meta/metadata"
