@@ -129,7 +129,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     config = bytes_config(kind, "float32")
     mesh = sharding.make_mesh(config.mesh)
     task = gmlp_lm.Task(config, mesh, read_data=False)
-    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(task.build)
     values = ModelState(
         abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
     )
@@ -263,7 +263,7 @@ def make_generate(beams: int) -> Callable[[], None]:
     """
     config = iwslt(dtype="float32")
     task = _translation(config)
-    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(task.build)
     mesh = sharding.make_mesh({"data": -1})
     values = initial_params(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(SENTENCES)["source"])

@@ -83,9 +83,9 @@ def split(model: nnx.Module) -> AbstractModel:
     return AbstractModel(graphdef, *kinds, paths)
 
 
-def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
-    """Returns the abstract form of the model that `build` makes. Allocates no array."""
-    return split(nnx.eval_shape(build))
+def abstract(build: Callable[[ParamKeys], nnx.Module]) -> AbstractModel:
+    """Returns the abstract form of the model that `build` makes from random keys. Allocates no array."""
+    return split(nnx.eval_shape(lambda: build(ParamKeys(0))))
 
 
 def count(abstract_model: AbstractModel) -> dict[str, int]:

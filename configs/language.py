@@ -13,24 +13,24 @@ same number of parameters within 0.5 %, and the same learning-rate schedule."""
 
 FIXED = {
     "": {
-        "gpt": {"width": 416, "hidden": 1664, "heads": 8, "learning_rate": 1e-3},
-        "gmlp": {"width": 512, "hidden": 2032, "learning_rate": 1e-3},
-        "gmlp_attn": {"width": 512, "hidden": 1826, "learning_rate": 1e-3},
+        "gpt": {"width": 416, "hidden": 1664, "heads": 8},
+        "gmlp": {"width": 512, "hidden": 2032},
+        "gmlp_attn": {"width": 512, "hidden": 1826},
     },
     "laptop": {
-        "gpt": {"width": 96, "hidden": 384, "heads": 4, "learning_rate": 2e-3},
-        "gmlp": {"width": 128, "hidden": 494, "learning_rate": 2e-3},
-        "gmlp_attn": {"width": 128, "hidden": 316, "learning_rate": 2e-3},
+        "gpt": {"width": 96, "hidden": 384, "heads": 4},
+        "gmlp": {"width": 128, "hidden": 494},
+        "gmlp_attn": {"width": 128, "hidden": 316},
     },
     "tiny": {
-        "gpt": {"width": 48, "hidden": 192, "heads": 4, "learning_rate": 3e-3},
-        "gmlp": {"width": 64, "hidden": 240, "learning_rate": 3e-3},
-        "gmlp_attn": {"width": 64, "hidden": 192, "learning_rate": 3e-3},
+        "gpt": {"width": 48, "hidden": 192, "heads": 4},
+        "gmlp": {"width": 64, "hidden": 240},
+        "gmlp_attn": {"width": 64, "hidden": 192},
     },
 }
 """Size -> kind of model -> fields of the recipe "fixed". Parameter counts within a size differ by at most 0.5 %.
 
-The GPT's feed-forward layers have four times the width of the model, as in GPT-2. No learning rate was tuned.
+The GPT's feed-forward layers have four times the width of the model, as in GPT-2.
 """
 
 CORPORA = {
@@ -151,13 +151,17 @@ def code(kind: str, corpus: str) -> ConfigDict:
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
-    """Returns our recipe "fixed": all models have the same schedule and regularization. FIXED has the sizes."""
+    """Returns our recipe "fixed": all models have the same schedule and regularization. FIXED has the sizes.
+
+    No learning rate was tuned.
+    """
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
-    _set_shape(config, FIXED[""][kind])
+    config.model.update(FIXED[""][kind])
     config.optimizer.update(
         {
             "name": "adamw",
+            "learning_rate": 1e-3,
             "schedule": "cosine",
             "warmup_steps": 1000,
             "beta2": 0.95,
@@ -166,12 +170,6 @@ def fixed(kind: str, corpus: str) -> ConfigDict:
         }
     )
     return config.lock()
-
-
-def _set_shape(config: ConfigDict, shape: dict) -> None:
-    """Sets the learning rate and the model fields of `shape`, an entry of FIXED."""
-    config.optimizer.learning_rate = shape["learning_rate"]
-    config.model.update({name: x for name, x in shape.items() if name != "learning_rate"})
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
@@ -193,7 +191,7 @@ def tiny(config: ConfigDict) -> ConfigDict:
 def laptop(config: ConfigDict) -> ConfigDict:
     """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores.
 
-    Doubles the learning rate. For the recipe "fixed", `choose` then sets learning rate and sizes from FIXED.
+    Doubles the learning rate. For the recipe "fixed", `choose` then sets the sizes from FIXED.
     """
     model, length = config.model, 128
     model.hidden = 2048 * 128 // model.width // 2 * 2
@@ -225,5 +223,5 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
         return config
     config = {"laptop": laptop, "tiny": tiny}[size](config)
     if recipe == "fixed":
-        _set_shape(config, FIXED[size][kind])
+        config.model.update(FIXED[size][kind])
     return config

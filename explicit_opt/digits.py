@@ -118,7 +118,7 @@ class Digits(StartTask):
         validate(config)
         super().__init__(config, mesh)
         self.width, self.outputs = 64 if config.data.source == EMBEDDED else 784, 10
-        self._log_probabilities = PerExample(_log_probabilities, mesh)
+        self._log_probabilities = PerExample(_log_probabilities)
         if read_data:
             self._read_data()
 

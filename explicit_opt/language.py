@@ -187,12 +187,9 @@ class NextToken(StartTask):
         validate(config)
         super().__init__(config, mesh)
         self.noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
-        self._nats_of_rows = PerExample(
-            lambda model, batch: {"nats": self.nats(model, batch)}, mesh
-        )
-        self.examples = (
-            config.data.tokens
-        )  # without data, the number of tokens is known only if it is limited
+        self._nats_of_rows = PerExample(lambda model, batch: {"nats": self.nats(model, batch)})
+        # Without data, the number of tokens is known only if it is limited.
+        self.examples = config.data.tokens
         if read_data:
             self._read_data()
 

@@ -1,6 +1,6 @@
 """The base class of the tasks (language models and digit classifiers), and the initial parameters of training."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import jax
@@ -57,7 +57,7 @@ def validate_start(config: ConfigDict) -> None:
     )
 
 
-class StartTask(Task):
+class StartTask(Task, ABC):
     """Base class of the tasks of this paper, which classify examples with a model without dropout.
 
     The field `config.start` selects the initial parameters.
@@ -88,7 +88,7 @@ class StartTask(Task):
 
     def with_parameters(self, trainable: Params) -> ModelState:
         """Returns the model with the given parameters, for evaluation."""
-        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(self.build)
         return ModelState(abstract_model, trainable, {}, self.mesh)
 
     def set_examples(self, gather: Callable[[np.ndarray], Batch], examples: int) -> None:

@@ -49,7 +49,7 @@ def main() -> None:
     )
     stride, length = options.stride or config.eval.stride, config.model.length
     check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
-    losses = WindowLosses(config, tokenizer, mesh)(values, tokens, stride)
+    losses = WindowLosses(config, tokenizer)(values, tokens, stride)
     bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
     print(f"{shown(options.text)}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
     if count := words(text):

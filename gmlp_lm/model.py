@@ -20,9 +20,6 @@ from common.model.linear import Linear
 from common.model.spatial import Spatial
 from common.model.stack import REMAT
 
-KINDS = ("gpt", "gmlp", "tiny_attention")
-SPATIAL = ("full", "toeplitz")
-
 
 def window_of(model: ConfigDict, layer: int) -> int:
     """Returns the window length of a layer in positions; 0 if the layer reads the whole sequence."""
@@ -154,8 +151,8 @@ def validate(model: ConfigDict) -> None:
     Raises:
       UserError: a field has an invalid value, or two fields contradict each other.
     """
-    check_choice("--config.model.kind", model.kind, KINDS)
-    check_choice("--config.model.spatial", model.spatial, SPATIAL)
+    check_choice("--config.model.kind", model.kind, ("gpt", "gmlp", "tiny_attention"))
+    check_choice("--config.model.spatial", model.spatial, ("full", "toeplitz"))
     check_choice("--config.model.init", model.init, INITIALIZATIONS)
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
     check_choice("--config.model.norm", model.norm, ("pre", "post"))

@@ -42,7 +42,7 @@ attention) million parameters. Neither vocabulary gives the numbers of the paper
 def parameters(config: ConfigDict, vocabulary: int = 256) -> int:
     """Returns the number of parameters of a configuration's model, without building its arrays."""
     abstract_model = variables.abstract(
-        lambda: language_model(config.model, vocabulary, rngs=variables.ParamKeys(0))
+        lambda rngs: language_model(config.model, vocabulary, rngs=rngs)
     )
     return variables.count(abstract_model)["total"]
 

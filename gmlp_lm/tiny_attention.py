@@ -127,8 +127,8 @@ class AttentionAlone(Sublayer):
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
-        return self.down(y_B1G), cache
+        y_B1F, cache = self.attention.step(x_B1D, cache, index, context)
+        return self.down(y_B1F), cache
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         return self.attention.prefill(x_BLD, cache, context)

@@ -98,7 +98,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     config, task, mesh = prepare(config, topology)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
     with jax.set_mesh(mesh):
-        model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+        model = variables.abstract(task.build)
         decoding = task.decoding(model)
         check(
             decoding is not None,

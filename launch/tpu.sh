@@ -159,7 +159,9 @@ read_request() {
       *) fault "$folder/request is damaged or of another version: it has the unknown field $name; remove the file" ;;
     esac
   done <"$folder/request"
-  [[ $stage =~ ^(asked|started|deleted)$ ]] || fault "$folder/request is damaged or of an older version: remove it"
+  # Check the number, because bash would run a command in the subscript of "a[...]" when it computes with $slices.
+  [[ $stage =~ ^(asked|started|deleted)$ && $slices =~ ^[1-9][0-9]*$ ]] ||
+    fault "$folder/request is damaged or of an older version: remove it"
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "follow https://cloud.google.com/sdk/docs/install"; }
 thing() {

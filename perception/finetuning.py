@@ -278,4 +278,4 @@ def make_model(
 
 def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
     """Returns the parameters of a backbone by name, without values."""
-    return variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0))).trainable
+    return variables.abstract(lambda rngs: backbone(shape, rngs=rngs)).trainable

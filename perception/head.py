@@ -128,7 +128,7 @@ class SolvedHead(TextClassification):
         super().__init__(*arguments, **options)
         self._read, self._pretrained = self.pretrained_weights, NO_PRETRAINED_WEIGHTS
         self.start, self.pretrained_weights = self._optimum, self._keep
-        self._encode = PerExample(_pooled, self.mesh)
+        self._encode = PerExample(_pooled)
         self._features: dict[str, np.ndarray] = {}
 
     @property
@@ -147,7 +147,7 @@ class SolvedHead(TextClassification):
         Raises:
           UserError: all training examples have the same label, or the same set of classes.
         """
-        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(self.build)
         values = ModelState(abstract_model, trainable, frozen, self.mesh)
         train, valid = (
             (self.features(values, split), self.splits[split].labels_E)

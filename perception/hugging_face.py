@@ -191,7 +191,7 @@ def export(
       ValueError: the parameters do not match the backbone.
     """
     safetensor_files.require_empty(directory)
-    abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
+    abstract_model = variables.abstract(lambda rngs: backbone(shape, rngs=rngs))
     needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
     given = {(name, x.shape) for name, x in values.items()}
     if needed != given:

@@ -291,7 +291,7 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
       config: configuration of the run. `config.pretrained` may be another directory than in the run.
     """
     found, build, _ = _open(config, workdir)
-    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    model = variables.abstract(build)
     with closing(Checkpoints(workdir)) as checkpoints:
         arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
         pretrained = PretrainedWeights({}, meta.get("outside", ""))

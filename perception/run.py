@@ -110,7 +110,7 @@ def prepare(
     prepared = kind(config, tokenizer, build, mesh, labelled, **given)
     if config.lora.targets or config.reinitialize:
         # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.
-        variables.abstract(lambda: prepared.build(variables.ParamKeys(0)))
+        variables.abstract(prepared.build)
     return config, prepared
 
 

@@ -33,9 +33,9 @@ def parameters(name: str) -> tuple[int, int]:
     """Counts the parameters of a backbone and of rank-1 adapters on the paper's layers, without allocating them."""
     shape = BACKBONES[name]
 
-    def adapted() -> nnx.Module:
-        model = backbone(shape, rngs=variables.ParamKeys(0))
-        adapt(model, shape.targets, Lora(rank=1), rngs=variables.ParamKeys(0))
+    def adapted(rngs: variables.ParamKeys) -> nnx.Module:
+        model = backbone(shape, rngs=rngs)
+        adapt(model, shape.targets, Lora(rank=1), rngs=rngs)
         return model
 
     counts = variables.count(variables.abstract(adapted))

@@ -103,7 +103,7 @@ class TextClassification(Classification):
         config = in_rows(config)
         given = {"longest": config.data.max_length, "classes": classes}
         super().__init__(config, tokenizer, mesh, labelled=labelled, **given)
-        self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)}, mesh)
+        self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)})
 
     @property
     def select(self) -> str:

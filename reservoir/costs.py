@@ -77,14 +77,12 @@ def abstract(config: ConfigDict) -> AbstractModel:
     """
     if config.task == "classification":
         return variables.abstract(
-            lambda: encoder.classifier(
-                config, config.data.vocab_size, 2, rngs=variables.ParamKeys(0)
-            )
+            lambda rngs: encoder.classifier(config, config.data.vocab_size, 2, rngs=rngs)
         )
     build = run.task_module(config).build
     tokens = config.data.get("vocab_size", 256)
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
-    return variables.abstract(lambda: build(config.model, *sizes, rngs=variables.ParamKeys(0)))
+    return variables.abstract(lambda rngs: build(config.model, *sizes, rngs=rngs))
 
 
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:

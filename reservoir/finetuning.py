@@ -135,7 +135,7 @@ class FineTuning(Classification):
         options = {"longest": config.model.max_length, "labelled": labelled, "classes": 2}
         super().__init__(config, pretrained.tokenizer, mesh, **options)
         self._pretrained = pretrained
-        self._log_probabilities = PerExample(_log_probabilities, mesh)
+        self._log_probabilities = PerExample(_log_probabilities)
 
     def build(self, rngs: nnx.Rngs) -> encoder.Classifier:
         return encoder.classifier(

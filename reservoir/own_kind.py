@@ -31,8 +31,8 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
     lengths_B = jnp.full(rows, length)
     context = Context(lengths_B, x_BLD, lengths_B)
 
-    def make() -> nnx.Module:
-        block = build(rngs=variables.ParamKeys(0))
+    def make(rngs: variables.ParamKeys) -> nnx.Module:
+        block = build(rngs=rngs)
         check(isinstance(block, nnx.Module), f"build must return a Block, got {block!r:.80}")
         return block
 

@@ -36,7 +36,7 @@ def check_complete(config: ConfigDict, pretrained: Pretrained) -> None:
     )
     size = vocabulary(pretrained.tokenizer)
     before = variables.abstract(
-        lambda: encoder.encoder(config.model, size, rngs=variables.ParamKeys(0))
+        lambda rngs: encoder.encoder(config.model, size, rngs=rngs)
     ).shapes()
     own_method.check_complete(
         option,

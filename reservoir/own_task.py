@@ -19,7 +19,7 @@ def find(name: str) -> type[Task]:
     """
     cls = imported("--config.task", name)
     check(
-        Task in getattr(cls, "__mro__", ())[1:],
+        isinstance(cls, type) and issubclass(cls, Task) and cls is not Task,
         f"--config.task={name} must be a class that inherits common.train.task.Task",
     )
     try:

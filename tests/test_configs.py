@@ -217,10 +217,7 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
         assert (x.shape == longest) if same_bucket else (x.size <= longest[0] * longest[1]), key
     samples = list(task.batch_samples())
     assert not samples or shapes(first) in [shapes(sample) for sample in samples]
-    drawn_sizes, sizes = (
-        variables.count(variables.abstract(lambda one=one: one.build(variables.ParamKeys(0))))
-        for one in (without, task)
-    )
+    drawn_sizes, sizes = (variables.count(variables.abstract(one.build)) for one in (without, task))
     assert drawn_sizes["frozen"] == sizes["frozen"]
     # Without data, the counts may differ: the vocabulary of the data may be smaller than the configured vocabulary, and
     # the number of classes is a guess.

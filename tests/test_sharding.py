@@ -185,7 +185,7 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
     """Returns (loss, weight, gradients) of step 1 on a mesh, each summed over the batch."""
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
-        abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(task.build)
         update, schedule = optimizers.make(config.optimizer, 10)
         step = Step(task, abstract_model, update, schedule, mesh, config.seed, accumulate)
         trainable = initial_params(task, abstract_model, config.seed, mesh)
@@ -258,7 +258,7 @@ def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
 
 def test_moments_inherit_the_sharding_of_parameters(tiny_config) -> None:
     mesh, task = mesh_of("2,2,2"), _Task(tiny_config)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     update, _ = optimizers.make(tiny_config.optimizer, 10)
     where = sharding.shardings(abstract_model.trainable, mesh)
     state = abstract_opt_state(update, sharding.abstract(abstract_model.trainable, mesh), mesh)

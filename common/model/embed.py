@@ -16,10 +16,9 @@ def _positions(kind: str, maximum: int, width: int, rngs: nnx.Rngs) -> nnx.Modul
         return None
     from common.model import position
 
-    return {
-        "sinusoidal": lambda: position.Sinusoidal(width),
-        "learned": lambda: position.Learned(maximum, width, rngs=rngs),
-    }[kind]()
+    if kind == "sinusoidal":
+        return position.Sinusoidal(width)
+    return position.Learned(maximum, width, rngs=rngs)
 
 
 class Embed(nnx.Module):

@@ -61,7 +61,7 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 
 
 class Votes:
-    """Decides when several processes vote: about once a second, and at least at every 100th call of `due`.
+    """Decides when several processes vote: about once a second, and at least at every 25th call of `due`.
 
     Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote also sets the
     number of calls until the next vote, for all processes. A run with one process votes at every call.
@@ -84,7 +84,7 @@ class Votes:
         milliseconds = int(1000 * (time.monotonic() - self._since))
         *agreed, slowest = all_reduce_max(np.asarray([*votes, milliseconds])).tolist()
         # The interval at most doubles, because the next calls may be slower than the last calls.
-        interval = min(1000 * self._calls // max(1, slowest), 2 * self._calls, 100)
+        interval = min(1000 * self._calls // max(1, slowest), 2 * self._calls, 25)
         self._interval = max(1, interval)
         self._calls, self._since = 0, time.monotonic()
         return agreed
@@ -94,11 +94,11 @@ def all_gather(value: Any) -> list[Any]:
     """Returns the JSON values of all processes in the order of the processes. All processes must call this function."""
     if jax.process_count() == 1:
         return [value]
-    text_n = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.asarray(len(text_n)))
-    padded_n = np.zeros(sizes.max(), np.uint8)
-    padded_n[: len(text_n)] = text_n
-    texts = multihost_utils.process_allgather(padded_n)
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(len(text)))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(text)] = text
+    texts = multihost_utils.process_allgather(padded)
     return [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
 
 

@@ -1,4 +1,7 @@
-"""Computes the output layer of a language model with the function that the configuration field `head_start` names."""
+"""Computes the output layer of a language model with the function that the configuration field `head_start` names.
+
+Shape letter of this module: n stands for the tokens of the training text.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -73,9 +76,9 @@ def _examples(
     windows = np.stack([tokens_n[start : start + length] for start in starts])
     rows = task.config.eval.batch
     batches = scored_once(windows.reshape(-1), length, length, rows, multiple=task.multiple)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     state = ModelState(abstract_model, trainable, frozen, task.mesh)
-    features = PerExample(_features, task.mesh)(state, batches, count)["features"]
+    features = PerExample(_features)(state, batches, count)["features"]
     # The last token of a window has no next token in the window.
     features_ED = features[:, :-1].reshape(-1, features.shape[-1])
     return features_ED, windows[:, 1:].reshape(-1).astype(np.int32)

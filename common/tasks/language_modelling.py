@@ -70,11 +70,9 @@ class WindowLosses:
       multiple: the batch size `eval.batch` is rounded up to a multiple of this number.
     """
 
-    def __init__(
-        self, config: ConfigDict, tokenizer: LosslessTokenizer, mesh: Mesh, multiple: int = 1
-    ):
+    def __init__(self, config: ConfigDict, tokenizer: LosslessTokenizer, multiple: int = 1):
         self._config, self._tokenizer, self._multiple = config, tokenizer, multiple
-        self._rows = PerExample(_nats, mesh)
+        self._rows = PerExample(_nats)
 
     def __call__(self, values: ModelState, tokens_n: np.ndarray, stride: int) -> Losses:
         """Returns the losses of a text, summed over the scored tokens of each window.
@@ -152,7 +150,7 @@ class LanguageModelling(Task):
                 not config.data.words or words(self.tokenizer.decode(tokens)) > 0,
                 f"the {split} split of {source} has no words to count: set --config.data.words=false",
             )
-        self._losses = WindowLosses(config, self.tokenizer, self.mesh, self.multiple)
+        self._losses = WindowLosses(config, self.tokenizer, self.multiple)
         self.crops = Crops(
             self.splits["train"],
             config.model.length,

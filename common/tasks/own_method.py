@@ -43,7 +43,7 @@ def check_complete(
         return model(jnp.zeros((rows, length), jnp.int32), jnp.full(rows, length))
 
     with user_code(option, kind, "config"):
-        abstract_model = variables.abstract(lambda: make(ParamKeys(0)))
+        abstract_model = variables.abstract(make)
         logits = jax.eval_shape(forward, *abstract_model.shapes())
     check(
         getattr(logits, "shape", None) == (rows, classes),

@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 from common.config import flatten
 from common.data.cache import fingerprint
 from common.errors import check
+from common.runtime.processes import all_gather
 from common.train.task import Task
-from common.train.workdir import CONFIG, ROOT, commit
+from common.train.workdir import LOCK, ROOT, commit
 
 VISIBLE_SECONDS = 60
 """Seconds that a network file system may need to show a file that another host has written."""
@@ -42,19 +43,24 @@ def _fields(config: ConfigDict) -> dict[str, str]:
 
 
 def check_shared(workdir: Path) -> None:
-    """Waits until the workdir has a configuration file, to check that the processes share the workdir.
+    """Waits until the workdir has the lock of process 0, to check that the processes share the workdir.
 
-    Called on all processes except process 0, after process 0 has written the file.
+    All processes must call this function, after process 0 has locked the workdir.
 
     Raises:
-      UserError: the file is missing after `VISIBLE_SECONDS`, or the folder is not writable.
+      UserError: another process than process 0 has not found the lock after `VISIBLE_SECONDS`, or the folder is not
+        writable.
     """
+
+    def lock() -> str:
+        return (workdir / LOCK).read_text() if (workdir / LOCK).is_file() else ""
+
+    wanted, *_ = all_gather(lock())
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while not (workdir / CONFIG).is_file():
+    while lock() != wanted:
         check(
             time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened ({CONFIG} is missing): use a folder that"
-            " all processes share",
+            f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",
         )
         time.sleep(0.5)
     check(

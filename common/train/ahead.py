@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent import futures
-from typing import Any
 
-import jax
 import numpy as np
 
 from common.runtime.processes import all_reduce_max
@@ -17,7 +15,7 @@ from common.train.task import Batch
 
 
 def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
-    """Starts threads that compile the training step for the shapes of `samples` (`Task.batch_samples`).
+    """Lowers the training step for the shapes of `samples` (`Task.batch_samples`), and starts threads to compile it.
 
     Starts at most one thread for each CPU core that this process may use. On accelerators, training continues
     meanwhile, and `Step.compile` raises the threads' errors.
@@ -26,18 +24,15 @@ def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
     signal arrives. The wait counts as compilation time and raises the threads' errors.
     """
     step, number = run.train_step, run.step
-
-    def compile_one(key: tuple, batch: Any) -> None:
-        # Set the mesh again, because threads do not inherit the mesh of the main thread.
-        with jax.set_mesh(run.mesh):
-            step.compile_now(key, batch, number)
-
     threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
-    for sample in samples:
-        batch = put(sample, run.mesh)
-        key = step.cache_key(batch, number)
-        if key not in step.compiled:
-            step.compiling[key] = threads.submit(compile_one, key, batch)
+    # Lower the steps in this thread: lowering is Python code, and in a thread it would slow the steps of this process.
+    with run.clock.section("compile"):
+        for sample in samples:
+            batch = put(sample, run.mesh)
+            key = step.cache_key(batch, number)
+            if key not in step.compiled and not signals.received:
+                lowered = step.lower(batch, number)
+                step.compiling[key] = threads.submit(step.compile_now, key, *lowered)
     threads.shutdown(wait=False)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 
 from common import sharding
 from common.train.prefetch import put
@@ -15,13 +14,15 @@ from common.train.task import Batch, ModelState
 class PerExample:
     """Evaluates a function of the model on all examples. Compiles the function once for each batch shape.
 
+    All calls of an object must have the same model and mesh.
+
     Args:
       rows: function (model, batch) -> {name: array (B, ...)}, with an output row for each row of the batch.
         `batch["ids"]`, (B,), holds the index of the example in each row, or -1 in padding rows.
     """
 
-    def __init__(self, rows: Callable[[nnx.Module, Batch], dict[str, jax.Array]], mesh: Mesh):
-        self._rows, self._mesh = rows, mesh
+    def __init__(self, rows: Callable[[nnx.Module, Batch], dict[str, jax.Array]]):
+        self._rows = rows
         self._compiled: Callable | None = None
 
     def __call__(
@@ -37,11 +38,11 @@ class PerExample:
             def run(trainable, frozen, batch):
                 return batch["ids"], rows(abstract_model.build(trainable, frozen), batch)
 
-            self._compiled = jax.jit(run, out_shardings=sharding.replicated(self._mesh))
+            self._compiled = jax.jit(run, out_shardings=sharding.replicated(values.mesh))
         outputs: dict[str, np.ndarray] = {}
         for batch in batches:
             values.interruption()
-            placed = put(batch, self._mesh)
+            placed = put(batch, values.mesh)
             ids_B, parts = jax.device_get(self._compiled(values.trainable, values.frozen, placed))
             filled_B = ids_B >= 0
             for name, x in parts.items():

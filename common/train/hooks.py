@@ -125,9 +125,9 @@ class Evaluate(Hook):
         return bool(vote) or ended or _every(run.config.eval.steps, run.step)
 
     def act(self, run: Run) -> None:
-        values = replace(run.model_state, interruption=self._signals.interruption())
         try:
             with run.clock.section("eval"):
+                values = replace(run.model_state, interruption=self._signals.interruption())
                 metrics = run.task.evaluate(values, "valid")
         except Interrupted:
             run.state.stop_reason, run.stopping = "", True

@@ -100,7 +100,7 @@ def load_run(
       UserError: a checkpoint is missing, is damaged or belongs to another model, or the pretrained weights of the run
         have changed.
     """
-    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    model = variables.abstract(build)
     with closing(Checkpoints(workdir)) as checkpoints:
         target = model_arrays(model, mesh)
         if best:

@@ -113,12 +113,12 @@ def open_run(
     stack.callback(step.cancel)
     upload = open_workdir(workdir, config, stack) if is_main() else None
     barrier("the workdir is open")
-    if upload:
-        task.save(workdir)
-    elif not address(workdir):
+    if jax.process_count() > 1 and not address(workdir):
         from common.train.agreement import check_shared  # only runs of several processes import it
 
         check_shared(workdir)
+    if upload:
+        task.save(workdir)
     kept = config.checkpoint.keep, config.checkpoint.keep_best
     checkpoints = Checkpoints(workdir, *kept, *([upload] if upload else []))
     stack.callback(checkpoints.close)

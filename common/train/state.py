@@ -119,7 +119,7 @@ class Step:
           UserError: the task is incomplete (`check_complete`).
         """
         check_complete(task)
-        abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(task.build)
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
         # Do not scan over layers with Adafactor or fsdp. Adafactor factors and clips each array as a whole, so its
@@ -239,14 +239,19 @@ class Step:
         If a thread already compiles this step (`common.train.ahead`), waits for the thread.
         """
         key = self.cache_key(batch, number)
-        if key in self.compiling:
-            self.compiling.pop(key).result()
+        future = self.compiling.pop(key, None)
+        if future and not future.cancel():
+            future.result()
         if key not in self.compiled:
-            self.compile_now(key, batch, number)
+            self.compile_now(key, *self.lower(batch, number))
 
-    def compile_now(self, key: tuple, batch: Any, number: int) -> None:
-        """Compiles the training step in this thread. `key` is `cache_key(batch, number)`."""
-        lowered, count = self.lower(batch, number)
+    def compile_now(self, key: tuple, lowered: jax.stages.Lowered, count: int) -> None:
+        """Compiles the training step in this thread.
+
+        Args:
+          key: `cache_key` of the step.
+          lowered, count: result of `lower`.
+        """
         self.compiled[key] = lowered.compile(), float(count)
 
     def cancel(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-class Task(Protocol):
+class Task:
     """Model, data, loss and evaluation of an experiment.
 
     A subclass sets `objective` and `mode`, defines `build`, `loss` and `batches`, and overrides `predict` or
@@ -202,7 +202,7 @@ def check_complete(task: Task) -> None:
     """
     cls = type(task)
     check(
-        Task in cls.__mro__,
+        isinstance(task, Task),
         f"the task must be an object of a class that inherits common.train.task.Task, got {task!r:.80}",
     )
     missing = [name for name in ("objective", "mode") if not hasattr(task, name)]

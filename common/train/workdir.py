@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -171,6 +172,9 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
             raise UserError(
                 f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
             ) from error
+        file.truncate(0)
+        file.write(uuid.uuid4().hex)  # `agreement.check_shared` compares this text
+        file.flush()
         if not address(workdir):
             yield lambda: None
             return

@@ -87,7 +87,7 @@ class MaskedLm(Backskipping, Task):
         self.config, self.mesh = config, mesh
         self._size = config.data.vocab_size
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-        self._losses = PerExample(self._rows, mesh)
+        self._losses = PerExample(self._rows)
         if read_data:
             self._read_data()
 

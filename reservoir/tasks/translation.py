@@ -213,7 +213,7 @@ class Translation(Backskipping, Task):
     def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         self.config, self.mesh = config, mesh
         self._vocabularies = config.data.vocab_size, config.data.vocab_size
-        self._losses = PerExample(_losses, mesh)
+        self._losses = PerExample(_losses)
         if read_data:
             self._read_data()
 

@@ -52,7 +52,7 @@ def language_config(kind: str, dtype: str = "float32") -> ConfigDict:
 
 
 def model_state(build, mesh: Mesh) -> ModelState:
-    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    model = variables.abstract(build)
     kinds = model.trainable, model.frozen
     values = [
         sharding.place(random_values(kind, 3), sharding.shardings(kind, mesh)) for kind in kinds

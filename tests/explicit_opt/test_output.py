@@ -82,7 +82,7 @@ class Topics:
 
 def values_of(task, devices=1) -> ModelState:
     mesh = make_mesh({"data": devices}, jax.devices()[:devices])
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     return ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
 
 

@@ -21,9 +21,7 @@ KINDS = ("gpt", "gmlp", "gmlp_attn")
 
 def parameters(recipe, kind: str) -> int:
     model = recipe(kind, "enwik8").model
-    abstract_model = variables.abstract(
-        lambda: language_model(model, 256, rngs=variables.ParamKeys(0))
-    )
+    abstract_model = variables.abstract(lambda rngs: language_model(model, 256, rngs=rngs))
     return variables.count(abstract_model)["total"]
 
 
@@ -57,9 +55,7 @@ def test_fixed_recipe_has_equal_parameters(size):
     configs = [language.choose(kind, "enwik8", f"fixed,{size}") for kind in KINDS]
     found = [
         variables.count(
-            variables.abstract(
-                lambda c=c: language_model(c.model, 256, rngs=variables.ParamKeys(0))
-            )
+            variables.abstract(lambda rngs, c=c: language_model(c.model, 256, rngs=rngs))
         )["total"]
         for c in configs
     ]

@@ -105,7 +105,7 @@ def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
     config = small("gpt")
     task = run.Task(config, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     values = ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
     text, total, after = task.splits["valid"], 0.0, reader(values)
     for place in range(1, len(text)):
@@ -357,7 +357,7 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     for place in range(1, len(text)):
         logits = after(text[max(place - 24, 0) : place].tolist())
         expected -= logits[text[place]] - np.log(np.exp(logits).sum())
-    found = WindowLosses(config, tokenizer, mesh)(values, text, 1)
+    found = WindowLosses(config, tokenizer)(values, text, 1)
     assert found.nats_E.sum() == pytest.approx(expected, rel=1e-5)
 
 

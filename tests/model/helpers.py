@@ -21,7 +21,7 @@ SOURCE_VOCABULARY, TARGET_VOCABULARY = 13, 11
 
 def structure_of(model: ConfigDict) -> AbstractModel:
     return variables.abstract(
-        lambda: translator(model, SOURCE_VOCABULARY, TARGET_VOCABULARY, rngs=variables.ParamKeys(0))
+        lambda rngs: translator(model, SOURCE_VOCABULARY, TARGET_VOCABULARY, rngs=rngs)
     )
 
 

@@ -31,7 +31,7 @@ def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
 def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
     """Returns the abstract model, and random trainable and frozen values."""
     abstract_model = variables.abstract(
-        lambda: encoder.masked_lm(model, VOCABULARY, rngs=variables.ParamKeys(0))
+        lambda rngs: encoder.masked_lm(model, VOCABULARY, rngs=rngs)
     )
     return (
         abstract_model,
@@ -139,6 +139,6 @@ def test_parameter_count_of_roberta_base():
     These include embeddings of two positions and of a segment, which our model lacks.
     """
     abstract_model = variables.abstract(
-        lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=variables.ParamKeys(0))
+        lambda rngs: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=rngs)
     )
     assert variables.count(abstract_model)["total"] == 124_697_433 - 3 * 768

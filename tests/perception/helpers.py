@@ -90,7 +90,7 @@ def write_small_bert(folder: Path, weights: Params | None = None) -> Path:
 
 
 def structure_of(shape: Backbone) -> AbstractModel:
-    return variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
+    return variables.abstract(lambda rngs: backbone(shape, rngs=rngs))
 
 
 def states(

@@ -1,6 +1,7 @@
 """Adapter arithmetic: weighted sums, merging and unmerging, and quantized base weights."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +28,21 @@ def drawn(some: dict, seed: int) -> dict:
     return {n: jnp.asarray(generator.normal(0, 0.2, v.shape), jnp.float32) for n, v in some.items()}
 
 
-def adapted(lora: Lora) -> nnx.Module:
-    model = backbone(SHAPE, rngs=variables.ParamKeys(0))
-    adapt(model, SHAPE.targets, lora, rngs=variables.ParamKeys(0))
+def adapted(lora: Lora, rngs: variables.ParamKeys) -> nnx.Module:
+    model = backbone(SHAPE, rngs=rngs)
+    adapt(model, SHAPE.targets, lora, rngs=rngs)
     return model
 
 
 def adapter(seed: int, lora: Lora = LORA, base: str = "base") -> Adapter:
     """Returns a random adapter whose B is not 0."""
-    trained = drawn(variables.abstract(lambda: adapted(lora)).trainable, seed)
+    trained = drawn(variables.abstract(partial(adapted, lora)).trainable, seed)
     return of_values({f"encoder/{n}": x for n, x in trained.items()}, lora, base)
 
 
 @pytest.fixture(scope="module")
 def abstract_model() -> variables.AbstractModel:
-    return variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
+    return variables.abstract(lambda rngs: backbone(SHAPE, rngs=rngs))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_merged_weights_match_base_plus_adapter(base, abstract_model) -> None:
     changed = {name for name in base if (merged[name] != base[name]).any()}
     assert len(changed) == 3 and all(name.endswith("/kernel") for name in changed)
     found = states(abstract_model, merged, {})
-    with_adapter = variables.abstract(lambda: adapted(LORA))
+    with_adapter = variables.abstract(partial(adapted, LORA))
     wanted = states(with_adapter, drawn(with_adapter.trainable, 1), base)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     assert abs(found - states(abstract_model, base, {})).max() > 0.01
@@ -119,8 +120,8 @@ def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
 
 
 def test_load_frozen_quantizes_one_kernel_at_a_time(base) -> None:
-    def build() -> nnx.Module:
-        model = adapted(LORA)
+    def build(rngs: variables.ParamKeys) -> nnx.Module:
+        model = adapted(LORA, rngs)
         quantize_frozen(model, "4bit")
         return model
 

@@ -28,7 +28,7 @@ from tests.perception.helpers import SHAPE
 
 
 def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:
-    return variables.abstract(lambda: make_model(config, shape, 6, rngs=variables.ParamKeys(0)))
+    return variables.abstract(lambda rngs: make_model(config, shape, 6, rngs=rngs))
 
 
 def test_frozen_matrices_are_cast_to_compute_dtype(make, mesh, pretrained, weights):

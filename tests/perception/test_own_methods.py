@@ -205,7 +205,7 @@ def test_trained_parameters_start_at_the_pretrained_values(command, own_package,
 
 
 def variables_of(shape) -> set[str]:
-    return set(variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0))).trainable)
+    return set(variables.abstract(lambda rngs: backbone(shape, rngs=rngs)).trainable)
 
 
 def assert_stored(directory: Path, values: dict) -> None:
@@ -375,7 +375,7 @@ def test_new_parameters_and_quantized_kernels_fit_together(make, own_package, me
     """
     config = make(finetune="my_package.others:gate", quantize="int8")
     config, task = run.prepare(config, mesh)
-    found = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    found = variables.abstract(task.build)
     assert any(name.endswith("/kernel/codes") for name in found.frozen)
     assert "encoder/gate" in found.trainable
 
@@ -402,7 +402,7 @@ def test_methods_of_the_project_build_what_they_say(make):
     for name, method in METHODS.items():
         config = make(finetune=name)
         found = variables.abstract(
-            lambda config=config: make_model(config, SHAPE, 6, rngs=variables.ParamKeys(0))
+            lambda rngs, config=config: make_model(config, SHAPE, 6, rngs=rngs)
         )
         assert bool(found.frozen) != method.trains_all
         assert method.adapters == any("lora_" in n for n in found.trainable)

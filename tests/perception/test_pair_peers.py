@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
     )
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
-    model = variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
+    model = variables.abstract(lambda rngs: backbone(SHAPE, rngs=rngs))
     values = {n: jnp.asarray(draw(n, v.shape)) for n, v in model.trainable.items()}
     export(folder / "model", SHAPE, values, tokenizer.backend_tokenizer.to_str())
     return folder
@@ -69,7 +69,7 @@ def test_states_of_a_padded_batch_of_pairs_are_those_of_bert_model(folder) -> No
         single_BLD = reference(
             given["input_ids"], given["attention_mask"]
         ).last_hidden_state.numpy()
-    abstract_model = variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
+    abstract_model = variables.abstract(lambda rngs: backbone(SHAPE, rngs=rngs))
     values = {n: jnp.asarray(draw(n, v.shape)) for n, v in abstract_model.trainable.items()}
     lengths_B = given["attention_mask"].sum(1).numpy()
     types_BL = jnp.asarray(given["token_type_ids"].numpy())

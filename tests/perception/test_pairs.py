@@ -67,12 +67,8 @@ def test_only_second_segment_has_type_1() -> None:
     Otherwise the second segment changes the logits.
     """
     abstract_model = variables.abstract(
-        lambda: PooledClassifier(
-            backbone(SHAPE, rngs=variables.ParamKeys(0)),
-            SHAPE.width,
-            2,
-            "masked",
-            rngs=variables.ParamKeys(1),
+        lambda rngs: PooledClassifier(
+            backbone(SHAPE, rngs=rngs), SHAPE.width, 2, "masked", rngs=rngs
         )
     )
     generator = np.random.default_rng(0)

@@ -45,7 +45,7 @@ def base(tmp_path_factory) -> Callable[[str], Path]:
     def make(family: str) -> Path:
         folder = tmp_path_factory.mktemp(family) / "base"
         shape = replace(BACKBONES[f"tiny_{family}"], vocabulary=300)
-        model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
+        model = variables.abstract(lambda rngs: backbone(shape, rngs=rngs))
         values = {n: jnp.asarray(draw(n, v.shape)) for n, v in model.trainable.items()}
         tokenizer = build_subword(300, [text for (text,), _ in python("train")], folder.parent)
         export(folder, shape, values, tokenizer.to_json())

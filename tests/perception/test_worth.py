@@ -69,7 +69,7 @@ def write_data(folder: Path) -> None:
 
 
 def write_weights(folder: Path, seed: int) -> None:
-    abstract_model = variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
+    abstract_model = variables.abstract(lambda rngs: backbone(SHAPE, rngs=rngs))
     generator = np.random.default_rng(seed)
     values = {
         name: jax.numpy.asarray(generator.normal(0, 0.2, v.shape), np.float32)

@@ -71,7 +71,7 @@ def task(folder, mesh) -> MaskedLm:
 
 @pytest.fixture(scope="module")
 def values(task, mesh) -> ModelState:
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     frozen, _ = draw_on_mesh(abstract_model, 1, mesh)
     trainable = initial_params(task, abstract_model, 1, mesh)
     trainable["head/bias"] = jax.random.normal(jax.random.key(5), trainable["head/bias"].shape)

@@ -128,7 +128,7 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
     # All parameters get the same key, because only their number matters. nnx.Rngs would take most of the time.
     rngs = SimpleNamespace(params=lambda: jax.random.key(0))
-    return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
+    return variables.abstract(lambda _: translator(model, *VOCABULARIES[name], rngs=rngs))
 
 
 @pytest.mark.parametrize(

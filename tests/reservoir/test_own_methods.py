@@ -181,7 +181,7 @@ def test_layers_that_a_users_method_draws_keep_the_drawn_values(own_package, res
     """Frozen layers with an initializer do not get the pretrained values. All other encoder layers do."""
     config = classifying(reservoirs, reservoirs="my_package.others:drawn")
     _, task = finetuning.prepare(config, mesh)
-    model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    model = variables.abstract(task.build)
     drawn = draw_frozen(model, 1)
     assert drawn and all(name.startswith("encoder/stack/blocks/0/") for name in drawn)
     known = {n for n in pretrained_values(reservoirs, mesh) if n.startswith("encoder/")}
@@ -191,7 +191,7 @@ def test_layers_that_a_users_method_draws_keep_the_drawn_values(own_package, res
 def test_a_users_method_may_add_parameters(own_package, reservoirs, mesh):
     config = classifying(reservoirs, reservoirs="my_package.others:gate")
     _, task = finetuning.prepare(config, mesh)
-    model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    model = variables.abstract(task.build)
     assert "encoder/gate" in model.trainable
 
 
@@ -269,7 +269,7 @@ def test_methods_freeze_the_number_of_layers_that_reports_name(own_package, rese
         finetuning.validate(config)
         config = finetuning.complete_model(config, pretrained)
         model = variables.abstract(
-            lambda config=config: encoder.classifier(config, 300, 2, rngs=variables.ParamKeys(0))
+            lambda rngs, config=config: encoder.classifier(config, 300, 2, rngs=rngs)
         )
         layer = re.compile(r"encoder/stack/blocks/(\d+)/")
         trained = {

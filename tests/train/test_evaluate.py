@@ -21,7 +21,7 @@ def test_rows_of_two_batch_shapes_are_collected_by_example() -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     abstract_model = variables.split(Scale())
     values = ModelState(abstract_model, {"scale": jnp.float32(3)}, {}, mesh)
-    evaluate = PerExample(lambda model, b: {"sum": model.scale[...] * b["x"].sum(1)}, mesh)
+    evaluate = PerExample(lambda model, b: {"sum": model.scale[...] * b["x"].sum(1)})
     batches = [
         {"ids": np.int32([2, 0]), "x": np.ones((2, 4), np.float32)},
         {"ids": np.int32([1, -1]), "x": np.ones((2, 8), np.float32)},

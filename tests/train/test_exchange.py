@@ -66,7 +66,7 @@ def mesh_of(name: str) -> Mesh:
 
 def step_on(mesh: Mesh, task: Copying | None = None, **fields) -> Step:
     task, rate = task or Copying(), optax.constant_schedule(0.1)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     return Step(task, abstract_model, optax.sgd(rate), rate, mesh, 1, **fields)
 
 

@@ -105,7 +105,7 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
-    abstract_model = variables.abstract(lambda: BLOCKS[name](variables.ParamKeys(0)))
+    abstract_model = variables.abstract(BLOCKS[name])
     width = {"Qwen2": 896}.get(name.split()[0], WIDTH)
     rows, length = SHORT.get(name, (ROWS, LENGTH))
     x_BLD = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
@@ -209,7 +209,7 @@ def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
         blocks = [plain(rngs) for _ in range(layers)]
         return Stack(blocks, LayerNorm(WIDTH, rngs=rngs), skip_rate=drop, remat=remat)
 
-    abstract_model = variables.abstract(lambda: make(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(make)
     trainable = {
         n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
     }

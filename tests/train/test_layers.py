@@ -156,7 +156,7 @@ def test_names_of_stacked_arrays() -> None:
 
 def test_shallow_and_irregular_stacks_are_not_scanned() -> None:
     def scanned(layers: str, least: int) -> bool:
-        model = variables.abstract(lambda: Deep(layers).build(variables.ParamKeys(0)))
+        model = variables.abstract(Deep(layers).build)
         return any(map(is_stacked, scan_layers(model, least).paths))
 
     assert scanned("LLLL", 4) and not scanned("LLLL", 5) and not scanned("LLLL", 0)

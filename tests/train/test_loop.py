@@ -274,7 +274,7 @@ def test_resumed_run_discards_best_checkpoints_that_its_curve_lacks(tmp_path: Pa
     shutil.rmtree(latest(tmp_path))
     toy.run(tmp_path, toy.Toy(scores=[5.0]), train__steps=7, eval__steps=3, **fields)
     checkpoints = Checkpoints(tmp_path, keep_best=2)
-    model = variables.abstract(lambda: toy.Model(variables.ParamKeys(0)))
+    model = variables.abstract(toy.Model)
     _, meta = checkpoints.restore_best(checkpoint.model_arrays(model, toy.mesh()))
     assert meta["step"] == 4 and [*checkpoints.top()] == [4, 6]
     checkpoints.close()
@@ -678,15 +678,18 @@ def test_seconds_since_the_last_evaluation_count_over_a_restart(tmp_path: Path) 
 def test_process_without_the_shared_workdir_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "is_main", lambda: False)
+    """A folder with another lock is not the folder of process 0, also if it holds a run."""
     monkeypatch.setattr(agreement, "VISIBLE_SECONDS", 0)
+    monkeypatch.setattr(agreement, "all_gather", lambda _: ["the lock of process 0", "another"])
+    toy.run(tmp_path, train__steps=1)
     with pytest.raises(UserError, match="is not the folder that process 0 has opened"):
-        toy.run(tmp_path)
-    (tmp_path / workdir.CONFIG).touch()
+        agreement.check_shared(tmp_path)
+    (tmp_path / workdir.LOCK).write_text("the lock of process 0")
+    agreement.check_shared(tmp_path)
     # For root, `os.access` ignores file permissions.
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match=f"cannot write to --workdir={tmp_path}"):
-        toy.run(tmp_path)
+        agreement.check_shared(tmp_path)
 
 
 def test_failing_process_does_not_wait_at_the_barrier(

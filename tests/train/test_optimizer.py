@@ -401,7 +401,7 @@ class WideToy(toy.Toy):
 
 def test_factored_moments_are_replicated():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    abstract_model = variables.abstract(lambda: Wide(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(Wide)
     where = sharding.shardings(abstract_model.trainable, mesh)
     update, _ = optimizers.make(settings(), STEPS)
     state = abstract_opt_state(update, sharding.abstract(abstract_model.trainable, mesh), mesh)
@@ -418,7 +418,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     """Returns the parameters after several steps on a mesh."""
     mesh, task = make_mesh(sizes, jax.devices()[:devices]), WideToy()
     with jax.set_mesh(mesh):
-        abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(task.build)
         update, schedule = optimizers.make(settings(), STEPS)
         step = Step(task, abstract_model, update, schedule, mesh, seed=1)
         start = step.start()

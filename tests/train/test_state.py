@@ -93,7 +93,7 @@ class Run:
 
     def __init__(self, mesh: Mesh | None = None, **fields):
         self.mesh, self.task = mesh or one_device(), Weighted()
-        abstract_model = variables.abstract(lambda: self.task.build(variables.ParamKeys(0)))
+        abstract_model = variables.abstract(self.task.build)
         options = {"seed": SEED} | fields
         self.step = Step(self.task, abstract_model, momentum(), schedule, self.mesh, **options)
         start = self.step.start()
@@ -358,7 +358,7 @@ def test_models_with_many_arrays_have_the_same_initial_params(
     With many frozen parameters, jit is used because the compiled function, unlike eager code, does not allocate them.
     """
     task = Noted(frozen)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    abstract_model = variables.abstract(task.build)
     expected = initial_params(task, abstract_model, SEED, plain.mesh)
     assert task.compiled
     monkeypatch.setattr("common.train.state._MANY_ARRAYS", 0)

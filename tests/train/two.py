@@ -51,7 +51,7 @@ class TwoToy(toy.Toy):
     def __init__(self, data: str = "equal", batches: int = 1, during: Callable = lambda: None):
         super().__init__()
         self.data, self.count, self.during = data, batches, during
-        self.rows = PerExample(self._errors, make_mesh({"data": -1}))
+        self.rows = PerExample(self._errors)
 
     def fingerprints(self) -> dict[str, str]:
         return {"the train split": self.data}
