@@ -12,7 +12,7 @@ from common.data.cache import fingerprint
 from common.errors import check
 from common.runtime.processes import all_gather
 from common.train.task import Task
-from common.train.workdir import LOCK, ROOT, commit
+from common.train.workdir import ROOT, commit, lock_word
 
 VISIBLE_SECONDS = 60
 """Seconds that a network file system may need to show a file that another host has written."""
@@ -51,13 +51,9 @@ def check_shared(workdir: Path) -> None:
       UserError: another process than process 0 has not found the lock after `VISIBLE_SECONDS`, or the folder is not
         writable.
     """
-
-    def lock() -> str:
-        return (workdir / LOCK).read_text() if (workdir / LOCK).is_file() else ""
-
-    wanted, *_ = all_gather(lock())
+    wanted, *_ = all_gather(lock_word(workdir))
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while lock() != wanted:
+    while lock_word(workdir) != wanted:
         check(
             time.monotonic() < deadline,
             f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",

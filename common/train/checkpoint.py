@@ -25,6 +25,7 @@ from common.runtime.processes import all_gather, all_or_none, barrier, gather, i
 from common.sharding import abstract
 from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
+from common.train.workdir import lock_word
 from common.variables import AbstractModel, Params
 
 
@@ -86,8 +87,8 @@ class Checkpoints:
     steps), "top" (the `keep_best` steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen
     values).
 
-    If a run of several processes is in a bucket, each process has its own copy of the workdir. Process 0 then gathers
-    the arrays and writes the checkpoints, and `share` copies the checkpoints to all other processes.
+    If a run of several processes is in a bucket, and the processes do not share their local copy of the workdir, then
+    process 0 gathers the arrays and writes the checkpoints, and `share` copies them to all other processes.
     """
 
     def __init__(
@@ -105,7 +106,11 @@ class Checkpoints:
           upload: function that uploads the workdir to its bucket, called by `share`.
         """
         self.directory = workdir.absolute() / "checkpoints"
-        self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
+        words = all_gather(lock_word(workdir)) if address(workdir) else []
+        self._copies, self._upload = (
+            len(words) > 1 and not (words[0] and len({*words}) == 1),
+            upload,
+        )
         self._keep_best = keep_best
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -319,7 +324,7 @@ class Checkpoints:
     def share(self) -> None:
         """Copies the checkpoints of process 0 through the bucket to all other processes.
 
-        Does nothing if the run has one process or is in no bucket.
+        Does nothing if the processes share the workdir, or its local copy.
         """
         if not self._copies:
             return

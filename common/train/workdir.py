@@ -173,7 +173,7 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
                 f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
             ) from error
         file.truncate(0)
-        file.write(uuid.uuid4().hex)  # `agreement.check_shared` compares this text
+        file.write(uuid.uuid4().hex)  # `lock_word` reads this text
         file.flush()
         if not address(workdir):
             yield lambda: None
@@ -185,6 +185,12 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
             yield uploads.upload
         finally:
             uploads.release()
+
+
+def lock_word(workdir: Path) -> str:
+    """Returns the random word in the lock of a workdir; "" without a lock. Equal words show that a folder is shared."""
+    path = workdir / LOCK
+    return path.read_text() if path.is_file() else ""
 
 
 def commit() -> str:
