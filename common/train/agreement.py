@@ -1,8 +1,12 @@
 """Values that must be equal on all processes of a run. Imported only for several processes."""
 
 import os
+import re
 import time
 from argparse import Namespace
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -21,12 +25,28 @@ VISIBLE_SECONDS = 60
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
     """Returns {name: value} of the settings of a program "PAPER.PROGRAM", to compare the processes of a run.
 
-    Settings are the name of the program, the code version, --workdir, --dry-run, --profile and the configuration.
+    Settings are the name of the program, the code version, the versions of JAX and Flax, --workdir, --dry-run,
+    --profile, the configuration, and the files of the user's modules that the configuration names.
     """
     code = code_version("common", "configs", program.partition(".")[0])
     found = {"the program": program, "the code": code, "--workdir": options.workdir}
+    found |= {f"the version of {name}": version(name) for name in ("jax", "jaxlib", "flax")}
     found |= {"--dry-run": options.dry_run, "--profile": options.profile}
-    return {name: str(value) for name, value in found.items()} | _fields(config)
+    return {name: str(value) for name, value in found.items()} | _fields(config) | _modules(config)
+
+
+def _modules(config: ConfigDict) -> dict[str, str]:
+    """Returns {name: fingerprint} of the files of all modules in the values "module:name" of a configuration."""
+    found = {}
+    for value in flatten(config).values():
+        named = re.fullmatch(r"(?:import:)?([\w.]+):\w+", str(value))
+        with suppress(
+            ImportError, ValueError
+        ):  # Opening the run raises a better error for a missing module.
+            if named and (spec := find_spec(named[1])) and spec.has_location:
+                text = Path(spec.origin).read_bytes().hex()
+                found[f"the module {named[1]}"] = fingerprint([text])[:12]
+    return found
 
 
 def inputs(config: ConfigDict, task: Task) -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
+import jax
 import pytest
+from ml_collections import ConfigDict
 
 from common.train import agreement, restore, workdir
 from tests.programs import call
@@ -31,6 +34,19 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
     assert versions[0] == versions[1] != versions[2]
     shutil.move(tmp_path / "two/package/inner/module.py", tmp_path / "two/package/moved.py")
     assert agreement.code_version("package", root=tmp_path / "two") != versions[1]
+
+
+def test_files_of_user_modules_are_compared(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    config = ConfigDict({"data": {"source": "import:my_data:texts"}, "task": "gone:Task"})
+    options = Namespace(workdir="runs/a", dry_run=False, profile="")
+    versions = []
+    for text in ("x = 1\n", "x = 2\n"):
+        (tmp_path / "my_data.py").write_text(text)
+        versions.append(agreement.settings("gmlp_lm.train", config, options))
+    first, second = versions
+    assert {name for name in first if first[name] != second[name]} == {"the module my_data"}
+    assert first["the version of jax"] == jax.__version__
 
 
 @pytest.mark.parametrize(
