@@ -203,8 +203,8 @@ class Step:
         sums, _ = jax.lax.scan(add, zero, (jnp.arange(self.accumulate), parts))
         return sums
 
-    def _step(self, loss, trainable, opt_state, frozen, batch, number, seed):
-        key = jax.random.fold_in(jax.random.key(seed), number)
+    def _step(self, loss, trainable, opt_state, frozen, batch, step, seed):
+        key = jax.random.fold_in(jax.random.key(seed), step)
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
         gradient_norm = optax.global_norm(grads) / weight_or_1
@@ -218,7 +218,7 @@ class Step:
             "loss": total / weight_or_1,
             "weight": weight,
             "gradient_norm": gradient_norm,
-            "learning_rate": jnp.asarray(self.schedule(number)),
+            "learning_rate": jnp.asarray(self.schedule(step)),
         }
         return trainable, opt_state, metrics
 
@@ -233,17 +233,17 @@ class Step:
         trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
         return trainable, abstract_opt_state(self.optimizer, trainable, mesh), frozen
 
-    def compile(self, batch: Any, number: int = 0) -> None:
-        """Compiles the training step for the shapes of `batch` and the loss function of step `number`.
+    def compile(self, batch: Any, step: int = 0) -> None:
+        """Compiles the training step for the shapes of `batch` and the loss function of `step`.
 
         If a thread already compiles this step (`common.train.ahead`), waits for the thread.
         """
-        key = self.cache_key(batch, number)
+        key = self.cache_key(batch, step)
         future = self.compiling.pop(key, None)
         if future and not future.cancel():
             future.result()
         if key not in self.compiled:
-            self.compile_now(key, *self.lower(batch, number))
+            self.compile_now(key, *self.lower(batch, step))
 
     def compile_now(self, key: tuple, lowered: jax.stages.Lowered, count: int) -> None:
         """Compiles the training step in this thread.
@@ -259,19 +259,19 @@ class Step:
         while self.compiling:
             self.compiling.popitem()[1].cancel()
 
-    def lower(self, batch: Any, number: int) -> tuple[jax.stages.Lowered, int]:
+    def lower(self, batch: Any, step: int) -> tuple[jax.stages.Lowered, int]:
         """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
 
         Args:
           batch: arrays, which may be abstract.
-          number: number of a step, which selects the loss function.
+          step: number of a step, which selects the loss function.
         """
         trainable, opt_state, frozen = self.arguments()
         whole = sharding.replicated(self.mesh)
-        step = partial(self._step, self.task.loss_at(number))
+        update = partial(self._step, self.task.loss_at(step))
         counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
         places = (_shardings(trainable), _shardings(opt_state), whole)
-        jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
+        jitted = jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
         traced = jitted.trace(trainable, opt_state, frozen, batch, *counters)
         return traced.lower(), flops.count(traced.jaxpr)
 
@@ -281,21 +281,21 @@ class Step:
         opt_state: Any,
         frozen: Params,
         batch: Any,
-        number: int,
+        step: int,
         key: tuple | None = None,
     ) -> tuple:
-        """Runs step `number`, counted from 0. Returns (trainable, opt_state, metrics).
+        """Runs training step `step`, counted from 0. Returns (trainable, opt_state, metrics).
 
         The step must be compiled (`compile`). Donates `trainable` and `opt_state`.
 
         Args:
-          key: `cache_key(batch, number)`, so that the training loop computes it once per step; None to compute it.
+          key: `cache_key(batch, step)`, so that the training loop computes it once per step; None to compute it.
         """
-        run, _ = self.compiled[key or self.cache_key(batch, number)]
-        counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
+        run, _ = self.compiled[key or self.cache_key(batch, step)]
+        counters = (kind(x) for kind, x in zip(_COUNTERS, (step, self.seed), strict=True))
         return run(trainable, opt_state, frozen, batch, *counters)
 
-    def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
-        """Returns the key of a compiled step: the loss function of step `number`, and the batch shapes."""
+    def cache_key(self, batch: Mapping[str, jax.Array], step: int) -> tuple:
+        """Returns the key of a compiled step: the loss function of `step`, and the batch shapes."""
         shapes = sorted((name, x.shape) for name, x in batch.items())
-        return self.task.loss_at(number), *shapes
+        return self.task.loss_at(step), *shapes
