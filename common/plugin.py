@@ -1,7 +1,7 @@
 """Imports a user's objects by name, "module:attribute", and adds the options of parts to configurations.
 
-A part is an instance of a dataclass of a paper's package, such as `reservoir.kinds.Kind` or
-`perception.methods.Method`. Configurations import this module, so this module must not import JAX.
+A part, such as a kind of layer or a method of fine-tuning, is an instance of a dataclass that a package defines.
+Configurations import this module, so this module must not import JAX.
 """
 
 import importlib
