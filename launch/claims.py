@@ -119,6 +119,8 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     from launch.estimate import estimate
 
     options, experiment = program.parse(shlex.split(plan))
+    ignored = [name for name in ("sweep", "decode", "price") if getattr(options, name)]
+    check(not ignored, f"{plan}: a plan of a claim has no --{' and no --'.join(ignored)}")
     check(
         topology.has_compiler(),
         f"the TPU compiler is not installed: pip install {topology.LIBTPU}",

@@ -76,7 +76,9 @@ def main() -> None:
 
     parser = config.parser_for("launch.scaling")
     parser.add_argument(
-        "--kind", choices=("v5e", "v6e", "cpu"), default="v5e", help="device kind (default: v5e)"
+        "--kind",
+        choices=("v5e", "v6e", "cpu"),
+        help="device kind of the weak scaling (default: v5e)",
     )
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
     parser.add_argument(
@@ -93,6 +95,11 @@ def main() -> None:
     options = parser.parse_args()
     check_folder("--out", options.out)
     compared = [name for name in COMPARISONS if getattr(options, name)]
+    check(
+        not (compared and options.kind),
+        f"--{' and --'.join(compared)} always use the same devices: leave out --kind={options.kind}",
+    )
+    kind = options.kind or "v5e"
     for name in compared:
         _compare(options.out / name, *COMPARISONS[name])
     if compared:
@@ -102,20 +109,20 @@ def main() -> None:
     from launch import topology
     from launch.estimate import estimate
 
-    cpu = options.kind == "cpu"
+    cpu = kind == "cpu"
     check(
         cpu or topology.has_compiler(),
-        f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}, or use --kind=cpu",
+        f"--kind={kind} needs the TPU compiler: pip install {topology.LIBTPU}, or use --kind=cpu",
     )
     largest = max(SHAPES)
-    topology.prepare(f"cpu:{largest}" if cpu else f"{options.kind}:{SHAPES[largest]}", quick=True)
+    topology.prepare(f"cpu:{largest}" if cpu else f"{kind}:{SHAPES[largest]}", quick=True)
     rows = []
     for name, (path, field, each) in RUNS.items():
         for chips, shape in SHAPES.items():
             experiment = config.load(path)
             config.override(experiment, field, str(each * chips))
             experiment.mesh.update({"data": 1, "fsdp": chips, "tensor": 1})
-            slice_name = f"cpu:{chips}" if cpu else f"{options.kind}:{shape}"
+            slice_name = f"cpu:{chips}" if cpu else f"{kind}:{shape}"
             rows.append((name, *_row(estimate(experiment, topology.find(slice_name)))))
             print(*rows[-1], sep="  ", flush=True)
     publish(options.out / "weak_scaling", COLUMNS, rows)

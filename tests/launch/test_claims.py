@@ -72,6 +72,12 @@ def test_failing_plan_does_not_stop_the_others(paper, capsys):
 def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
     told = call("launch.claims", "reservoirs", code=2)
     assert "unknown paper 'reservoirs'" in told
+    with pytest.raises(UserError, match="a plan of a claim has no --decode"):
+        claims.estimate_of(
+            "--config=configs/mnist_explicit.py --topology=cpu:1 --decode", quick=True
+        )
+    told = call("launch.scaling", "--exchange", "--kind=cpu", code=2)
+    assert "--exchange always use the same devices: leave out --kind=cpu" in told
     monkeypatch.setattr(topology, "has_compiler", lambda *_: False)
     with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):
         claims.estimate_of("--config=configs/mnist_explicit.py --topology=v5e:1x1", quick=True)
