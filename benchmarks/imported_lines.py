@@ -44,7 +44,7 @@ def code_lines(text: str) -> int:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = {n for t in tokens if t.type not in nothing for n in range(t.start[0], t.end[0] + 1)}
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
             lines -= set(range(node.lineno, node.end_lineno + 1))
     return len(lines)
 

@@ -112,7 +112,7 @@ def read(path: Path) -> list[bytes]:
     prompts = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         where = f"{shown(path)}, line {number}"
-        if ".jsonl" in path.suffixes[-2:]:
+        if path.name.removesuffix(".gz").endswith(".jsonl"):
             try:
                 value = json.loads(line)
             except UnicodeDecodeError as error:

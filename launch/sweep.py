@@ -55,7 +55,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     )
     print(_line(COLUMNS), flush=True)
     fastest: Estimate | None = None
-    faults: list[UserError] = []
+    faults: list[tuple[UserError, tuple]] = []
     for sizes in meshes(len(topology.devices)):
         mesh = dict(zip(MESH_AXES, sizes, strict=True))
         try:

@@ -16,9 +16,10 @@ def _positions(kind: str, maximum: int, width: int, rngs: nnx.Rngs) -> nnx.Modul
         return None
     from common.model import position
 
-    if kind == "sinusoidal":
-        return position.Sinusoidal(width)
-    return position.Learned(maximum, width, rngs=rngs)
+    return {
+        "sinusoidal": lambda: position.Sinusoidal(width),
+        "learned": lambda: position.Learned(maximum, width, rngs=rngs),
+    }[kind]()
 
 
 class Embed(nnx.Module):

@@ -217,8 +217,7 @@ def _open_bucket(argument: str) -> Path:
         folder = folder.parent
     check(
         bool(address(folder)),
-        f"{argument}: a pattern needs a folder of the bucket before it, such as {argument.partition('://')[0]}"
-        "://BUCKET/FOLDER/*",
+        f"{argument}: give a folder of the bucket, such as {argument.partition('://')[0]}://BUCKET/FOLDER",
     )
     open_folder(
         str(folder), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)

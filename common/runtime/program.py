@@ -55,7 +55,8 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             print(
-                f"error: {error.strerror}, give a shorter name: {error.filename}", file=sys.stderr
+                f"error: {error.strerror}, give a shorter name: {error.filename or ''}",
+                file=sys.stderr,
             )
             leave(2)
         # Search the message for the text of a full disk or quota: storage libraries raise exceptions of other types.

@@ -268,6 +268,21 @@ def identity() -> str:
     return f"{socket.gethostname()}/{path.read_text()}"
 
 
+def roles() -> tuple[bool, bool]:
+    """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
+
+    The first process of each copy leads: only this process downloads to the copy, and deletes in it. All processes must
+    call this function.
+    """
+    import jax  # only runs of several processes call this function
+
+    from common.runtime.processes import all_gather
+
+    ids, me = all_gather(identity().partition("/")[2]), jax.process_index()
+    different = len(set(ids)) > 1
+    return different, not different or ids.index(ids[me]) == me
+
+
 def last_writer(lease: bytes) -> str:
     """Returns the `identity` of the folder's last writer; "" if there is no lease, "unknown" if the lease is damaged.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from common import sharding, variables
 from common.data.windows import scored_once
-from common.errors import check
+from common.errors import UserError, check, reason_of
 from common.model.language_model import LanguageModel
 from common.plugin import imported
 from common.train.evaluate import PerExample
@@ -49,20 +49,24 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
     features_ED, labels_E = _examples(task, trainable, frozen)
     with user_code(option):
         returned = make(features_ED, labels_E, outputs=task.vocabulary)
-        if isinstance(returned, tuple):
-            returned = tuple(map(np.asarray, returned))
     check(
         isinstance(returned, tuple) and len(returned) == len(OUTPUT),
         f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer",
     )
-    values = dict(zip(OUTPUT, returned, strict=True))
-    shapes = {name: np.shape(x) for name, x in values.items()}
+    try:
+        arrays = {
+            n: np.asarray(x, trainable[n].dtype) for n, x in zip(OUTPUT, returned, strict=True)
+        }
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{option} must return two arrays of numbers ({reason_of(error)})"
+        ) from error
+    shapes = {name: x.shape for name, x in arrays.items()}
     check(
         all(shapes[name] == trainable[name].shape for name in OUTPUT),
         f"{option} returns arrays of shapes {tuple(shapes.values())}: return the kernel and the"
         f" bias of the output layer, with the shapes {tuple(trainable[name].shape for name in OUTPUT)}",
     )
-    arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}
     return sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})
 
 

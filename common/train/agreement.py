@@ -4,9 +4,8 @@ import os
 import re
 import time
 from argparse import Namespace
-from contextlib import suppress
+from importlib.machinery import PathFinder
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -40,13 +39,21 @@ def _modules(config: ConfigDict) -> dict[str, str]:
     found = {}
     for value in flatten(config).values():
         named = re.fullmatch(r"(?:import:)?([\w.]+):\w+", str(value))
-        with suppress(
-            ImportError, ValueError
-        ):  # Opening the run raises a better error for a missing module.
-            if named and (spec := find_spec(named[1])) and spec.has_location:
-                text = Path(spec.origin).read_bytes().hex()
-                found[f"the module {named[1]}"] = fingerprint([text])[:12]
+        if named and (file := _file_of(named[1])):
+            found[f"the module {named[1]}"] = fingerprint([file.read_bytes().hex()])[:12]
     return found
+
+
+def _file_of(module: str) -> Path | None:
+    """Returns the file of a module without importing its packages, which may use JAX; None if it is not found."""
+    names, folders = module.split("."), None
+    for end in range(1, len(names) + 1):
+        spec = PathFinder.find_spec(".".join(names[:end]), folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations or []
+    file = Path(spec.origin or "")
+    return file if file.is_file() and os.access(file, os.R_OK) else None
 
 
 def inputs(config: ConfigDict, task: Task) -> dict[str, str]:
@@ -68,21 +75,20 @@ def check_shared(workdir: Path) -> None:
     All processes must call this function, after process 0 has locked the workdir.
 
     Raises:
-      UserError: another process than process 0 has not found the lock after `VISIBLE_SECONDS`, or the folder is not
-        writable.
+      UserError: on every process, if a process has not found the lock after `VISIBLE_SECONDS` or cannot write to the
+        folder.
     """
     wanted, *_ = all_gather(lock_word(workdir))
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while lock_word(workdir) != wanted:
-        check(
-            time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",
-        )
+    while lock_word(workdir) != wanted and time.monotonic() < deadline:
         time.sleep(0.5)
-    check(
-        os.access(workdir, os.W_OK),
-        f"cannot write to --workdir={workdir}: choose a writable folder",
-    )
+    fault = ""
+    if lock_word(workdir) != wanted:
+        fault = "is not the folder that process 0 has opened: use a folder that all processes share"
+    elif not os.access(workdir, os.W_OK):
+        fault = "is not writable: choose a writable folder"
+    for number, reported in enumerate(all_gather(fault)):
+        check(not reported, f"--workdir={workdir} of process {number} {reported}")
 
 
 def code_version(*packages: str, root: Path = ROOT) -> str:

@@ -5,7 +5,7 @@ from concurrent import futures
 
 import numpy as np
 
-from common.runtime.processes import all_reduce_max
+from common.runtime.processes import all_reduce_max, barrier
 from common.runtime.signals import Signals
 from common.train.conditions import cores
 from common.train.prefetch import put
@@ -33,6 +33,9 @@ def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
             if key not in step.compiled and not signals.received:
                 lowered = step.lower(batch, number)
                 step.compiling[key] = threads.submit(step.compile_now, key, *lowered)
+        barrier(
+            "lowered"
+        )  # Without this barrier, faster processes would wait within the section "train".
     threads.shutdown(wait=False)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):

@@ -25,7 +25,6 @@ from common.runtime.processes import all_gather, all_or_none, barrier, gather, i
 from common.sharding import abstract
 from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
-from common.train.workdir import lock_word
 from common.variables import AbstractModel, Params
 
 
@@ -106,11 +105,11 @@ class Checkpoints:
           upload: function that uploads the workdir to its bucket, called by `share`.
         """
         self.directory = workdir.absolute() / "checkpoints"
-        words = all_gather(lock_word(workdir)) if address(workdir) else []
-        self._copies, self._upload = (
-            len(words) > 1 and not (words[0] and len({*words}) == 1),
-            upload,
-        )
+        self._copies, self._leads, self._upload = False, True, upload
+        if address(workdir) and jax.process_count() > 1:
+            from common.storage.mirror import roles
+
+            self._copies, self._leads = roles()
         self._keep_best = keep_best
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -183,9 +182,14 @@ class Checkpoints:
     def discard_best(self, known: Collection[int]) -> None:
         """Deletes the checkpoints of the kinds "best" and "top" at steps that are not in `known`."""
         for kind in ("best", "top") if self._keep_best > 1 else ("best",):
-            manager = self._manager(kind)
-            for step in sorted(set(manager.all_steps()) - set(known)):
-                manager.delete(step)
+            self._delete(kind, sorted(set(self._manager(kind).all_steps()) - set(known)))
+
+    def _delete(self, kind: str, steps: Sequence[int]) -> None:
+        for step in steps if self._leads else ():
+            self._manager(kind).delete(step)
+        if self._copies:
+            barrier(f"deleted {kind}")
+            self._manager(kind).reload()
 
     def save_as(self, kind: str, step: int, state: Any, meta: dict, **options: Any) -> None:
         """Starts writing a checkpoint of a kind, if the step has no checkpoint of this kind.
@@ -208,12 +212,8 @@ class Checkpoints:
         manager.save(step, args=arguments, force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Starts writing the frozen values of a run, without pretrained weights.
-
-        Overwrites the frozen values of an earlier attempt that was killed before its first checkpoint.
-        """
-        if self._managers["frozen"].all_steps():
-            self._managers["frozen"].delete(0)
+        """Starts writing the frozen values of a run, except pretrained weights. Deletes those of a killed attempt."""
+        self._delete("frozen", self._managers["frozen"].all_steps())
         self.save_as("frozen", 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
@@ -311,8 +311,7 @@ class Checkpoints:
         try:
             state, meta = all_or_none(read)
         except Exception as error:
-            # JAX may also report missing memory as another exception of another process (`all_or_none`).
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error).lower():
                 raise
             raise UserError(
                 f"the checkpoint {shown(path)} does not fit into the memory of the devices ({reason_of(error)}): free"
@@ -332,10 +331,10 @@ class Checkpoints:
         if is_main():
             self._upload()
         barrier("checkpoints are uploaded")
-        if not is_main():
+        if self._leads and not is_main():
             open_folder(str(self.directory.parent))
-            self.reload()
         barrier("checkpoints are downloaded")
+        self.reload()
 
     def reload(self) -> None:
         """Lists the checkpoints on disk again, after files were moved or downloaded."""

@@ -42,7 +42,7 @@ def validate(config: ConfigDict) -> None:
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
     cache = config.get("data", {}).get("cache_dir", "")
-    check("://" not in cache, f"--config.data.cache_dir={cache} must be a folder of this machine")
+    check(":/" not in cache, f"--config.data.cache_dir={cache} must be a folder of this machine")
     check_least(config, [f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")], 0)
     check_least(config, [f"eval.{name}" for name in ("steps", "seconds", "patience")], 0)
     check_least(config, [f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")], 0)

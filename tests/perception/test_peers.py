@@ -261,12 +261,8 @@ def test_minilm_sentence_embeddings_match_transformers(minilm: Path) -> None:
 
     pretrained = open_model(minilm)
     abstract_model = variables.abstract(
-        lambda: PooledClassifier(
-            backbone(pretrained.shape, rngs=nnx.Rngs(0)),
-            pretrained.shape.width,
-            2,
-            "masked",
-            rngs=nnx.Rngs(0),
+        lambda rngs: PooledClassifier(
+            backbone(pretrained.shape, rngs=rngs), pretrained.shape.width, 2, "masked", rngs=rngs
         )
     )
     where = abstract(abstract_model.trainable, alone())

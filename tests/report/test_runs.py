@@ -38,7 +38,7 @@ def test_load_local_takes_folders_and_summary_files(tmp_path):
 
 
 def test_pattern_without_a_folder_of_the_bucket_raises_an_error():
-    with pytest.raises(UserError, match=r"^gs://lab/a\*: a pattern needs a folder of the bucket"):
+    with pytest.raises(UserError, match=r"^gs://lab/a\*: give a folder of the bucket, such as gs:"):
         load_group("gs://lab/a*")
 
 

@@ -56,6 +56,14 @@ def test_differing_inputs_are_named_on_all_processes(results, folder, case, diff
     assert not list((folder / case).glob("checkpoints/latest/*")), "no step was trained"
 
 
+def test_workdirs_that_are_not_shared_are_named_on_all_processes(results):
+    for number, found in enumerate(results):
+        assert found["separate_workdirs"] == (
+            f"--workdir=W/{number} of process 1 is not the folder that process 0 has opened: use a folder that all"
+            " processes share"
+        )
+
+
 def test_differing_data_end_all_processes_with_code_2(outputs, folder):
     for code, lines in outputs:
         assert code == 2, "\n".join(lines)

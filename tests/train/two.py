@@ -25,11 +25,12 @@ import pytest
 from common.errors import Preempted, UserError
 from common.runtime import processes, program
 from common.sharding import make_mesh
-from common.train import ahead, checkpoint, clock, frozen, loop
+from common.train import agreement, ahead, checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
 from common.train.loop import fit
 from common.train.state import Step
 from common.train.turns import Job, fit_in_turns
+from common.train.workdir import lock_workdir
 from tests.train import toy
 
 DELAY = 3.0
@@ -102,6 +103,16 @@ def differing_draws(workdir: Path) -> str:
         drawn = lambda *a: {name: x + change for name, x in draw(*a).items()}  # noqa: E731
         patch.setattr(frozen, "draw_frozen", drawn)
         return fault(lambda: train(workdir))
+
+
+def separate_workdirs(workdir: Path) -> str:
+    """Process 1 has another folder than process 0, with an older run."""
+    folder = workdir / str(jax.process_index())
+    with lock_workdir(folder):
+        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "VISIBLE_SECONDS", 1)
+        return fault(lambda: train(folder)).replace(str(workdir), "W")
 
 
 def unreadable_checkpoint(workdir: Path) -> int:
@@ -356,6 +367,7 @@ CASES = {
         differing_data,
         differing_config,
         differing_draws,
+        separate_workdirs,
         unreadable_checkpoint,
         checkpoints_at_the_same_time,
         checkpoints_in_turns,
