@@ -217,7 +217,9 @@ def test_too_little_text_is_rejected(pool):
         make(pool, "sentence_length", count=30_000)
     with pytest.raises(UserError, match=r"--count=3 must be at least 6, the number of labels"):
         make(pool, "sentence_length", count=3)
-    with pytest.raises(UserError, match=r"needs 2 target words .* is 0: give more text$"):
+    with pytest.raises(
+        UserError, match=r"needs 2 target words .* have only 0 such words: give more text$"
+    ):
         make(pool[:1], "word_content", count=10)
 
 
