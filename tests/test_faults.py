@@ -125,7 +125,9 @@ def copied(trained, tmp_path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """Returns {path: content} of all files except the lock, which has another word after each start."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 COMMAND_LINES = [
