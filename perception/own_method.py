@@ -18,6 +18,11 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
         weights or also trains parameters other than adapters and the head.
     """
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
+    check(
+        method.pretrained or not method.adapters,
+        f"{option} has adapters=True, but pretrained=False: set pretrained=True, because adapters change pretrained"
+        " weights",
+    )
     config = config.copy_and_resolve_references()
     # The check looks for the names of the backbone's parameters, and quantization would rename the kernels.
     config.quantize = "none"
@@ -29,11 +34,6 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
         {ENCODER + name: v.shape for name, v in encoder_parameters(shape).items()},
         "the backbone lacks it" if method.pretrained else "pretrained is False",
         loads=method.pretrained,
-    )
-    check(
-        method.pretrained or not method.adapters,
-        f"{option} has adapters=True, but pretrained=False: set pretrained=True, because adapters change pretrained"
-        " weights",
     )
     for name in model.trainable.keys() - {KERNEL, BIAS}:
         check(

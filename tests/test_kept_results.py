@@ -92,7 +92,16 @@ def test_printed_commands_find_all_their_runs(command, tmp_path, monkeypatch):
         kept = folder / table.name
         # The kept table `sweep` also has the rows of other commands with the same --out.
         if table.name != "sweep.md" and kept.exists():
-            assert table.read_text() == kept.read_text()
+            # Two types of CPU may classify one of the 10,000 test images of MNIST differently.
+            assert _words(table) == pytest.approx(_words(kept), abs=0.011)
+
+
+def _words(table: Path) -> list[str | float]:
+    """Returns the words of a table, and its numbers with a decimal point as floats."""
+    return [
+        float(word.replace(",", "")) if re.fullmatch(r"[+-]?[\d,]+\.\d+", word) else word
+        for word in table.read_text().split()
+    ]
 
 
 @pytest.mark.parametrize("folder", WORTH, ids=lambda path: path.name)
