@@ -212,7 +212,7 @@ class Checkpoints:
         manager.save(step, args=arguments, force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Starts writing the frozen values of a run, except pretrained weights. Deletes those of a killed attempt."""
+        """Deletes the frozen values of a killed attempt; starts writing frozen values, except pretrained weights."""
         self._delete("frozen", self._managers["frozen"].all_steps())
         self.save_as("frozen", 0, {"frozen": values}, meta)
 
