@@ -33,9 +33,8 @@ def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
             if key not in step.compiled and not signals.received:
                 lowered = step.lower(batch, number)
                 step.compiling[key] = threads.submit(step.compile_now, key, *lowered)
-        barrier(
-            "lowered"
-        )  # Without this barrier, faster processes would wait within the section "train".
+        # Without this barrier, faster processes would wait within the section "train".
+        barrier("lowered")
     threads.shutdown(wait=False)
     if run.mesh.devices.flat[0].platform == "cpu":
         with run.clock.section("compile"):
