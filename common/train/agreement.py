@@ -45,7 +45,10 @@ def _modules(config: ConfigDict) -> dict[str, str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the file of a module without importing its packages, which may use JAX; None if it is not found."""
+    """Returns the file of a module, or None if it is not on `sys.path`.
+
+    `importlib.util.find_spec` would import the packages of the module, which may use JAX before the processes join.
+    """
     names, folders = module.split("."), None
     for end in range(1, len(names) + 1):
         spec = PathFinder.find_spec(".".join(names[:end]), folders)
