@@ -122,11 +122,22 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
     ):
         with pytest.raises(UserError, match=fault):
             lossless.choose(settings(tmp_path, tokenizer=kind), text)
-    for size, fault in ((-1, "too small"), (100, "too small"), (2**31, "too large")):
-        fault = f"--config.data.vocab_size={size} is {fault} for the training text"
-        with pytest.raises(UserError, match=fault) as caught:
-            lossless.choose(settings(tmp_path, vocab_size=size), text)
-        assert "\n" not in str(caught.value)
     for unusable in (b"\n\n", b"\xff\xfe\n", b"a long line " * 400):
         with pytest.raises(UserError, match="has no line of 1 to 4,192 bytes of UTF-8 text"):
             lossless.choose(settings(tmp_path), np.frombuffer(unusable, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("size", "fault"),
+    [
+        (-1, "small"),
+        (100, "small"),
+        (10**6, "large"),
+        pytest.param(2**31, "large", marks=pytest.mark.medium),  # SentencePiece takes 25 s.
+    ],
+)
+def test_impossible_sizes_of_the_vocabulary_are_rejected(tmp_path, text, size, fault):
+    fault = f"--config.data.vocab_size={size} is too {fault} for the training text"
+    with pytest.raises(UserError, match=fault) as caught:
+        lossless.choose(settings(tmp_path, vocab_size=size), text[:20_000])
+    assert "\n" not in str(caught.value)
