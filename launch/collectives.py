@@ -91,7 +91,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
     program = parse(text)
     times, unknown = count_executions(program, lambda x: collective(x) is not None, unknown_trips)
     kinds = *KINDS, *(kind + BETWEEN for kind in KINDS)
-    counts: dict[str, int] = dict.fromkeys(kinds, 0)
+    counts: dict[str, float] = dict.fromkeys(kinds, 0.0)
     sizes: dict[str, float] = dict.fromkeys(kinds, 0.0)
     seen: set[str] = set()
     for name, executions in times.items():
@@ -109,7 +109,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
                 kind, received = "reduce-scatter", received / 2
             counts[kind] += executions
             sizes[kind] += executions * received
-    rows = [Row(kind, counts[kind], round(sizes[kind])) for kind in kinds if counts[kind]]
+    rows = [Row(n, round(counts[n]), round(sizes[n])) for n in kinds if counts[n]]
     return Collectives(rows, unknown)
 
 

@@ -15,6 +15,8 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
+_ITERATIONS = re.compile(r"iterations=([\d.e+-]+)")
+
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
 
@@ -97,17 +99,25 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
-def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
+def trip_count(program: Program, within: Computation, loop: Instruction) -> float | None:
     """Returns the trip count of a `while` instruction, or None if it is unknown.
 
     Reads the compiler's annotation. Without an annotation, recognises loops that count from a constant up to a constant
-    in constant steps.
+    in constant steps. Of all other loops, the scope may state the mean number of iterations (`common.train.flops`).
 
     Args:
       within: the computation that contains the loop.
     """
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
+    counted = _counted_trips(program, within, loop)
+    if counted is None and (scopes := _ITERATIONS.findall(loop.rest)):
+        return float(scopes[-1])
+    return counted
+
+
+def _counted_trips(program: Program, within: Computation, loop: Instruction) -> int | None:
+    """Returns the trip count of a loop that counts from a constant up to a constant in constant steps, else None."""
     try:
         condition, body = (
             program.computations[re.search(rf"{part}=%?([\w.-]+)", loop.rest)[1]]
@@ -131,7 +141,7 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> int 
 
 def count_executions(
     program: Program, wanted: Callable[[Instruction], bool], unknown_trips: int
-) -> tuple[dict[str, int], int]:
+) -> tuple[dict[str, float], int]:
     """Counts the executions of the entry computation and of each other computation with a wanted instruction.
 
     A computation also counts if only a computation that it calls has a wanted instruction.
@@ -155,16 +165,16 @@ def count_executions(
             )
         return known[name]
 
-    times: dict[str, int] = defaultdict(int)
+    times: dict[str, float] = defaultdict(float)
     unknown = 0
 
-    def visit(name: str, executions: int) -> None:
+    def visit(name: str, executions: float) -> None:
         nonlocal unknown
         times[name] += executions
         computation = program.computations[name]
         for instruction in computation.instructions.values():
             inner = [called for called in instruction.called if is_wanted(called)]
-            trips: int | None = 1
+            trips: float | None = 1
             if inner and instruction.operation == "while":
                 trips = trip_count(program, computation, instruction)
                 unknown += trips is None

@@ -111,14 +111,22 @@ class ScannedStack(Stack):
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
         """Returns a function (x, context, value) -> output, and the stacked values and keys of the blocks `numbers`."""
-        graphdef, state = nnx.split(_read(self.blocks[stacked_name(numbers)]))
+        block = self.blocks[stacked_name(numbers)]
+        readers = _take_readers(block)
+        shards = {path: reader.shard for path, reader in readers.items()}
+        graphdef, state = nnx.split(block)
         keys = None if keys_P[0] is None else keys_P[np.array(numbers)]
 
         def call(x_BLD: jax.Array, context: Context, value: tuple) -> jax.Array:
-            state, key = value
-            return self._call_block(nnx.merge(graphdef, state), numbers[0], x_BLD, context, key)
+            state, shards, key = value
+            block = nnx.merge(graphdef, state)
+            for path, part, variable in variables_below(block, nnx.Variable):
+                if path in readers:
+                    hook = readers[path].of_layer(shards[path])
+                    _set_hook(part, path[-1], variable, hook)
+            return self._call_block(block, numbers[0], x_BLD, context, key)
 
-        return call, (state, keys)
+        return call, (state, shards, keys)
 
     def _interleave(self, x_BLD: jax.Array, context: Context, keys_P: Any) -> jax.Array:
         trained, still = self.interleaved
@@ -276,13 +284,26 @@ def _stacked(block: Block, layers: int) -> Block:
     return block
 
 
-def _read(block: Block) -> Block:
-    """Calls the hook `on_get_value` (`common.train.exchange`) of each variable of a block once.
+def _take_readers(block: Block) -> dict[tuple, Any]:
+    """Removes the hooks `on_get_value` (`common.train.exchange.Reader`) from a block's variables, in place.
 
-    Replaces the variable, in place, by a variable with the result and without the hook. The hook returns the values of
-    all layers, so it must run before a scan slices the values.
+    Returns {path of the variable: hook}. A hook reads the stacked values of all layers. Its method `of_layer` returns
+    the hook for one layer, so that a scan gathers the values of one layer at a time.
     """
+    readers = {}
     for path, part, variable in variables_below(block, nnx.Variable):
-        metadata = {"axes": variable.get_metadata("axes")}
-        setattr(part, path[-1], type(variable)(variable.get_value(), **metadata))
-    return block
+        if reader := variable.get_metadata("on_get_value", None):
+            readers[path] = reader
+            _set_hook(part, path[-1], variable, None)
+    return readers
+
+
+def _set_hook(part: nnx.Module, name: str, variable: nnx.Variable, hook: Callable | None) -> None:
+    """Replaces a variable of `part` by a variable with another hook `on_get_value`; None for no hook.
+
+    Flax allows no change of a variable that another trace has made.
+    """
+    metadata = {"axes": variable.get_metadata("axes")}
+    if hook:
+        metadata["on_get_value"] = hook
+    setattr(part, name, type(variable)(variable.get_raw_value(), **metadata))

@@ -3,10 +3,16 @@
 If a parameter is split over the mesh axis fsdp, each device holds one shard of it, and gathers the shards over fsdp
 whenever the model reads the parameter. A split over the mesh axis tensor remains. With rematerialization, the backward
 pass gathers the shards again.
+
+A scan over layers (`common.model.scan`) gathers the parameters of one layer at a time. Without gradient accumulation,
+the backward pass of a scan also reduce-scatters the gradients of one layer at a time, so that no device ever holds the
+whole gradients of all layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,7 +67,13 @@ def local_sums(
     )(batch, *arguments)
 
 
-def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
+def add_up(
+    sums: Any,
+    places: Any,
+    mesh: Mesh,
+    dtype: str = "float32",
+    scattered: Collection[str] = (),
+) -> Any:
     """Adds up the results of `local_sums` over all shards of the batch.
 
     Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
@@ -71,20 +83,23 @@ def add_up(sums: Any, places: Any, mesh: Mesh, dtype: str = "float32") -> Any:
       places: tree with the sharding of each total.
       dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange.
         Totals have the dtypes of the sums.
+      scattered: names of the totals, keys of dictionaries in `sums`, that `gathering` has already reduce-scattered if
+        fsdp splits them.
     """
 
-    def total(stacked: jax.Array, place: NamedSharding) -> jax.Array:
+    def total(path: tuple, stacked: jax.Array, place: NamedSharding) -> jax.Array:
         x, axes = stacked[0], BATCH
         y = x.astype(dtype) if x.ndim else x
         dimension = split_dimension(place)
         if dimension is not None:
-            y = _reduce_scatter(y, dimension)
+            if not (path and path[-1].key in scattered):
+                y = _reduce_scatter(y, dimension)
             axes = tuple(axis for axis in BATCH if axis != _SPLIT)
         return jax.lax.psum(y, axes).astype(x.dtype)
 
     tensor = jax.tree.map(lambda place: P(BATCH, *_only(place.spec, "tensor")), places)
     return jax.shard_map(
-        lambda sums: jax.tree.map(total, sums, places),
+        lambda sums: jax.tree.map_with_path(total, sums, places),
         mesh=mesh,
         in_specs=(tensor,),
         out_specs=jax.tree.map(lambda place: place.spec, places),
@@ -118,6 +133,7 @@ def gathering(
     trainable: Params,
     frozen: Params,
     places: Sequence[Mapping[str, NamedSharding]],
+    scattered: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
     """Returns stand-ins for the trainable values, and a function that builds the model from the stand-ins.
 
@@ -127,17 +143,20 @@ def gathering(
     Args:
       trainable, frozen: {path: shard of this device}.
       places: {path: sharding} of the trainable values, and {path: sharding} of the frozen values.
+      scattered: {path: dtype of the exchange} of stacked parameters. The backward pass of a scan reduce-scatters their
+        gradients.
 
     Returns:
-      (stand-ins, build). A stand-in is an array of zeros with the shape of the whole parameter; the model reads the
-      gathered parameter instead. The gradient of a stand-in is the gradient of the whole parameter, summed over the
-      rows of this device.
+      (stand-ins, build). A stand-in is an array of zeros; the model reads the gathered parameter instead. The gradient
+      of a stand-in is the gradient of the whole parameter, summed over the rows of this device. A stand-in in
+      `scattered` has the shape of the shard, and its gradient is this device's shard of the sum over fsdp.
     """
     shards, places = trainable | frozen, {**places[0], **places[1]}
     stand_ins, constants = (
         {name: jnp.zeros(x.shape, kind[name].dtype) for name, x in shapes.items()}
         for shapes, kind in zip(abstract_model.shapes(), (trainable, frozen), strict=True)
     )
+    stand_ins |= {name: jnp.zeros_like(trainable[name]) for name in scattered}
 
     def build(stand_ins: Params) -> nnx.Module:
         model = abstract_model.build(stand_ins, constants)
@@ -146,41 +165,79 @@ def gathering(
             name = "/".join(map(str, path))
             if name in shards:
                 dtype = dtypes.get(name, shards[name].dtype)
-                part.set_metadata("on_get_value", _reader(shards[name], places[name], dtype))
+                reader = Reader(shards[name], places[name], dtype, scattered.get(name))
+                part.set_metadata("on_get_value", reader)
         return model
 
     return stand_ins, build
 
 
-def _reader(shard: jax.Array, place: NamedSharding, dtype: jnp.dtype) -> Callable:
-    """Returns a hook `on_get_value` for a variable whose value is a stand-in (see `gathering`).
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A hook `on_get_value` for a variable whose value is a stand-in (see `gathering`).
 
     The hook returns the whole parameter instead of the stand-in. It gathers the parameter in `dtype`, and casts the
     result to the dtype of the shard.
+
+    Attributes:
+      shard: this device's shard of the parameter.
+      place: sharding of the parameter.
+      exchange: dtype in which the backward pass reduce-scatters the gradient over fsdp; None: the gradient of the
+        stand-in is the gradient of the whole parameter.
     """
-    dimension = split_dimension(place)
 
-    @jax.custom_vjp
-    def read(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
-        del stand_in
-        if dimension is None:
-            return shard
-        with jax.named_scope("gather"):
-            return gather(shard.astype(dtype)).astype(shard.dtype)
+    shard: jax.Array
+    place: NamedSharding
+    dtype: jnp.dtype
+    exchange: str | None
 
-    def gather(x: jax.Array) -> jax.Array:
-        mesh, tensor = jax.sharding.get_abstract_mesh(), _only(place.spec, "tensor")
-        whole = partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
-        if not mesh.are_all_axes_manual:
-            # Without this inner `shard_map`, the compiler would also gather the array over the tensor axis.
-            rest = set(mesh.axis_names) - set(mesh.manual_axes)
-            whole = jax.shard_map(
-                whole, in_specs=tensor, out_specs=tensor, axis_names=rest, check_vma=False
-            )
-        return whole(x)
+    def __call__(self, variable: nnx.Variable, stand_in: jax.Array) -> jax.Array:
+        @jax.custom_vjp
+        def read(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
+            del stand_in
+            with jax.named_scope("gather"):
+                return self._gather(shard.astype(self.dtype)).astype(shard.dtype)
 
-    read.defvjp(lambda *values: (read(*values), None), lambda _, gradient: (gradient, None))
-    return lambda variable, stand_in: read(stand_in, shard)
+        def backward(_: None, gradient: jax.Array) -> tuple[jax.Array, None]:
+            if self.exchange is None:
+                return gradient, None
+            with jax.named_scope("exchange"):
+                return self._scatter(gradient.astype(self.exchange)).astype(gradient.dtype), None
+
+        read.defvjp(lambda *values: (read(*values), None), backward)
+        return read(stand_in, self.shard)
+
+    def of_layer(self, shard: jax.Array) -> "Reader":
+        """Returns the reader of one layer of a stacked parameter (`common.model.layers`).
+
+        Args:
+          shard: this device's shard of the layer's parameter.
+        """
+        place = NamedSharding(self.place.mesh, P(*self.place.spec[1:]))
+        return dataclasses.replace(self, shard=shard, place=place)
+
+    def _gather(self, x: jax.Array) -> jax.Array:
+        dimension = split_dimension(self.place)
+        gather = partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
+        return x if dimension is None else self._keep_tensor(gather)(x)
+
+    def _scatter(self, x: jax.Array) -> jax.Array:
+        dimension = split_dimension(self.place)
+        scatter = partial(_reduce_scatter, dimension=dimension)
+        return x if dimension is None else self._keep_tensor(scatter)(x)
+
+    def _keep_tensor(self, function: Callable) -> Callable:
+        """Returns `function`, applied to the shards of its argument over the mesh axis tensor.
+
+        Otherwise, the compiler would also gather the argument over the tensor axis.
+        """
+        mesh, tensor = jax.sharding.get_abstract_mesh(), _only(self.place.spec, "tensor")
+        if mesh.are_all_axes_manual:
+            return function
+        rest = set(mesh.axis_names) - set(mesh.manual_axes)
+        return jax.shard_map(
+            function, in_specs=tensor, out_specs=tensor, axis_names=rest, check_vma=False
+        )
 
 
 def kernel_dtypes(model: nnx.Module) -> dict[str, jnp.dtype]:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.errors import check
-from common.model.layers import scan_layers, stack_layers
+from common.model.layers import is_stacked, scan_layers, stack_layers
 from common.sharding import abstract
 from common.train import flops
 from common.train import optimizer as optimizers
@@ -122,9 +122,9 @@ class Step:
         abstract_model = variables.abstract(task.build)
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        # Do not scan over layers with Adafactor or fsdp. Adafactor factors and clips each array as a whole, so its
-        # updates of stacked arrays would differ. With fsdp, a scan would gather the parameters of all layers at once.
-        unrolled = config.optimizer.name == "adafactor" or mesh.shape["fsdp"] > 1
+        # Do not scan over layers with Adafactor, which factors and clips each array as a whole: its updates of stacked
+        # arrays would differ.
+        unrolled = config.optimizer.name == "adafactor"
         scanned = scan_layers(abstract_model, 0 if unrolled else config.train.scan_layers)
         how = config.train.accumulate, config.train.reduce_dtype, scanned
         return cls(task, abstract_model, *rule, mesh, config.seed, *how)
@@ -156,15 +156,19 @@ class Step:
         from common.train import exchange
 
         places = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
+        # Several microbatches exchange gradients once per step, so their scans must not exchange gradients.
+        stacked = [name for name in model.trainable if self.accumulate == 1 and is_stacked(name)]
+        scattered = dict.fromkeys(stacked, self.reduce_dtype)
 
         def of_shard(batch: Any, trainable: Params, frozen: Params, key: jax.Array) -> tuple:
-            stand_ins, build = exchange.gathering(model, trainable, frozen, places)
+            stand_ins, build = exchange.gathering(model, trainable, frozen, places, scattered)
             return self._sums(loss, build, batch, stand_ins, key)
 
         whole = sharding.replicated(mesh)
         sums = exchange.local_sums(of_shard, mesh, batch, trainable, frozen, key, places=places)
         with jax.named_scope("exchange"):
-            return exchange.add_up(sums, (whole, whole, places[0]), mesh, self.reduce_dtype)
+            totals = whole, whole, places[0]
+            return exchange.add_up(sums, totals, mesh, self.reduce_dtype, scattered)
 
     def _sums(
         self, loss: Callable, build: Callable, batch: Any, trainable: Params, key: jax.Array

@@ -1,5 +1,6 @@
 """Scanned layers: a step with stacked arrays trains like a step with an array for each layer."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from common.track.tracker import read_metrics
 from common.train.checkpoint import Checkpoints
 from common.train.prefetch import put
 from common.train.state import Step
+from launch.collectives import read_collectives
 from reservoir.attention_blocks import decoder_block, encoder_block
 from tests.train import toy
 
@@ -178,7 +180,11 @@ def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
 
 
 def train(
-    task: Deep, least: int, sizes: dict[str, int] | None = None, optimizer: str = "adamw"
+    task: Deep,
+    least: int,
+    sizes: dict[str, int] | None = None,
+    optimizer: str = "adamw",
+    accumulate: int = 1,
 ) -> tuple:
     """Trains three steps.
 
@@ -190,7 +196,8 @@ def train(
       Losses, FLOPs of a step, names of the step's parameters, and (parameters, optimizer state, frozen values) with an
       array for each layer.
     """
-    config = toy.config(train__scan_layers=least, optimizer__name=optimizer, optimizer__clip=0.5)
+    options = {"optimizer__name": optimizer, "train__accumulate": accumulate}
+    config = toy.config(train__scan_layers=least, optimizer__clip=0.5, **options)
     # Biases of keys have gradients that are 0 up to rounding, which Adam with a small epsilon would amplify.
     config.optimizer.epsilon, config.optimizer.weight_decay = 1e-2, 0.1
     sizes = {"data": 1, **(sizes or {})}
@@ -231,6 +238,13 @@ def train(
         ),
         pytest.param(Deep("LLRRLRL", cross=True), {}, marks=pytest.mark.medium),
         pytest.param(Deep(), {"sizes": {"data": 2, "tensor": 2}}, marks=pytest.mark.medium),
+        pytest.param(Deep("LLRRLRL"), {"sizes": {"fsdp": 2}}, marks=pytest.mark.medium),
+        pytest.param(Deep(), {"sizes": {"fsdp": 2}, "accumulate": 2}, marks=pytest.mark.medium),
+        pytest.param(
+            Deep(remat="full", skip_rate=0.5),
+            {"sizes": {"fsdp": 2, "tensor": 2}},
+            marks=pytest.mark.medium,
+        ),
     ],
 )
 def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> None:
@@ -245,17 +259,37 @@ def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> Non
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), scanned_values, values)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "sizes", "scanned"),
-    [("adam", {"data": 2}, True), ("adafactor", {"data": 2}, False), ("adam", {"fsdp": 2}, False)],
-)
-def test_adafactor_and_fsdp_are_not_scanned(
-    optimizer: str, sizes: dict[str, int], scanned: bool
-) -> None:
+@pytest.mark.parametrize(("optimizer", "scanned"), [("adam", True), ("adafactor", False)])
+def test_adafactor_is_not_scanned(optimizer: str, scanned: bool) -> None:
     config = toy.config(train__scan_layers=4, optimizer__name=optimizer)
-    mesh = make_mesh({"data": 1, **sizes}, jax.devices()[:2])
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
     step = Step.of(config, Deep(), mesh)
     assert any(map(is_stacked, step.scanned.trainable)) == scanned
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.medium)])
+def test_scans_gather_one_layer_at_a_time(accumulate: int) -> None:
+    """With fsdp, a scanned step gathers what an unrolled step gathers, but never an array with all layers."""
+    mesh = make_mesh({"data": 1, "fsdp": 2}, jax.devices()[:2])
+
+    def of(least: int) -> tuple[dict[str, int], set[str]]:
+        """Returns {kind of collective: bytes received by each device}, and the shapes of gathered arrays."""
+        config = toy.config(train__scan_layers=least, train__accumulate=accumulate)
+        with jax.set_mesh(mesh):
+            step = Step.of(config, Deep("LLLRLLRL"), mesh)
+            text = step.lower(put(BATCH, mesh), 0)[0].compile().as_text()
+        found = read_collectives(text, mesh.size)
+        assert not found.unknown_loops
+        shapes = set(re.findall(r"= \w+\[([\d,]+)\]\S* all-gather", text))
+        return {row.kind: row.received for row in found.rows}, shapes
+
+    (received, shapes), (scanned, scanned_shapes) = of(0), of(4)
+    assert scanned.keys() == received.keys() == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert scanned_shapes == shapes
+    assert scanned["reduce-scatter"] == received["reduce-scatter"]
+    assert scanned["all-reduce"] <= received["all-reduce"]
+    # Without scans, the compiler gathers each parameter before the loop over microbatches.
+    assert scanned["all-gather"] == accumulate * received["all-gather"]
 
 
 @pytest.mark.medium
