@@ -41,7 +41,7 @@ with jax.set_mesh(mesh):
     step = Step.of(config, task, mesh)
     jax.block_until_ready((step.start().params, draw_on_mesh(step.abstract_model, 1, mesh)[0]))
     begun = time.process_time()
-    lowered, _ = step.lower(batch, 0)
+    lowered, _ = step.lower(step.task.loss, batch)
     middle = time.process_time()
     compiled = lowered.compile()
     end = time.process_time()

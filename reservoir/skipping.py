@@ -1,6 +1,6 @@
 """The task mixin for backskipping. Imports `reservoir.backskip` only in runs with backskipping."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from flax import nnx
@@ -22,6 +22,15 @@ class Backskipping:
         from reservoir.backskip import skips
 
         return self.skipping_loss if skips(self.config, step) else self.loss
+
+    def losses(self) -> Sequence[Callable]:
+        """Returns `loss`, and `skipping_loss` if the run has steps that skip the reservoirs."""
+        if self.config.model.backskip.estimator == "none":
+            return (self.loss,)
+        from reservoir.backskip import NEVER
+
+        skipping = self.config.model.backskip.estimator not in NEVER
+        return (self.loss, self.skipping_loss) if skipping else (self.loss,)
 
     def skipping_loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: Key

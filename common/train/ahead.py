@@ -1,8 +1,10 @@
 """Compiles the training step in threads, before the first batch of each shape arrives."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent import futures
+from itertools import chain
 
+import jax
 import numpy as np
 
 from common.runtime.processes import all_reduce_max, barrier
@@ -14,25 +16,31 @@ from common.train.state import Step
 from common.train.task import Batch
 
 
-def compile_ahead(run: Run, samples: Iterable[Batch], signals: Signals) -> None:
-    """Lowers the training step for the shapes of `samples` (`Task.batch_samples`), and starts threads to compile it.
+def compile_ahead(
+    run: Run, first: Mapping[str, jax.Array], samples: Iterable[Batch], signals: Signals
+) -> None:
+    """Lowers the training step for all loss functions and batch shapes, and starts threads to compile it.
 
     Starts at most one thread for each CPU core that this process may use. On accelerators, training continues
     meanwhile, and `Step.compile` raises the threads' errors.
 
     On CPUs, where the threads would slow the steps, this function waits until all shapes are compiled, or until a
     signal arrives. The wait counts as compilation time and raises the threads' errors.
+
+    Args:
+      first: a global batch on the mesh.
+      samples: this process's rows of batches of all other shapes (`Task.batch_samples`).
     """
-    step, number = run.train_step, run.step
+    step, losses = run.train_step, run.task.losses()
     threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
     # Lower the steps in this thread: lowering is Python code, and in a thread it would slow the steps of this process.
     with run.clock.section("compile"):
-        for sample in samples:
-            batch = put(sample, run.mesh)
-            key = step.cache_key(batch, number)
-            if key not in step.compiled and not signals.received:
-                lowered = step.lower(batch, number)
-                step.compiling[key] = threads.submit(step.compile_now, key, *lowered)
+        for batch in chain([first], (put(sample, run.mesh) for sample in samples)):
+            for loss in losses:
+                key = step.key_of(loss, batch)
+                if key not in step.compiled and not signals.received:
+                    lowered = step.lower(loss, batch)
+                    step.compiling[key] = threads.submit(step.compile_now, key, *lowered)
         # Without this barrier, faster processes would wait within the section "train".
         barrier("lowered")
     threads.shutdown(wait=False)

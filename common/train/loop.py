@@ -172,10 +172,11 @@ def _steps(
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun
             if state.step < run.config.train.steps:
-                if samples := [*run.task.batch_samples()]:
+                samples = [*run.task.batch_samples()]
+                if samples or len(run.task.losses()) > 1:
                     from common.train.ahead import compile_ahead
 
-                    compile_ahead(run, samples, signals)
+                    compile_ahead(run, batch, samples, signals)
                 votes.hasten()
         agreed = [0] * len(hooks)
         if votes.due():

@@ -242,12 +242,13 @@ class Step:
 
         If a thread already compiles this step (`common.train.ahead`), waits for the thread.
         """
-        key = self.cache_key(batch, step)
+        loss = self.task.loss_at(step)
+        key = self.key_of(loss, batch)
         future = self.compiling.pop(key, None)
         if future and not future.cancel():
             future.result()
         if key not in self.compiled:
-            self.compile_now(key, *self.lower(batch, step))
+            self.compile_now(key, *self.lower(loss, batch))
 
     def compile_now(self, key: tuple, lowered: jax.stages.Lowered, count: int) -> None:
         """Compiles the training step in this thread.
@@ -263,16 +264,16 @@ class Step:
         while self.compiling:
             self.compiling.popitem()[1].cancel()
 
-    def lower(self, batch: Any, step: int) -> tuple[jax.stages.Lowered, int]:
+    def lower(self, loss: Callable, batch: Any) -> tuple[jax.stages.Lowered, int]:
         """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
 
         Args:
+          loss: one of `Task.losses`.
           batch: arrays, which may be abstract.
-          step: number of a step, which selects the loss function.
         """
         trainable, opt_state, frozen = self.arguments()
         whole = sharding.replicated(self.mesh)
-        update = partial(self._step, self.task.loss_at(step))
+        update = partial(self._step, loss)
         counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
         places = (_shardings(trainable), _shardings(opt_state), whole)
         jitted = jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
@@ -301,5 +302,8 @@ class Step:
 
     def cache_key(self, batch: Mapping[str, jax.Array], step: int) -> tuple:
         """Returns the key of a compiled step: the loss function of `step`, and the batch shapes."""
-        shapes = sorted((name, x.shape) for name, x in batch.items())
-        return self.task.loss_at(step), *shapes
+        return self.key_of(self.task.loss_at(step), batch)
+
+    @staticmethod
+    def key_of(loss: Callable, batch: Mapping[str, jax.Array]) -> tuple:
+        return loss, *sorted((name, x.shape) for name, x in batch.items())

@@ -1,6 +1,6 @@
 """`Task`, the interface between the training loop and a paper."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,6 +131,13 @@ class Task:
         The training step is compiled once per loss function and batch shape.
         """
         return self.loss
+
+    def losses(self) -> Sequence[Callable]:
+        """Returns the loss functions that `loss_at` may return (default: `loss`), to compile the training step ahead.
+
+        A loss function that is missing here compiles in the first step that needs it.
+        """
+        return (self.loss,)
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
         """Returns {name: constant learning rate} of the parameters that Adam trains instead of the run's optimizer.

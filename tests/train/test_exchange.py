@@ -107,7 +107,7 @@ def received(mesh: Mesh, **fields) -> dict[str, tuple[int, int]]:
     step = step_on(mesh, **fields)
     rows = jax.ShapeDtypeStruct((ROWS, LENGTH), np.int32, sharding=sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
-        lowered, _ = step.lower({"words": rows}, 0)
+        lowered, _ = step.lower(step.task.loss, {"words": rows})
     collectives = read_collectives(lowered.compile().as_text(), mesh.size)
     assert collectives.unknown_loops == 0
     return {kind: (count, size) for kind, count, size in collectives.rows}
@@ -160,7 +160,7 @@ def test_reduce_dtype_is_the_dtype_of_the_exchange(name: str, on_one_device: dic
     mesh = mesh_of(name)
     step = step_on(mesh, reduce_dtype="bfloat16")
     with jax.set_mesh(mesh):
-        lowered, _ = step.lower(batch_on(mesh), 0)
+        lowered, _ = step.lower(step.task.loss, batch_on(mesh))
     operation = {"data": "all_reduce", "fsdp": "reduce_scatter"}[name]
     _, _, exchange = lowered.as_text().partition(f"stablehlo.{operation}")
     assert "bf16" in exchange[:2000]

@@ -174,7 +174,7 @@ def test_residuals_of_frozen_blocks_have_a_slot_for_each_frozen_block() -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     with jax.set_mesh(mesh):
         step = Step.of(config, Deep("LLLLLRLRL"), mesh)
-        text = step.lower(put(BATCH, mesh), 0)[0].as_text()
+        text = step.lower(step.task.loss, put(BATCH, mesh))[0].as_text()
     # Residuals of the activation function: the shape (4, 3, 16) of a hidden layer, for 7 trained and 2 frozen blocks.
     assert "tensor<7x4x3x16x" in text and "tensor<2x4x3x16x" in text
 
@@ -277,7 +277,7 @@ def test_scans_gather_one_layer_at_a_time(accumulate: int) -> None:
         config = toy.config(train__scan_layers=least, train__accumulate=accumulate)
         with jax.set_mesh(mesh):
             step = Step.of(config, Deep("LLLRLLRL"), mesh)
-            text = step.lower(put(BATCH, mesh), 0)[0].compile().as_text()
+            text = step.lower(step.task.loss, put(BATCH, mesh))[0].compile().as_text()
         found = read_collectives(text, mesh.size)
         assert not found.unknown_loops
         shapes = set(re.findall(r"= \w+\[([\d,]+)\]\S* all-gather", text))

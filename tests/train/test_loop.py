@@ -147,6 +147,38 @@ def test_all_batch_shapes_are_compiled_after_the_first_step(
     assert losses(tmp_path / "ahead") == losses(tmp_path / "later")
 
 
+def test_all_loss_functions_are_compiled_after_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 3 needs the second loss function. Both loss functions are compiled for both batch shapes."""
+    compiled: list[int] = []
+    call = Step.__call__
+
+    def spy(step, *arguments):
+        compiled.append(len(step.compiled))
+        return call(step, *arguments)
+
+    class Doubled(toy.Toy):
+        def doubled(self, model, batch, key):
+            loss, weight = self.loss(model, batch, key)
+            return 2 * loss, weight
+
+        def loss_at(self, step):
+            return self.doubled if step == 3 else self.loss
+
+        def losses(self):
+            return self.loss, self.doubled
+
+    class Both(Doubled, Buckets):
+        pass
+
+    monkeypatch.setattr(Step, "__call__", spy)
+    toy.run(tmp_path / "losses", Doubled(), train__steps=5)
+    assert compiled == [1, 2, 2, 2, 2]
+    toy.run(tmp_path / "both", Both(), train__steps=5)
+    assert compiled[5:] == [1, 4, 4, 4, 4]
+
+
 def test_steps_of_an_accelerator_do_not_wait_for_other_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

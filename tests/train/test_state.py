@@ -255,9 +255,10 @@ def test_cancelled_compilations_do_not_begin(plain: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(plain.step, "compile_now", compile_slowly)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
     monkeypatch.setattr(ahead, "_wait", lambda *_: None)
-    run = SimpleNamespace(train_step=plain.step, mesh=plain.mesh, step=8, clock=Clock())
+    parts = {"train_step": plain.step, "task": plain.task, "mesh": plain.mesh}
+    run = SimpleNamespace(**parts, clock=Clock())
     batches = [rows(count, [1.0] * count) for count in (4, 8)]
-    ahead.compile_ahead(run, batches, Signals())
+    ahead.compile_ahead(run, put(batches[0], plain.mesh), batches[1:], Signals())
     assert begun.wait(60)
     plain.step.cancel()
     end.set()
@@ -396,6 +397,6 @@ def test_seeds_share_the_compiled_step(plain):
     """The compiled step does not depend on the seed, so runs with other seeds find it in the compilation cache."""
     batch = put(rows(4, [1.0] * 4), plain.mesh)
     other = Run(seed=SEED + 1)
-    texts = [run.step.lower(batch, 0)[0].as_text() for run in (plain, other)]
+    texts = [run.step.lower(run.task.loss, batch)[0].as_text() for run in (plain, other)]
     assert texts[0] == texts[1]
     assert plain(rows(4, [1.0] * 4))["loss"] != other(rows(4, [1.0] * 4))["loss"]
