@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # launch/tpu.sh runs this script on the hosts of a TPU VM. Files beside the copied code: uv/, venv/, cache/ (the code's
 # .cache), pid (number of the training process), exit (exit code of the training process, written when the process
-# exits) and log (a link to the log).
+# exits) and log (a link to the log). launch/tpu.sh copies the run's token to train-less.token in the home directory.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
@@ -34,17 +34,18 @@ case $action in
       -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 gcsfs==2026.10.1 ||
       fail "cannot install the packages"
     ;;
-  start) # SECONDS LOG_DIR COMMIT CACHE TOKEN TYPE LIBTPU_INIT_ARGS ARGUMENTS-OF-PYTHON...
+  start) # SECONDS LOG_DIR COMMIT CACHE TYPE LIBTPU_INIT_ARGS ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     watched=$1
     shift
     mkdir -p "$1" || fail "cannot write to --log-dir $1: choose another directory"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
-    export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
+    TRAINLESS_TOKEN=$(<"$home/../train-less.token") || fail "cannot read the token: repeat the command"
+    export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN PYTHONUNBUFFERED=1
     export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # JAX reads a cache in a bucket with gcsfs, which needs fewer requests
-    LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$6 # the user's flags come last and win
-    recommend "$5"
-    shift 6
+    LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$5 # the user's flags come last and win
+    recommend "$4"
+    shift 5
     ln -sfn "$log" "$home/log"
     rm -f "$home/exit" "$home/pid"
     cd "$home/code" || exit

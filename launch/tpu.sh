@@ -326,10 +326,10 @@ find_address() {
   [[ -n $dry_run ]] || address=$state
   [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no network endpoint"
 }
-copy() { # ARCHIVE
-  local name_of_step="copy the code"
+copy() { # NAME-OF-STEP FILE NAME-ON-HOSTS
+  local name_of_step=$1
   ((slices == 1)) || name_of_step+=", ${nodes[slice]}"
-  step "$name_of_step" "${vm[@]}" scp "$1" "${nodes[slice]}:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
+  step "$name_of_step" "${vm[@]}" scp "$2" "${nodes[slice]}:$3" "${where[@]}" "${ssh[@]}" --worker=all
 }
 place=(train-less/code/launch/place.sh tpu train-less/code/launch/host.sh)
 
@@ -391,7 +391,7 @@ case $action in
     new=train-less/code.new
     archive=$folder/code.tar.gz
     step "pack the code of ${commit:0:12}" git -C "$root" archive --format=tar.gz --output="$archive" "$commit"
-    each copy "$archive"
+    each copy "copy the code" "$archive" train-less.tar.gz
     # Unpack the code to another folder, because a run may be active. host.sh then replaces the old code, or fails if a
     # run is active.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
@@ -403,10 +403,11 @@ case $action in
       *) cache=$(dirname "$workdir")/.cache/compiled-$type ;;
     esac
     ((slices == 1)) || find_address
-    token=TOKEN
-    [[ -n $dry_run ]] || token=$(new_token)
+    # Copy the token as a file with mode 600, because all users of a machine can read command lines.
+    [[ -n $dry_run ]] || (umask 077 && new_token >"$folder/token") || fault "cannot write to $folder: make it writable"
+    each copy "copy the token" "$folder/token" train-less.token
     # If a host fails, stop the processes on all other hosts, which would wait for the failed host.
-    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$token" "$type" \
+    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$type" \
       "$libtpu_flags" "${arguments[@]}"); then
       on all "stop the started processes" "${place[@]}" stop "$grace"
       exit 1
