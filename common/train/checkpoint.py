@@ -175,18 +175,20 @@ class Checkpoints:
         """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first."""
         manager = self._manager("top")
         manager.wait_until_finished()  # because the scores are read from disk
-        found = [(step, manager.metrics(step)["score"]) for step in manager.all_steps()]
-        found = sorted(found, key=lambda one: one[1], reverse=True)
-        return dict(all_gather(found)[0] if self._copies else found)
+        # Only process 0 reads: the lists of other processes may have checkpoints that process 0 has deleted.
+        steps = manager.all_steps() if is_main() else ()
+        found = [(step, manager.metrics(step)["score"]) for step in steps]
+        return dict(all_gather(sorted(found, key=lambda one: one[1], reverse=True))[0])
 
     def discard_best(self, known: Collection[int]) -> None:
         """Deletes the checkpoints of the kinds "best" and "top" at steps that are not in `known`."""
         for kind in ("best", "top") if self._keep_best > 1 else ("best",):
-            self._delete(kind, sorted(set(self._manager(kind).all_steps()) - set(known)))
+            self._delete(kind, known)
 
-    def _delete(self, kind: str, steps: Sequence[int]) -> None:
-        for step in steps if self._leads else ():
-            self._manager(kind).delete(step)
+    def _delete(self, kind: str, known: Collection[int] = ()) -> None:
+        if self._leads:  # Other processes must not list the folder while its leader deletes.
+            for step in sorted(set(self._manager(kind).all_steps()) - set(known)):
+                self._manager(kind).delete(step)
         if self._copies:
             barrier(f"deleted {kind}")
             self._manager(kind).reload()
@@ -206,14 +208,12 @@ class Checkpoints:
             state = jax.tree.map(gather, state)
             if not is_main():
                 return
-        arguments = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-        )
-        manager.save(step, args=arguments, force=True, **options)
+        parts = {"state": ocp.args.StandardSave(state), "meta": ocp.args.JsonSave(meta)}
+        manager.save(step, args=ocp.args.Composite(**parts), force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
         """Deletes the frozen values of a killed attempt; starts writing frozen values, except pretrained weights."""
-        self._delete("frozen", self._managers["frozen"].all_steps())
+        self._delete("frozen")
         self.save_as("frozen", 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
