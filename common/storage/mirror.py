@@ -268,19 +268,26 @@ def identity() -> str:
     return f"{socket.gethostname()}/{path.read_text()}"
 
 
-def roles() -> tuple[bool, bool]:
+def roles(word: str) -> tuple[bool, bool]:
     """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
 
     The first process of each copy leads: only this process downloads to the copy, and deletes in it. All processes must
     call this function.
+
+    Args:
+      word: the word in the lock of the run in this process's copy (`common.train.workdir.lock_word`). Processes of
+        several hosts share a copy if they have the same id and read the word of process 0. The id alone does not prove
+        this, because an image of a disk or container may contain the file of the id.
     """
     import jax  # only runs of several processes call this function
 
     from common.runtime.processes import all_gather
 
-    ids, me = all_gather(identity().partition("/")[2]), jax.process_index()
-    different = len(set(ids)) > 1
-    return different, not different or ids.index(ids[me]) == me
+    found, me = all_gather([identity(), word]), jax.process_index()
+    first = found[0][1]
+    copies = [name.partition("/")[2] if read == first else name for name, read in found]
+    different = len(set(copies)) > 1
+    return different, not different or copies.index(copies[me]) == me
 
 
 def last_writer(lease: bytes) -> str:

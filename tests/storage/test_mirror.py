@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
 import pytest
 
 from common.errors import UserError
+from common.runtime import processes
 from common.storage import uploads
 from common.storage.addresses import address, copy_of, shown
 from common.storage.folders import open_folder, output
-from common.storage.mirror import Mirror
+from common.storage.mirror import Mirror, roles
 from common.storage.stores import Object, Store
 from common.storage.uploads import Uploads
 
@@ -277,3 +279,20 @@ def test_missing_package_raises_one_line_error(bucket, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(UserError, match=r"pip install .*\[(gcs|s3)\]"):
         open_folder(bucket.address)
+
+
+@pytest.mark.parametrize(
+    ("found", "different", "leaders"),
+    [
+        (["a/1 x", "a/1 x"], False, [0, 1]),
+        (["a/1 x", "a/1 x", "b/2 ", "b/2 "], True, [0, 2]),
+        (["a/1 x", "b/2 old", "a/1 x", "b/2 old"], True, [0, 1]),
+        (["a/1 x", "b/1 x"], False, [0, 1]),  # Two hosts mount one file system.
+        (["a/1 x", "b/1 ", "c/1 "], True, [0, 1, 2]),  # Three hosts have the same disk image.
+    ],
+)
+def test_first_process_of_each_copy_leads(monkeypatch, found, different, leaders):
+    monkeypatch.setattr(processes, "all_gather", lambda _: [one.split(" ") for one in found])
+    for number in range(len(found)):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        assert roles("") == (different, number in leaders)

@@ -150,3 +150,13 @@ def test_two_machines_discard_a_checkpoint_that_only_one_of_them_has(
     assert f"resuming from step 5 of {bucket.address}" in outputs[0]
     assert results(outputs) == whole
     assert checkpoints(bucket, tmp_path / "a") == checkpoints(bucket, tmp_path / "b")
+
+
+def test_two_machines_whose_disk_images_have_the_same_id(bucket, one_store, whole, tmp_path):
+    for machine in "ab":
+        folder = tmp_path / machine / ".cache/buckets"
+        folder.mkdir(parents=True)
+        (folder / "id").write_text("same")
+    outputs = train(bucket.address, [tmp_path / machine for machine in "aabb"], FIELDS)
+    assert results(outputs) == whole
+    assert checkpoints(bucket, tmp_path / "a") == checkpoints(bucket, tmp_path / "b")
