@@ -12,8 +12,8 @@ from tests.programs import ROOT
 
 
 def python_of_readme(paper: str) -> list[str]:
-    """Returns the Python examples of a paper's README."""
-    text = (ROOT / paper / "README.md").read_text()
+    """Returns the Python examples of a paper's README and of the other pages in the paper's folder."""
+    text = "".join(page.read_text() for page in sorted((ROOT / paper).glob("*.md")))
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 

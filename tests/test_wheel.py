@@ -17,10 +17,18 @@ from packaging.requirements import Requirement
 from tests.perception.helpers import write_small_bert
 from tests.programs import ROOT
 
+PAPERS = ("explicit_opt", "gmlp_lm", "perception", "reservoir")
 PAGES = (
     "ARCHITECTURE.md",
-    *(f"{paper}/README.md" for paper in ("explicit_opt", "gmlp_lm", "perception", "reservoir")),
+    *(
+        str(page.relative_to(ROOT))
+        for paper in PAPERS
+        for page in sorted((ROOT / paper).glob("*.md"))
+        if "```python\n" in page.read_text()
+    ),
 )
+"""The pages with Python examples."""
+
 PACKAGES = tuple(path.parent.name for path in ROOT.glob("*/__init__.py"))
 """The packages of this repository, including `tests`, which the wheel does not have."""
 
@@ -106,11 +114,14 @@ def as_statements(examples: list[str], folder: Path) -> list[str]:
     return statements
 
 
+def test_every_paper_has_a_page_with_examples():
+    assert {page.split("/")[0] for page in PAGES} == {"ARCHITECTURE.md", *PAPERS}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_path: Path):
     examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert examples
-    if page == "explicit_opt/README.md":  # An example reads the folder all-MiniLM-L6-v2.
+    if page == "explicit_opt/PYTHON.md":  # An example reads the folder all-MiniLM-L6-v2.
         write_small_bert(tmp_path / "all-MiniLM-L6-v2")
     script = tmp_path / "example.py"
     script.write_text("\n".join([*as_statements(examples, tmp_path), CHECK]))

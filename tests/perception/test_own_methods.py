@@ -140,8 +140,8 @@ solved = Method("x", 1e-3, divides, solves_head=True)
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Yields a folder with an importable package: the method of perception/README.md, and the methods in MODULE."""
-    method, _ = python_of_readme("perception")
+    """Yields a folder with an importable package: the method of perception/PYTHON.md, and the methods in MODULE."""
+    (method,) = (code for code in python_of_readme("perception") if "Method" in code)
     with importable(tmp_path_factory.mktemp("own"), ways=method, others=MODULE) as folder:
         yield folder
 
@@ -160,8 +160,8 @@ def deep(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(own_package, deep) -> list[str]:
-    """Returns the words of the training command in perception/README.md, with options that evaluate every two steps."""
-    text = (ROOT / "perception/README.md").read_text()
+    """Returns the words of the training command in perception/PYTHON.md, with options that evaluate every two steps."""
+    text = (ROOT / "perception/PYTHON.md").read_text()
     (found,) = re.findall(rf"    python -m (perception.train .*{OWN}.*)\n", text)
     fields = {"eval.steps": 2, "checkpoint.steps": 2, "train.log_steps": 1}
     fields |= {"wandb.mode": "disabled", "data.cache_dir": own_package}
@@ -178,7 +178,7 @@ def workdir(command, own_package) -> Path:
     return folder
 
 
-def test_command_of_the_readme_trains_evaluates_and_resumes(workdir, deep, mesh):
+def test_command_of_the_page_trains_evaluates_and_resumes(workdir, deep, mesh):
     """The last block and the head are trained. The other parameters keep the pretrained values."""
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["steps"] == 4 and 0 <= summary["test"]["weighted_f1"] <= 100

@@ -282,11 +282,11 @@ def test_quantize_refuses_trained_and_quantized_kernels():
 
 
 @pytest.mark.medium
-def test_examples_of_the_readme_run(capsys):
-    text = (Path(__file__).parents[2] / "perception" / "README.md").read_text()
+def test_examples_run(capsys):
+    text = (Path(__file__).parents[2] / "perception" / "PYTHON.md").read_text()
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, "PYTHON.md", "exec"), names)
     before, after, merged = map(float, capsys.readouterr().out.split())
     assert after > before + 0.1
     assert abs(merged - after) < 0.02
