@@ -295,14 +295,14 @@ def test_incompatible_batches_and_heads_raise_user_errors():
 
 
 @pytest.mark.medium
-def test_examples_of_the_readme_run(capsys, tmp_path, monkeypatch):
+def test_examples_run(capsys, tmp_path, monkeypatch):
     """The folder that the example reads has a small random BERT."""
     write_small_bert(tmp_path / "all-MiniLM-L6-v2")
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "explicit_opt" / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "explicit_opt" / "PYTHON.md").read_text()
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, "PYTHON.md", "exec"), names)
     of_digits, of_texts = map(float, capsys.readouterr().out.split())
     assert of_digits > 0.9 and of_texts == 1
     features_EM, labels_E = names["features"], names["labels"]
