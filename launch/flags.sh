@@ -6,7 +6,7 @@
 # type, such as v5litepod-16.
 #
 # jax 0.10.2 and libtpu 0.0.42.1 know all of these flags. Each flag changes a default. An unknown flag ends the
-# program. launch/README.md lists the same flags.
+# program. launch/FLAGS.md lists the same flags.
 print_flags() { # PLATFORM
   case $1 in
     cpu)
