@@ -139,11 +139,11 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path) -> Iterator[Path]:
-    """Makes `my_package` importable: MODULE, PLACEMENTS, and the kind, placement and corpus of reservoir/README.md.
+    """Makes `my_package` importable: MODULE, PLACEMENTS, and the kind, placement and corpus of reservoir/PYTHON.md.
 
     Yields the folder that contains the package.
     """
-    kind, placements, corpus, *_ = python_of_readme("reservoir")  # other examples train a model
+    _, _, kind, placements, corpus, _ = python_of_readme("reservoir")
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
     with importable(tmp_path, **modules, placements=placements + PLACEMENTS) as folder:
         yield folder
@@ -346,9 +346,9 @@ def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("option", ["feature_scale=2.0", "gap=2"])
-def test_commands_of_the_readme_train_with_options(own_package, option):
+def test_commands_of_the_page_train_with_options(own_package, option):
     """The run records the option, resumes, and translates. Another value of the option is refused."""
-    text = (ROOT / "reservoir/README.md").read_text()
+    text = (ROOT / "reservoir/PYTHON.md").read_text()
     (command,) = re.findall(rf"    python -m (reservoir.train .*--config.model.{option})\n", text)
     sizes = ("width=16", "hidden=24", "heads=2", "decoder_layers=1")
     program, *arguments = [*command.split(), *(f"--config.model.{size}" for size in sizes)]

@@ -104,7 +104,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory) -> Iterator[Path]:
-    """Makes `my_package` importable: the method of reservoir/README.md, and the methods in MODULE.
+    """Makes `my_package` importable: the method of reservoir/PYTHON.md, and the methods in MODULE.
 
     Yields the folder that contains the package.
     """
@@ -121,15 +121,15 @@ def reservoirs(tmp_path_factory, mesh) -> Path:
 
 @pytest.fixture(scope="module")
 def command(reservoirs) -> list[str]:
-    """Returns the words of the fine-tuning command in reservoir/README.md, with an evaluation after every step."""
-    text = (ROOT / "reservoir/README.md").read_text()
+    """Returns the words of the fine-tuning command in reservoir/PYTHON.md, with an evaluation after every step."""
+    text = (ROOT / "reservoir/PYTHON.md").read_text()
     (found,) = re.findall(rf"    python -m (reservoir.finetune .*{OWN}.*)\n", text)
     fields = {"eval.steps": 1, "checkpoint.steps": 1, "wandb.mode": "disabled"}
     given = [f"--config.{name}={value}" for name, value in fields.items()]
     return [*found.replace("runs/mlm", str(reservoirs)).split(), *given]
 
 
-def test_command_of_the_readme_trains_the_last_layer_and_resumes(
+def test_command_of_the_page_trains_the_last_layer_and_resumes(
     command, own_package, reservoirs, mesh
 ):
     """The last layer and the head are trained. The other parameters keep the pretrained values."""

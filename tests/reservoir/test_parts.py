@@ -320,11 +320,11 @@ def test_steps_of_the_warm_up_never_skip_and_late_steps_always_do():
 
 
 @pytest.mark.medium
-def test_examples_of_the_readme_run(capsys):
-    text = (ROOT / "reservoir" / "README.md").read_text()
+def test_examples_run(capsys):
+    text = (ROOT / "reservoir" / "PYTHON.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict = {}
     for code in examples:
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, "PYTHON.md", "exec"), names)
     first, *_, last = map(float, re.findall(r"[0-9.]+", capsys.readouterr().out))
     assert last < 0.5 * first
