@@ -129,11 +129,11 @@ def test_integer_inputs_are_promoted_to_float32(block):
 
 
 @pytest.mark.medium
-def test_examples_of_the_readme_run(capsys):
-    text = (Path(__file__).parents[2] / "gmlp_lm" / "README.md").read_text()
+def test_examples_run(capsys):
+    text = (Path(__file__).parents[2] / "gmlp_lm" / "PYTHON.md").read_text()
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, "PYTHON.md", "exec"), names)
     first, last, difference = map(float, capsys.readouterr().out.split())
     assert last < 0.6 * first
     assert difference < 1e-4
