@@ -189,6 +189,18 @@ def main() -> None:
         if options.input
         else Lines(sys.stdin.buffer, pair, options.encoding)
     )
+    ranked = isinstance(table, Lines)
+    for option, value in (
+        ("--text", options.text),
+        ("--label", options.label),
+        ("--config.data.fields", settings.data.fields),
+        ("--config.data.label", settings.data.label),
+    ):
+        if ranked and value:
+            source = f"--input={shown(options.input)}" if options.input else "standard input"
+            raise UserError(
+                f"{option} names a column, but {source} is lines of text without columns: remove {option}"
+            )
     if options.output:
         _check_output(options)
     texts, label = _columns(options, settings, run)
@@ -197,7 +209,6 @@ def main() -> None:
         classes, thresholds = model.names, model.thresholds
     else:
         classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, run)
-    ranked = isinstance(table, Lines)
     answers = Answers(label, classes, options.top, ranked, thresholds)
     count = 0
     if options.input:

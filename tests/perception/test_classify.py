@@ -308,6 +308,20 @@ def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) ->
     assert (tmp_path / "out.txt").read_text() == first + "\n"
 
 
+@pytest.mark.parametrize(
+    "option", ["--text=a", "--label=a", "--config.data.fields=a", "--config.data.label=a"]
+)
+def test_options_for_columns_are_refused_for_lines(refused, tmp_path, option: str) -> None:
+    name = option.partition("=")[0]
+    assert refused(option) == (
+        f"{name} names a column, but standard input is lines of text without columns: remove {name}"
+    )
+    (tmp_path / "in.txt").write_text("a string\n")
+    assert f"in.txt is lines of text without columns: remove {name}" in refused(
+        option, f"--input={tmp_path / 'in.txt'}"
+    )
+
+
 def test_mesh_that_does_not_divide_the_texts(workdir, wanted) -> None:
     """Eight devices give three texts the same probabilities as one device."""
     wide = loading.load(workdir, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
