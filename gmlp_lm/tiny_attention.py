@@ -13,6 +13,7 @@ from common.model.attend import attend, attend_cached, cache_layout
 from common.model.block import Context, Sublayer
 from common.model.dropout import Key
 from common.model.linear import Linear
+from common.model.stored import stored
 
 if TYPE_CHECKING:
     from common.model.decode_cache import CacheSpec
@@ -138,5 +139,5 @@ def _softmax_attention(query_BTK, key_BSK, value_BSK, mask_TS) -> jax.Array:
     """Returns the attention output (B, T, K) of one head. `mask_TS` is True for keys that a query may read."""
     query_BTK = query_BTK * query_BTK.shape[-1] ** -0.5
     logits_BTS = jnp.matmul(query_BTK, key_BSK.swapaxes(1, 2), preferred_element_type=jnp.float32)
-    weights_BTS = jax.nn.softmax(logits_BTS, axis=-1, where=mask_TS)
-    return jnp.matmul(weights_BTS.astype(value_BSK.dtype), value_BSK)
+    weights_BTS = jax.nn.softmax(stored(logits_BTS), axis=-1, where=mask_TS)
+    return stored(jnp.matmul(weights_BTS.astype(value_BSK.dtype), value_BSK))

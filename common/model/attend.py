@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.model.dropout import Key, dropout, fold
+from common.model.stored import stored
 from common.sharding import backend
 
 BLOCK = 256
@@ -90,7 +91,7 @@ def _attend(
         weights_BHTS = softmax(logits_BHTS, value_BGSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
         blocks.append(_by_groups(weights_BHTS, value_BGSK[:, :, :seen]))
-    return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
+    return stored(jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -104,7 +105,7 @@ def softmax(logits_BHTS: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _softmax_forward(logits_BHTS, dtype):
-    weights_BHTS = softmax(logits_BHTS, dtype)
+    weights_BHTS = stored(softmax(logits_BHTS, dtype))
     return weights_BHTS, weights_BHTS
 
 

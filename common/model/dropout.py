@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
 from common import sharding
+from common.model.stored import stored
 
 Key = jax.Array | None
 """A random key; None turns dropout off."""
@@ -31,7 +32,7 @@ def dropout(x: jax.Array, rate: float, key: Key, *, batched: bool = True) -> jax
         return x
     *leading, width = x.shape
     draw = row_bits if batched else jax.random.bits
-    words = draw(key, (*leading, math.ceil(width / 4)))
+    words = stored(draw(key, (*leading, math.ceil(width / 4))))
     # The lowest octet (8 bits) of all words decides which elements of the first quarter of the last axis are kept, the
     # next octet decides about the second quarter, and so on. The alternatives would write more to the memory of a TPU:
     # a bitcast of the words to octets would write an array with an axis of size 4, and a concatenation of the octets

@@ -11,6 +11,7 @@ from common.freezing import freeze_given
 from common.model import initializers
 from common.model.dropout import Key, dropout
 from common.model.linear import Linear, matmul
+from common.model.stored import stored
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class LoraLinear(Linear):
         self, x_BLM: jax.Array, dtype: jnp.dtype | None = None, key: Key = None
     ) -> jax.Array:
         dtype = dtype or x_BLM.dtype
-        a_BLR = matmul(dropout(x_BLM, self.lora.rate, key), self.lora_a[...]).astype(x_BLM.dtype)
+        a_BLR = matmul(dropout(x_BLM, self.lora.rate, key), self.lora_a[...])
+        a_BLR = stored(a_BLR.astype(x_BLM.dtype))
         adapted_BLN = self.lora.scale * matmul(a_BLR, self.lora_b[...])
-        return (super().__call__(x_BLM, jnp.float32) + adapted_BLN).astype(dtype)
+        return stored((super().__call__(x_BLM, jnp.float32) + adapted_BLN).astype(dtype))
 
     def merged(self) -> jax.Array:
         """Returns the kernel (M, N) with the adapter merged into it."""

@@ -11,7 +11,8 @@ from flax import nnx
 from common.freezing import variables_below
 from common.model.block import Block, Context
 from common.model.dropout import Key
-from common.model.stack import Stack
+from common.model.stack import REMAT, Stack
+from common.model.stored import STORED
 from common.variables import split
 
 
@@ -127,6 +128,11 @@ class ScannedStack(Stack):
             return self._call_block(block, numbers[0], x_BLD, context, key)
 
         return call, (state, shards, keys)
+
+    def _rematerialized(self, call: Callable) -> Callable:
+        # Forward and backward pass are different loops, so the compiler cannot merge the recomputation with the
+        # forward pass, and `prevent_cse` would only prevent fusions.
+        return jax.checkpoint(call, policy=REMAT[self.remat] or STORED, prevent_cse=False)
 
     def _interleave(self, x_BLD: jax.Array, context: Context, keys_P: Any) -> jax.Array:
         trained, still = self.interleaved

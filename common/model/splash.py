@@ -15,6 +15,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 
+from common.model.stored import NAME
+
 LANES = 128
 """The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads both to a multiple."""
 
@@ -65,7 +67,11 @@ def attend(
         block_kv_dkv_compute=of_keys,
     )
     kernel = make_splash_mha(
-        MultiHeadMask([mask] * heads), block_sizes=blocks, head_shards=1, q_seq_shards=1
+        MultiHeadMask([mask] * heads),
+        block_sizes=blocks,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=NAME,
     )
     # `common.train.flops` recognizes causal attention by this name.
     with jax.named_scope("causal_attention" if causal else "attention"):

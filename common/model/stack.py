@@ -1,5 +1,6 @@
 """Stacks of blocks."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ REMAT = {
 """Name -> rematerialization policy.
 
 A block stores all activations ("none"), only the results of matrix products with weights ("dots"), or only its input
-("full"). The backward pass recomputes the activations that are not stored."""
+("full"). The backward pass recomputes the activations that are not stored. If a scan runs the blocks, "none" stores the
+activations that are costly to compute (`common.model.stored`)."""
 
 
 class Stack(nnx.Module):
@@ -72,9 +74,7 @@ class Stack(nnx.Module):
         self, block: Block, number: int, x_BLD: jax.Array, context: Context, key: Key
     ) -> jax.Array:
         """Returns the output of a block. Profiles show the operations of the block under the name `block{number}`."""
-        call = jax.named_call(block, name=f"block{number}")
-        if policy := REMAT[self.remat]:
-            call = jax.checkpoint(call, policy=policy)
+        call = self._rematerialized(jax.named_call(block, name=f"block{number}"))
         if key is None or not self.skip_rate:
             return call(x_BLD, context, key)
         # `lax.cond` runs one branch only, so a skipped block costs nothing in the forward and backward pass.
@@ -82,6 +82,10 @@ class Stack(nnx.Module):
         # `common.train.flops` reads the probability of the true branch from the name of this scope.
         with jax.named_scope(f"branch_probability={1 - self.skip_rate!r}"):
             return jax.lax.cond(kept, lambda x: call(x, context, key), lambda x: x, x_BLD)
+
+    def _rematerialized(self, call: Callable) -> Callable:
+        policy = REMAT[self.remat]
+        return jax.checkpoint(call, policy=policy) if policy else call
 
     def _leave(self, x_BLD: jax.Array) -> jax.Array:
         return x_BLD if self.norm is None else self.norm(x_BLD)

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from common.model.linear import Linear
 from common.sharding import RULES
-from common.variables import AbstractModel, Params
+from common.variables import AbstractModel, Frozen, Params
 
 BATCH = RULES["batch"]
 """Mesh axes over which sums are exchanged."""
@@ -192,11 +192,13 @@ class Reader:
     exchange: str | None
 
     def __call__(self, variable: nnx.Variable, stand_in: jax.Array) -> jax.Array:
-        @jax.custom_vjp
-        def read(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
+        def whole(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
             del stand_in
             with jax.named_scope("gather"):
                 return self._gather(shard.astype(self.dtype)).astype(shard.dtype)
+
+        if isinstance(variable, Frozen):  # has no gradient
+            return whole(stand_in, self.shard)
 
         def backward(_: None, gradient: jax.Array) -> tuple[jax.Array, None]:
             if self.exchange is None:
@@ -204,7 +206,8 @@ class Reader:
             with jax.named_scope("exchange"):
                 return self._scatter(gradient.astype(self.exchange)).astype(gradient.dtype), None
 
-        read.defvjp(lambda *values: (read(*values), None), backward)
+        read = jax.custom_vjp(whole)
+        read.defvjp(lambda *values: (whole(*values), None), backward)
         return read(stand_in, self.shard)
 
     def of_layer(self, shard: jax.Array) -> "Reader":

@@ -1,0 +1,109 @@
+"""A scan over layers stores what is costly to compute, and nothing else."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from ml_collections import ConfigDict
+
+from common.model import transformer
+from common.model.block import Block, Context
+from common.model.low_rank import Lora, adapt
+from common.model.stored import STORED
+from configs import language
+from gmlp_lm.model import language_model
+from reservoir.attention_blocks import decoder_block, encoder_block
+
+B, L, D, F = 2, 8, 16, 32
+MODEL = ConfigDict(
+    {"width": D, "hidden": F, "heads": 2, "norm": "pre", "activation": "gelu", "dropout": 0.3}
+)
+
+
+def attention(rngs: nnx.Rngs) -> Block:
+    return encoder_block(MODEL, rngs=rngs)
+
+
+def cross_attention(rngs: nnx.Rngs) -> Block:
+    return decoder_block(MODEL, rngs=rngs)
+
+
+def adapters(rngs: nnx.Rngs) -> Block:
+    block = encoder_block(MODEL, rngs=rngs)
+    adapt(block, ("query", "value", "down"), Lora(rank=2, rate=0.3), rngs=rngs)
+    return block
+
+
+def gates(kind: str) -> Callable[[nnx.Rngs], Block]:
+    model = language.choose(kind, "enwik8", "fixed,tiny").model
+    model.update({"width": D, "hidden": F, "length": L, "dropout": 0.3})
+    return lambda rngs: language_model(model, 256, rngs=rngs).stack.blocks[0]
+
+
+def equations(jaxpr: Jaxpr) -> Iterator:
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            if isinstance(value, ClosedJaxpr | Jaxpr):
+                yield from equations(getattr(value, "jaxpr", value))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [attention, cross_attention, adapters, gates("gmlp"), gates("gmlp_attn")],
+    ids=["attention", "cross_attention", "adapters", "gmlp", "gmlp_attn"],
+)
+def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callable) -> None:
+    graphdef, values = nnx.split(make(nnx.Rngs(0)))
+    x_BLD = jnp.ones((B, L, D), jnp.bfloat16)
+    context = Context(encoded_BSD=x_BLD, encoded_lengths_B=jnp.full(B, L))
+
+    def count(policy: Callable) -> dict[str, int]:
+        def loss(values, x_BLD, key):
+            def call(values, x_BLD):
+                return nnx.merge(graphdef, values)(x_BLD, context, key)
+
+            return jnp.sum(jax.checkpoint(call, policy=policy)(values, x_BLD).astype(jnp.float32))
+
+        gradient = jax.make_jaxpr(jax.grad(loss, (0, 1)))(values, x_BLD, jax.random.key(0))
+        names = [equation.primitive.name for equation in equations(gradient.jaxpr)]
+        return {name: names.count(name) for name in ("dot_general", "threefry2x32", "random_bits")}
+
+    everything, nothing = (
+        count(policy)
+        for policy in (
+            jax.checkpoint_policies.everything_saveable,
+            jax.checkpoint_policies.nothing_saveable,
+        )
+    )
+    assert count(STORED) == everything
+    assert all(everything[name] < nothing[name] for name in ("dot_general", "random_bits"))
+
+
+def test_stored_bytes_of_a_layer() -> None:
+    """An encoder layer stores nine arrays of its width or hidden size in its dtype, the softmax, and random bits.
+
+    JAX alone would store more than three times as much.
+    """
+    graphdef, values = nnx.split(attention(nnx.Rngs(0)))
+
+    def stored(policy: Callable) -> int:
+        def call(values, x_BLD, key):
+            run = jax.checkpoint(
+                lambda x_BLD: nnx.merge(graphdef, values)(x_BLD, Context(), key), policy=policy
+            )
+            return run(x_BLD)
+
+        key, x_BLD = jax.random.key(0), jnp.ones((B, L, D), jnp.bfloat16)
+        _, backward = jax.vjp(lambda x_BLD, values: call(values, x_BLD, key), x_BLD, values)
+        inputs = {id(leaf) for leaf in jax.tree.leaves((x_BLD, values))}
+        leaves = [leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in inputs]
+        return sum(leaf.nbytes for leaf in leaves if leaf.ndim > 1)
+
+    products = B * L * (6 * D + F) * 2  # query, key, value, heads, output; up, down
+    bits = B * (2 * L * L + 2 * L * D)  # one byte for an element
+    assert stored(STORED) <= products + B * 2 * L * L * 2 + bits
+    assert stored(jax.checkpoint_policies.everything_saveable) > 3 * stored(STORED)
