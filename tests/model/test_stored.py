@@ -9,7 +9,6 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from ml_collections import ConfigDict
 
-from common.model import transformer
 from common.model.block import Block, Context
 from common.model.low_rank import Lora, adapt
 from common.model.stored import STORED
