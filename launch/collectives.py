@@ -109,7 +109,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
                 kind, received = "reduce-scatter", received / 2
             counts[kind] += executions
             sizes[kind] += executions * received
-    rows = [Row(n, round(counts[n]), round(sizes[n])) for n in kinds if counts[n]]
+    rows = [Row(k, max(1, round(counts[k])), round(sizes[k])) for k in kinds if counts[k]]
     return Collectives(rows, unknown)
 
 

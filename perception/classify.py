@@ -190,17 +190,17 @@ def main() -> None:
         else Lines(sys.stdin.buffer, pair, options.encoding)
     )
     ranked = isinstance(table, Lines)
-    for option, value in (
-        ("--text", options.text),
-        ("--label", options.label),
-        ("--config.data.fields", settings.data.fields),
-        ("--config.data.label", settings.data.label),
-    ):
-        if ranked and value:
-            source = f"--input={shown(options.input)}" if options.input else "standard input"
-            raise UserError(
-                f"{option} names a column, but {source} is lines of text without columns: remove {option}"
-            )
+    columns = {
+        "--text": options.text,
+        "--label": options.label,
+        "--config.data.fields": settings.data.fields,
+        "--config.data.label": settings.data.label,
+    }
+    if ranked and (names := [name for name, value in columns.items() if value]):
+        source = f"--input={shown(options.input)}" if options.input else "standard input"
+        raise UserError(
+            f"{names[0]} names a column, but {source} is lines of text without columns: remove {names[0]}"
+        )
     if options.output:
         _check_output(options)
     texts, label = _columns(options, settings, run)

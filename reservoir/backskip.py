@@ -52,6 +52,7 @@ from common.errors import UserError, check
 from common.model.block import Block, Context
 from common.model.dropout import Key, fold
 from common.model.linear import Linear
+from common.model.stored import stored
 from common.train.optimizer import warmup_steps
 from reservoir.row_random import row_normal
 
@@ -223,7 +224,7 @@ def estimate(
         # In a decoder, stop_gradient also cuts the gradient that flows through the reservoir to the encoder's output.
         y_BLD = jax.lax.stop_gradient(function(mu_BLD))
         return y_BLD if estimator == "zero" else stand_for(y_BLD, mu_BLD)
-    noise_BLD = row_normal(key, mu_BLD.shape, mu_BLD.dtype)
+    noise_BLD = stored(row_normal(key, mu_BLD.shape, mu_BLD.dtype))
     action_BLD = mu_BLD + rule.sigma * noise_BLD
     if estimator == "noise":
         return function(action_BLD)

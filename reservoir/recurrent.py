@@ -12,6 +12,7 @@ from flax import nnx
 from common.model.block import Context, Sublayer
 from common.model.dropout import Key
 from common.model.linear import Linear, matmul
+from common.model.stored import PRODUCT, stored
 
 GATES = ("reset", "update", "new")
 
@@ -80,15 +81,16 @@ def _run(
 
     def one(state_JBF, position):
         input_JBM, valid_JB = position
-        from_state_JBM = bias_JM[:, None] + jnp.matmul(
+        product_JBM = jnp.matmul(
             state_JBF.astype(kernel_JFM.dtype), kernel_JFM, preferred_element_type=jnp.float32
         )
+        from_state_JBM = stored(bias_JM[:, None] + product_JBM, PRODUCT)
         reset, update, new = jnp.split(input_JBM, 3, axis=-1)
         reset_h, update_h, new_h = jnp.split(from_state_JBM, 3, axis=-1)
         update_JBF = jax.nn.sigmoid(update + update_h)
         new_JBF = jnp.tanh(new + jax.nn.sigmoid(reset + reset_h) * new_h)
         next_JBF = (1 - update_JBF) * new_JBF + update_JBF * state_JBF
-        state_JBF = jnp.where(valid_JB[..., None], next_JBF, state_JBF)
+        state_JBF = stored(jnp.where(valid_JB[..., None], next_JBF, state_JBF), PRODUCT)
         return state_JBF, state_JBF
 
     start_JBF = jnp.zeros((*inputs_JBLM.shape[:2], kernel_JFM.shape[1]), jnp.float32)
@@ -99,7 +101,7 @@ def _run(
 
 def _affine(x_BLD: jax.Array, gates: nnx.Dict) -> jax.Array:
     kernel_DM, bias_M = _joined(gates)
-    return matmul(x_BLD, kernel_DM) + bias_M
+    return stored(matmul(x_BLD, kernel_DM) + bias_M, PRODUCT)
 
 
 def _joined(gates: nnx.Dict) -> tuple[jax.Array, jax.Array]:

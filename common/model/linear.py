@@ -9,7 +9,7 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.dropout import Key
-from common.model.stored import stored
+from common.model.stored import PRODUCT, stored
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -105,4 +105,4 @@ class Linear(nnx.Module):
         y_BLN = matmul(x_BLM, self.kernel[...]) if plain else self.kernel(x_BLM)
         if self.bias is not None:
             y_BLN = y_BLN + self.bias[...]
-        return stored(y_BLN.astype(dtype or x_BLM.dtype))
+        return stored(y_BLN.astype(dtype or x_BLM.dtype), PRODUCT)

@@ -11,7 +11,7 @@ from common.freezing import freeze_given
 from common.model import initializers
 from common.model.dropout import Key, dropout
 from common.model.linear import Linear, matmul
-from common.model.stored import stored
+from common.model.stored import PRODUCT, stored
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class LoraLinear(Linear):
     ) -> jax.Array:
         dtype = dtype or x_BLM.dtype
         a_BLR = matmul(dropout(x_BLM, self.lora.rate, key), self.lora_a[...])
-        a_BLR = stored(a_BLR.astype(x_BLM.dtype))
+        a_BLR = stored(a_BLR.astype(x_BLM.dtype), PRODUCT)
         adapted_BLN = self.lora.scale * matmul(a_BLR, self.lora_b[...])
-        return stored((super().__call__(x_BLM, jnp.float32) + adapted_BLN).astype(dtype))
+        y_BLN = super().__call__(x_BLM, jnp.float32) + adapted_BLN
+        return stored(y_BLN.astype(dtype), PRODUCT)
 
     def merged(self) -> jax.Array:
         """Returns the kernel (M, N) with the adapter merged into it."""

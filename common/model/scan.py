@@ -11,8 +11,8 @@ from flax import nnx
 from common.freezing import variables_below
 from common.model.block import Block, Context
 from common.model.dropout import Key
-from common.model.stack import REMAT, Stack
-from common.model.stored import STORED
+from common.model.stack import Stack
+from common.model.stored import POLICIES
 from common.variables import split
 
 
@@ -112,7 +112,9 @@ class ScannedStack(Stack):
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
         """Returns a function (x, context, value) -> output, and the stacked values and keys of the blocks `numbers`."""
-        block = self.blocks[stacked_name(numbers)]
+        block = nnx.clone(
+            self.blocks[stacked_name(numbers)]
+        )  # A task may call the stack several times.
         readers = _take_readers(block)
         shards = {path: reader.shard for path, reader in readers.items()}
         graphdef, state = nnx.split(block)
@@ -130,9 +132,9 @@ class ScannedStack(Stack):
         return call, (state, shards, keys)
 
     def _rematerialized(self, call: Callable) -> Callable:
-        # Forward and backward pass are different loops, so the compiler cannot merge the recomputation with the
-        # forward pass, and `prevent_cse` would only prevent fusions.
-        return jax.checkpoint(call, policy=REMAT[self.remat] or STORED, prevent_cse=False)
+        # Forward and backward pass are different loops, so the compiler cannot merge their operations, and
+        # `prevent_cse` would only prevent fusions.
+        return jax.checkpoint(call, policy=POLICIES[self.remat], prevent_cse=False)
 
     def _interleave(self, x_BLD: jax.Array, context: Context, keys_P: Any) -> jax.Array:
         trained, still = self.interleaved
@@ -262,14 +264,21 @@ def stacked_name(layers: Sequence[int]) -> str:
 def scan_stacks(model: nnx.Module, least: int) -> None:
     """Replaces each stack by a `ScannedStack`, if the stack has at least `least` blocks and some blocks repeat.
 
-    Changes `model` in place. The model must have abstract variables.
+    Stacks in which a variable has two names stay unrolled. Changes `model` in place. The model must have abstract
+    variables.
     """
     for _, part in list(nnx.iter_modules(model)):
         for name, stack in list(vars(part).items()):
-            if isinstance(stack, Stack) and len(stack.blocks) >= least:
+            if isinstance(stack, Stack) and len(stack.blocks) >= least and not _shares(stack):
                 scanned = ScannedStack(stack)
                 if len(scanned.blocks) < scanned.depth:
                     setattr(part, name, scanned)
+
+
+def _shares(stack: Stack) -> bool:
+    """Returns whether two attributes of a stack are the same variable."""
+    variables = [id(variable) for *_, variable in variables_below(stack, nnx.Variable)]
+    return len(set(variables)) < len(variables)
 
 
 def _kind(block: Block) -> tuple:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.linear import dot
-from common.model.stored import stored
+from common.model.stored import PRODUCT, stored
 
 if TYPE_CHECKING:
     from common.model.decode_cache import DecodeCache
@@ -148,7 +148,8 @@ class Spatial(nnx.Module):
         length = values_BLD.shape[1]
         product = causal_product if self.causal else dense_product
         y_BLD = per_head(product, self.matrices(length), values_BLD)
-        return stored(y_BLD + self.channel_bias(self.bias[...][:, :length], values_BLD.shape[-1]))
+        y_BLD = y_BLD + self.channel_bias(self.bias[...][:, :length], values_BLD.shape[-1])
+        return stored(y_BLD, PRODUCT)
 
     def channel_bias(self, bias_HL: jax.Array, channels: int) -> jax.Array:
         """Repeats the bias of each head for the head's channels; returns (L, D)."""

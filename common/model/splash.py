@@ -15,7 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 
-from common.model.stored import NAME
+from common.model.stored import OTHER
 
 LANES = 128
 """The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads both to a multiple."""
@@ -71,7 +71,7 @@ def attend(
         block_sizes=blocks,
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name=NAME,
+        residual_checkpoint_name=OTHER,
     )
     # `common.train.flops` recognizes causal attention by this name.
     with jax.named_scope("causal_attention" if causal else "attention"):

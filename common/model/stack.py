@@ -31,7 +31,7 @@ REMAT = {
 
 A block stores all activations ("none"), only the results of matrix products with weights ("dots"), or only its input
 ("full"). The backward pass recomputes the activations that are not stored. If a scan runs the blocks, "none" stores the
-activations that are costly to compute (`common.model.stored`)."""
+activations that are costly to compute (`common.model.stored.POLICIES`)."""
 
 
 class Stack(nnx.Module):

@@ -2,8 +2,7 @@
 
 Without further instructions, JAX stores every array of a layer that the backward pass of the scan reads, such as four
 arrays for one GELU. Outside of a scan, the compiler avoids this: it computes elementwise operations again where their
-results are read. A scan therefore stores only the arrays that a layer marks with `stored`, and computes all other
-arrays again.
+results are read. A scan therefore stores only the arrays that a layer marks, and computes all other arrays again.
 """
 
 from typing import Any
@@ -11,24 +10,29 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-NAME = "stored"
-"""Name of the marked arrays."""
+PRODUCT, OTHER = "product with weights", "stored"
+"""Names of the marked arrays."""
 
 
-def stored(x: jax.Array) -> jax.Array:
-    """Marks an array that is costly to compute, such as the result of a matrix product. Returns the array."""
-    return checkpoint_name(x, NAME)
+def stored(x: jax.Array, name: str = OTHER) -> jax.Array:
+    """Marks an array that is costly to compute. Returns the array.
+
+    Args:
+      name: PRODUCT for the result of a matrix product with weights, otherwise OTHER.
+    """
+    return checkpoint_name(x, name)
 
 
 def _is_costly(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Returns whether a scan stores the results of a primitive that `stored` cannot mark.
-
-    These are parameters that fsdp has gathered, and the results of cuDNN's attention.
-    """
-    return primitive.name == "all_gather" or primitive.name.startswith("dot_product_attention_fwd")
+    """Returns whether a primitive of JAX, inside of which no array can be marked, is costly: cuDNN's attention."""
+    return primitive.name.startswith("dot_product_attention_fwd")
 
 
-STORED = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.save_only_these_names(NAME), _is_costly
-)
-"""Rematerialization policy that stores the arrays marked with `stored`."""
+POLICIES = {
+    "none": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.save_only_these_names(PRODUCT, OTHER), _is_costly
+    ),
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""Name of a rematerialization policy (`common.model.stack.REMAT`) -> the policy in a scan."""

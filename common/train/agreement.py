@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from argparse import Namespace
 from importlib.machinery import PathFinder
 from importlib.metadata import version
@@ -15,10 +14,7 @@ from common.data.cache import fingerprint
 from common.errors import check
 from common.runtime.processes import all_gather
 from common.train.task import Task
-from common.train.workdir import ROOT, commit, lock_word
-
-VISIBLE_SECONDS = 60
-"""Seconds that a network file system may need to show a file that another host has written."""
+from common.train.workdir import ROOT, commit, has_word, lock_word
 
 
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
@@ -82,11 +78,8 @@ def check_shared(workdir: Path) -> None:
         folder.
     """
     wanted, *_ = all_gather(lock_word(workdir))
-    deadline = time.monotonic() + VISIBLE_SECONDS
-    while lock_word(workdir) != wanted and time.monotonic() < deadline:
-        time.sleep(0.5)
     fault = ""
-    if lock_word(workdir) != wanted:
+    if not has_word(workdir, wanted):
         fault = "is not the folder that process 0 has opened: use a folder that all processes share"
     elif not os.access(workdir, os.W_OK):
         fault = "is not writable: choose a writable folder"

@@ -4,9 +4,10 @@ If a parameter is split over the mesh axis fsdp, each device holds one shard of 
 whenever the model reads the parameter. A split over the mesh axis tensor remains. With rematerialization, the backward
 pass gathers the shards again.
 
-A scan over layers (`common.model.scan`) gathers the parameters of one layer at a time. Without gradient accumulation,
-the backward pass of a scan also reduce-scatters the gradients of one layer at a time, so that no device ever holds the
-whole gradients of all layers.
+A scan over layers (`common.model.scan`) gathers the parameters of one layer at a time. Unless blocks are
+rematerialized, the backward pass needs them again, so the scan stores what it has gathered. Without gradient
+accumulation, the backward pass of a scan reduce-scatters the gradients of one layer at a time, so that no device ever
+holds the whole gradients of all layers.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.model.linear import Linear
+from common.model.stored import stored
 from common.sharding import RULES
 from common.variables import AbstractModel, Frozen, Params
 
@@ -81,8 +83,8 @@ def add_up(
 
     Args:
       places: tree with the sharding of each total.
-      dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange.
-        Totals have the dtypes of the sums.
+      dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange;
+        the stacked scalars of several layers do not. Totals have the dtypes of the sums.
       scattered: names of the totals, keys of dictionaries in `sums`, that `gathering` has already reduce-scattered if
         fsdp splits them.
     """
@@ -149,7 +151,8 @@ def gathering(
     Returns:
       (stand-ins, build). A stand-in is an array of zeros; the model reads the gathered parameter instead. The gradient
       of a stand-in is the gradient of the whole parameter, summed over the rows of this device. A stand-in in
-      `scattered` has the shape of the shard, and its gradient is this device's shard of the sum over fsdp.
+      `scattered` has the shape of the shard. If fsdp splits its parameter, its gradient is this device's shard of the
+      sum over fsdp.
     """
     shards, places = trainable | frozen, {**places[0], **places[1]}
     stand_ins, constants = (
@@ -192,19 +195,27 @@ class Reader:
     exchange: str | None
 
     def __call__(self, variable: nnx.Variable, stand_in: jax.Array) -> jax.Array:
+        dimension = split_dimension(self.place)
+        gather = self._keep_tensor(
+            partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
+        )
+        scatter = self._keep_tensor(partial(_reduce_scatter, dimension=dimension))
+
         def whole(stand_in: jax.Array, shard: jax.Array) -> jax.Array:
             del stand_in
+            if dimension is None:
+                return shard
             with jax.named_scope("gather"):
-                return self._gather(shard.astype(self.dtype)).astype(shard.dtype)
+                return stored(gather(shard.astype(self.dtype))).astype(shard.dtype)
 
         if isinstance(variable, Frozen):  # has no gradient
             return whole(stand_in, self.shard)
 
         def backward(_: None, gradient: jax.Array) -> tuple[jax.Array, None]:
-            if self.exchange is None:
+            if self.exchange is None or dimension is None:
                 return gradient, None
             with jax.named_scope("exchange"):
-                return self._scatter(gradient.astype(self.exchange)).astype(gradient.dtype), None
+                return scatter(gradient.astype(self.exchange)).astype(gradient.dtype), None
 
         read = jax.custom_vjp(whole)
         read.defvjp(lambda *values: (whole(*values), None), backward)
@@ -218,16 +229,6 @@ class Reader:
         """
         place = NamedSharding(self.place.mesh, P(*self.place.spec[1:]))
         return dataclasses.replace(self, shard=shard, place=place)
-
-    def _gather(self, x: jax.Array) -> jax.Array:
-        dimension = split_dimension(self.place)
-        gather = partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
-        return x if dimension is None else self._keep_tensor(gather)(x)
-
-    def _scatter(self, x: jax.Array) -> jax.Array:
-        dimension = split_dimension(self.place)
-        scatter = partial(_reduce_scatter, dimension=dimension)
-        return x if dimension is None else self._keep_tensor(scatter)(x)
 
     def _keep_tensor(self, function: Callable) -> Callable:
         """Returns `function`, applied to the shards of its argument over the mesh axis tensor.

@@ -147,7 +147,7 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged.
 
-        Each device sums over its rows of all microbatches; devices exchange the sums once.
+        Each device sums over its rows of all microbatches; devices exchange each sum once.
         """
         model, mesh = self.scanned, self.mesh
         if sharding.num_batch_shards(mesh) == 1:
@@ -306,4 +306,5 @@ class Step:
 
     @staticmethod
     def key_of(loss: Callable, batch: Mapping[str, jax.Array]) -> tuple:
+        """Returns the key of the step that is compiled for a loss function and batch shapes."""
         return loss, *sorted((name, x.shape) for name, x in batch.items())

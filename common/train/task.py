@@ -133,11 +133,12 @@ class Task:
         return self.loss
 
     def losses(self) -> Sequence[Callable]:
-        """Returns the loss functions that `loss_at` may return (default: `loss`), to compile the training step ahead.
+        """Returns the loss functions that `loss_at` may return, to compile the training step ahead.
 
-        A loss function that is missing here compiles in the first step that needs it.
+        A loss function that is missing here compiles in the first step that needs it. The default returns the loss
+        function of the first step only.
         """
-        return (self.loss,)
+        return (self.loss_at(0),)
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
         """Returns {name: constant learning rate} of the parameters that Adam trains instead of the run's optimizer.

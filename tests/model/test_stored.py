@@ -9,12 +9,15 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from ml_collections import ConfigDict
 
+from common.model import transformer
 from common.model.block import Block, Context
 from common.model.low_rank import Lora, adapt
-from common.model.stored import STORED
+from common.model.stored import POLICIES
 from configs import language
 from gmlp_lm.model import language_model
 from reservoir.attention_blocks import decoder_block, encoder_block
+from reservoir.backskip import BackskipBlock
+from reservoir.recurrent import BiGru
 
 B, L, D, F = 2, 8, 16, 32
 MODEL = ConfigDict(
@@ -36,6 +39,16 @@ def adapters(rngs: nnx.Rngs) -> Block:
     return block
 
 
+def gru(rngs: nnx.Rngs) -> Block:
+    return transformer.make_block(MODEL, [BiGru(D, rngs=rngs)], rngs=rngs)
+
+
+def backskip(rngs: nnx.Rngs) -> Block:
+    settings = {"estimator": "policy", "reward": "own_rms", "sigma": 0.5, "scale": 1.0}
+    model = ConfigDict({**MODEL, "backskip": settings})
+    return BackskipBlock([encoder_block(model, rngs=rngs)], model, rngs=rngs)
+
+
 def gates(kind: str) -> Callable[[nnx.Rngs], Block]:
     model = language.choose(kind, "enwik8", "fixed,tiny").model
     model.update({"width": D, "hidden": F, "length": L, "dropout": 0.3})
@@ -52,8 +65,8 @@ def equations(jaxpr: Jaxpr) -> Iterator:
 
 @pytest.mark.parametrize(
     "make",
-    [attention, cross_attention, adapters, gates("gmlp"), gates("gmlp_attn")],
-    ids=["attention", "cross_attention", "adapters", "gmlp", "gmlp_attn"],
+    [attention, cross_attention, adapters, gru, backskip, gates("gmlp"), gates("gmlp_attn")],
+    ids=["attention", "cross_attention", "adapters", "gru", "backskip", "gmlp", "gmlp_attn"],
 )
 def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callable) -> None:
     graphdef, values = nnx.split(make(nnx.Rngs(0)))
@@ -78,7 +91,7 @@ def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callab
             jax.checkpoint_policies.nothing_saveable,
         )
     )
-    assert count(STORED) == everything
+    assert count(POLICIES["none"]) == everything
     assert all(everything[name] < nothing[name] for name in ("dot_general", "random_bits"))
 
 
@@ -104,5 +117,6 @@ def test_stored_bytes_of_a_layer() -> None:
 
     products = B * L * (6 * D + F) * 2  # query, key, value, heads, output; up, down
     bits = B * (2 * L * L + 2 * L * D)  # one byte for an element
-    assert stored(STORED) <= products + B * 2 * L * L * 2 + bits
-    assert stored(jax.checkpoint_policies.everything_saveable) > 3 * stored(STORED)
+    assert stored(POLICIES["full"]) == 0 < stored(POLICIES["dots"]) < stored(POLICIES["none"])
+    assert stored(POLICIES["none"]) <= products + B * 2 * L * L * 2 + bits
+    assert stored(jax.checkpoint_policies.everything_saveable) > 3 * stored(POLICIES["none"])

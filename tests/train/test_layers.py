@@ -48,6 +48,7 @@ class Deep(toy.Toy):
       remat, skip_rate: arguments of the stack.
       adapters: whether each block has LoRA adapters.
       cross: whether all blocks, including frozen blocks, are decoder blocks, which attend to a trained linear map of x.
+      twice: whether the loss calls the stack twice.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Deep(toy.Toy):
         skip_rate: float = 0.0,
         adapters: bool = False,
         cross: bool = False,
+        twice: bool = False,
     ):
         super().__init__()
         self.layers, self.adapters, self.skip_rate, self.cross = layers, adapters, skip_rate, cross
+        self.twice = twice
         self.model = ConfigDict({**MODEL, "remat": remat})
 
     def build(self, rngs):
@@ -72,6 +75,8 @@ class Deep(toy.Toy):
         if self.cross:
             context = Context(encoded_BSD=model.encode(x_BLD), encoded_lengths_B=lengths_B)
         y_BLD = model.stack(x_BLD, context, key)
+        if self.twice:
+            y_BLD += model.stack(x_BLD + 1, context, key)
         return jnp.square(y_BLD - x_BLD[..., ::-1]).sum(), jnp.float32(x_BLD.size)
 
     def batches(self, start):
@@ -239,6 +244,11 @@ def train(
         pytest.param(Deep("LLRRLRL", cross=True), {}, marks=pytest.mark.medium),
         pytest.param(Deep(), {"sizes": {"data": 2, "tensor": 2}}, marks=pytest.mark.medium),
         pytest.param(Deep("LLRRLRL"), {"sizes": {"fsdp": 2}}, marks=pytest.mark.medium),
+        pytest.param(
+            Deep("LLLLRL", twice=True),
+            {"sizes": {"data": 2, "fsdp": 2}},
+            marks=pytest.mark.medium,
+        ),
         pytest.param(Deep(), {"sizes": {"fsdp": 2}, "accumulate": 2}, marks=pytest.mark.medium),
         pytest.param(
             Deep(remat="full", skip_rate=0.5),
