@@ -277,9 +277,9 @@ def roles(
     call this function.
 
     Args:
-      lock_word, has_word: functions of `common.train.workdir`. Processes of several hosts share the copy of process 0 if
-        they have its id and read its word in the lock. The id alone does not prove this, because an image of a disk or
-        container may contain the file of the id.
+      lock_word, has_word: functions of `common.train.workdir`. Processes of several hosts share the copy of process 0
+        if they have its id and read its word in the lock. The id alone does not prove this, because an image of a disk
+        or container may contain the file of the id.
     """
     import jax  # only runs of several processes call this function
 
