@@ -198,7 +198,7 @@ def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> 
     with pytest.raises(UserError, match="standard input line 1 has 0 tabs, but the run classifies"):
         call(classify, f"--workdir={trained}", stdin=b"no tab\n")
     with pytest.raises(UserError, match="classifies pairs of texts"):
-        call(classify, f"--workdir={trained}", "--text=premise", stdin=b"a\tb\n")
+        call(classify, f"--workdir={trained}", f"--input={given}", "--text=premise")
 
 
 def test_blank_half_of_a_pair_has_no_label() -> None:
