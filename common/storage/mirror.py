@@ -268,27 +268,24 @@ def identity() -> str:
     return f"{socket.gethostname()}/{path.read_text()}"
 
 
-def roles(
-    workdir: Path, lock_word: Callable[[Path], str], has_word: Callable[[Path, str], bool]
-) -> tuple[bool, bool]:
+def roles(word: str) -> tuple[bool, bool]:
     """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
 
     The first process of each copy leads: only this process downloads to the copy, and deletes in it. All processes must
     call this function.
 
     Args:
-      lock_word, has_word: functions of `common.train.workdir`. Processes of several hosts share the copy of process 0
-        if they have its id and read its word in the lock. The id alone does not prove this, because an image of a disk
-        or container may contain the file of the id.
+      word: the word in the lock of the run in this process's copy (`common.train.workdir.lock_word`). Processes of
+        several hosts share a copy if they have the same id and read the word of process 0. The id alone does not prove
+        this, because an image of a disk or container may contain the file of the id.
     """
     import jax  # only runs of several processes call this function
 
     from common.runtime.processes import all_gather
 
-    (name, word), *_ = all_gather([identity(), lock_word(workdir)])
-    (host, _, number), (first_host, _, first) = identity().partition("/"), name.partition("/")
-    shares = number == first and (host == first_host or has_word(workdir, word))
-    copies, me = all_gather(first if shares else identity()), jax.process_index()
+    found, me = all_gather([identity(), word]), jax.process_index()
+    first = found[0][1]
+    copies = [name.partition("/")[2] if read == first else name for name, read in found]
     different = len(set(copies)) > 1
     return different, not different or copies.index(copies[me]) == me
 

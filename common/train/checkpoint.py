@@ -25,7 +25,7 @@ from common.runtime.processes import all_gather, all_or_none, barrier, gather, i
 from common.sharding import abstract
 from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
-from common.train.workdir import has_word, lock_word
+from common.train.workdir import lock_word
 from common.variables import AbstractModel, Params
 
 
@@ -110,7 +110,7 @@ class Checkpoints:
         if address(workdir) and jax.process_count() > 1:
             from common.storage.mirror import roles
 
-            self._copies, self._leads = roles(workdir, lock_word, has_word)
+            self._copies, self._leads = roles(lock_word(workdir))
         self._keep_best = keep_best
         # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)

@@ -3,9 +3,7 @@
 import fcntl
 import os
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from common.errors import UserError
 from common.runtime import processes
-from common.storage import mirror, uploads
+from common.storage import uploads
 from common.storage.addresses import address, copy_of, shown
 from common.storage.folders import open_folder, output
 from common.storage.mirror import Mirror, roles
@@ -294,25 +292,7 @@ def test_missing_package_raises_one_line_error(bucket, monkeypatch):
     ],
 )
 def test_first_process_of_each_copy_leads(monkeypatch, found, different, leaders):
-    """Each process has HOST/ID and the word in the lock."""
-    names, words = zip(*(one.split(" ") for one in found), strict=True)
-    ready, given = threading.Barrier(len(found), timeout=10), [None] * len(found)
-    local = threading.local()
-
-    def all_gather(value):
-        given[local.number] = value
-        ready.wait()
-        values = list(given)
-        ready.wait()
-        return values
-
-    def of(number):
-        local.number = number
-        return roles(number, words.__getitem__, lambda number, word: words[number] == word)
-
-    monkeypatch.setattr(processes, "all_gather", all_gather)
-    monkeypatch.setattr(mirror, "identity", lambda: names[local.number])
-    monkeypatch.setattr(jax, "process_index", lambda: local.number)
-    with ThreadPoolExecutor(len(found)) as threads:
-        for number, result in enumerate(threads.map(of, range(len(found)))):
-            assert result == (different, number in leaders)
+    monkeypatch.setattr(processes, "all_gather", lambda _: [one.split(" ") for one in found])
+    for number in range(len(found)):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        assert roles("") == (different, number in leaders)
