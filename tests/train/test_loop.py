@@ -128,10 +128,8 @@ class Buckets(toy.Toy):
         return itertools.islice(batches, 2 if self.ahead else 0)
 
 
-def test_all_batch_shapes_are_compiled_after_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second shape arrives in step 4."""
+def count_programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list to which each step appends the number of compiled programs."""
     compiled: list[int] = []
     call = Step.__call__
 
@@ -140,6 +138,14 @@ def test_all_batch_shapes_are_compiled_after_the_first_step(
         return call(step, *arguments)
 
     monkeypatch.setattr(Step, "__call__", spy)
+    return compiled
+
+
+def test_all_batch_shapes_are_compiled_after_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shape arrives in step 4."""
+    compiled = count_programs(monkeypatch)
     toy.run(tmp_path / "ahead", Buckets(), train__steps=5)
     assert compiled == [1, 2, 2, 2, 2]
     toy.run(tmp_path / "later", Buckets(ahead=False), train__steps=5)
@@ -151,12 +157,7 @@ def test_all_loss_functions_are_compiled_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 3 needs the second loss function. Both loss functions are compiled for both batch shapes."""
-    compiled: list[int] = []
-    call = Step.__call__
-
-    def spy(step, *arguments):
-        compiled.append(len(step.compiled))
-        return call(step, *arguments)
+    compiled = count_programs(monkeypatch)
 
     class Doubled(toy.Toy):
         def doubled(self, model, batch, key):
@@ -172,7 +173,6 @@ def test_all_loss_functions_are_compiled_after_the_first_step(
     class Both(Doubled, Buckets):
         pass
 
-    monkeypatch.setattr(Step, "__call__", spy)
     toy.run(tmp_path / "losses", Doubled(), train__steps=5)
     assert compiled == [1, 2, 2, 2, 2]
     toy.run(tmp_path / "both", Both(), train__steps=5)
