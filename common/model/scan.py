@@ -112,9 +112,8 @@ class ScannedStack(Stack):
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
         """Returns a function (x, context, value) -> output, and the stacked values and keys of the blocks `numbers`."""
-        block = nnx.clone(
-            self.blocks[stacked_name(numbers)]
-        )  # A task may call the stack several times.
+        # Keep the hooks of the model, because a loss may call the stack several times.
+        block = nnx.clone(self.blocks[stacked_name(numbers)])
         readers = _take_readers(block)
         shards = {path: reader.shard for path, reader in readers.items()}
         graphdef, state = nnx.split(block)

@@ -96,7 +96,7 @@ def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callab
 
 
 def test_stored_bytes_of_a_layer() -> None:
-    """An encoder layer stores nine arrays of its width or hidden size in its dtype, the softmax, and random bits.
+    """An encoder layer stores seven arrays of its width or hidden size in its dtype, the softmax, and random bits.
 
     JAX alone would store more than three times as much.
     """
