@@ -40,7 +40,6 @@ def base(paper: str) -> ConfigDict:
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",
                 # Stacks of at least this many layers scan their repeating layers, which then compile once. 0: no scans.
-                # Adafactor disables scans.
                 "scan_layers": 16,
                 "log_steps": 10,
             },

@@ -122,10 +122,7 @@ class Step:
         abstract_model = variables.abstract(task.build)
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        # Do not scan over layers with Adafactor, which factors and clips each array as a whole: its updates of stacked
-        # arrays would differ.
-        unrolled = config.optimizer.name == "adafactor"
-        scanned = scan_layers(abstract_model, 0 if unrolled else config.train.scan_layers)
+        scanned = scan_layers(abstract_model, config.train.scan_layers)
         how = config.train.accumulate, config.train.reduce_dtype, scanned
         return cls(task, abstract_model, *rule, mesh, config.seed, *how)
 

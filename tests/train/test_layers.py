@@ -241,6 +241,11 @@ def train(
         pytest.param(
             Deep(remat="dots", adapters=True), {"optimizer": "adagrad"}, marks=pytest.mark.medium
         ),
+        pytest.param(
+            Deep("LLLLRL"),
+            {"optimizer": "adafactor", "sizes": {"fsdp": 2}},
+            marks=pytest.mark.medium,
+        ),
         pytest.param(Deep("LLRRLRL", cross=True), {}, marks=pytest.mark.medium),
         pytest.param(Deep(), {"sizes": {"data": 2, "tensor": 2}}, marks=pytest.mark.medium),
         pytest.param(Deep("LLRRLRL"), {"sizes": {"fsdp": 2}}, marks=pytest.mark.medium),
@@ -267,14 +272,6 @@ def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> Non
     assert flops == scanned_flops or task.adapters
     assert scanned_losses == pytest.approx(losses, rel=1e-5)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), scanned_values, values)
-
-
-@pytest.mark.parametrize(("optimizer", "scanned"), [("adam", True), ("adafactor", False)])
-def test_adafactor_is_not_scanned(optimizer: str, scanned: bool) -> None:
-    config = toy.config(train__scan_layers=4, optimizer__name=optimizer)
-    mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    step = Step.of(config, Deep(), mesh)
-    assert any(map(is_stacked, step.scanned.trainable)) == scanned
 
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.medium)])

@@ -4,6 +4,8 @@ Adafactor is also compared with the implementation of Hugging Face transformers,
 tested for matrices only and for all parameters.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.errors import UserError
+from common.model.layers import is_stacked, layers_of
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
@@ -76,6 +79,31 @@ def parameters(values: dict, gradients: list[dict], optimizer: ConfigDict, **opt
 def ours() -> list[dict]:
     """Returns the parameters after each step of Adafactor."""
     return parameters(*drawn(), settings())
+
+
+@pytest.mark.parametrize("own", [None, {"head": 1e-3}])
+def test_adafactor_updates_each_layer_of_a_stacked_array_like_a_separate_array(own):
+    """The gradients of the layers differ in scale, so Adafactor clips the updates of some layers only."""
+    shapes = {"a/0:3:1/kernel": (3, 3, 5), "a/0:3:1/bias": (3, 4), "b/1:5:2/kernel": (2, 6, 2)}
+    shapes |= {"embed/table": (7, 3), "head/kernel": (5, 2)}
+    generator = np.random.default_rng(0)
+
+    def draw(scale: float) -> dict:
+        drawn = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+        for x in drawn.values():
+            x *= scale ** np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+        return {name: x.astype(np.float32) for name, x in drawn.items()}
+
+    def separate(values: dict) -> dict:
+        pairs = [(n, x if is_stacked(n) else [x]) for n, x in values.items()]
+        return {n: x for name, xs in pairs for n, x in zip(layers_of(name), xs, strict=True)}
+
+    values, gradients = draw(1.0), [draw(scale) for scale in (0.1, 1.0, 5.0)]
+    stacked = parameters(values, gradients, settings(), own=own, names=values)
+    values, gradients = separate(values), [separate(gradient) for gradient in gradients]
+    expected = parameters(values, gradients, settings(), own=own, names=values)
+    for found, params in zip(stacked, expected, strict=True):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), separate(found), params)
 
 
 def test_adagrad_equals_pytorch_from_the_first_step():
