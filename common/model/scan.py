@@ -317,7 +317,7 @@ def _set_hook(part: nnx.Module, name: str, variable: nnx.Variable, hook: Callabl
 
     Flax allows no change of a variable that another trace has made.
     """
-    metadata = {"axes": variable.get_metadata("axes")}
+    new = type(variable)(variable.get_raw_value(), axes=variable.get_metadata("axes"))
     if hook:
-        metadata["on_get_value"] = hook
-    setattr(part, name, type(variable)(variable.get_raw_value(), **metadata))
+        new.set_metadata("on_get_value", hook)  # Flax warns of hooks given to the constructor.
+    setattr(part, name, new)

@@ -274,6 +274,7 @@ def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> Non
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), scanned_values, values)
 
 
+@pytest.mark.filterwarnings("error:Variable hooks")
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.medium)])
 def test_scans_gather_one_layer_at_a_time(accumulate: int) -> None:
     """With fsdp, a scanned step gathers what an unrolled step gathers, but never an array with all layers."""
