@@ -128,16 +128,14 @@ def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
             c for c in compare(of(f"{name}_{way}"), of(f"{name}_arctic_xs_lora")) if c.metric == F1
         )
         for name in titles
-        # On SNLI, full_pretrained has one seed only.
-        for way in (ways[:-1] if name == "snli" else ways)
+        for way in ways
     }
     corrected = dict(zip(compared, correct([*compared.values()]), strict=True))
     page = (RESULTS / "perception/README.md").read_text()
     for name, title in titles.items():
         # The first row of a data set has two ways; the second row, in another table, has the last way.
         rows = re.findall(rf"^\| {title} \| (.*) \|$", page, re.MULTILINE)
-        printed = [ways[:2]] if name == "snli" else [ways[:2], ways[-1:]]
-        for row, shown in zip(rows, printed, strict=True):
+        for row, shown in zip(rows, (ways[:2], ways[-1:]), strict=True):
             expected = [cell for way in shown for cell in _cells(corrected[name, way])]
             assert [cell.strip() for cell in row.split("|")][-len(expected) :] == expected
 
