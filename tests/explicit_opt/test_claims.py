@@ -1,6 +1,7 @@
 """Claims of the explicit optimization paper: claims about runs, and claims that a computation decides."""
 
 import csv
+import json
 import os
 import re
 from pathlib import Path
@@ -16,12 +17,15 @@ from common.errors import UserError
 from common.model.loss import cross_entropy
 from common.report import claims
 from common.sharding import make_mesh
+from common.track.tracker import read_metrics
 from explicit_opt import experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import ExperimentSuite
 from explicit_opt.language import NextToken
 from explicit_opt.solution import explicit_solution
 from tests.programs import call
+
+ROOT = Path(__file__).parents[2]
 
 
 def make_suite(out: Path, scale: str = "tiny", *fields: str, **options) -> ExperimentSuite:
@@ -236,3 +240,31 @@ def test_explicit_start_has_twice_the_accuracy_of_cold_start(tmp_path, layers):
     for seed in (1, 2, 3):
         cold = experiments.untrained(suite.digits(layers, "cold", seed), suite)["accuracy"]
         assert explicit > 2 * cold
+
+
+KEPT = ROOT / "results/explicit_opt/laptop/runs"
+
+
+def test_random_start_passes_the_formula_within_two_epochs():
+    """The kept runs on MNIST: accuracy on held-out training images, five seeds. The paper needs about five epochs."""
+    formula, *_ = KEPT.glob("digits_1_explicit_*")
+    accuracy = json.loads((formula / "summary.json").read_text())["test"]["accuracy"]
+    runs = list(KEPT.glob("digits_1_cold_*_learning_rate=3e-3"))
+    assert len(runs) == 5
+    for run in runs:
+        rows = read_metrics(run)
+        assert [rows[n]["step"] for n in (0, 1, 2)] == [0, 782, 1564]  # after 0, 1 and 2 epochs
+        assert rows[0]["valid/accuracy"] < accuracy < rows[2]["valid/accuracy"]
+
+
+def test_third_and_fourth_token_gain_less_than_the_second():
+    """The kept language models that train from random values, three seeds each."""
+
+    def perplexities(name: str) -> list[float]:
+        runs = KEPT.glob(f"{name}_cold_*_learning_rate=0.1")
+        found = [json.loads((run / "summary.json").read_text())["test"] for run in runs]
+        assert len(found) == 3
+        return [test["perplexity"] for test in found]
+
+    one, two, four = map(perplexities, ("sum_k1", "cat_k2", "cat_k4"))
+    assert min(one) - max(two) > 5 * (max(two) - min(four)) > 0
