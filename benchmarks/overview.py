@@ -54,6 +54,8 @@ PANELS = (
             "iwslt_4_transformer": "2 layers fewer",
             "iwslt_6_t_reservoir": "2 layers frozen",
             "iwslt_6_ffn_reservoir": "2 FFN layers frozen",
+            "iwslt_6_cnn_reservoir": "2 CNN layers frozen",
+            "iwslt_6_bigru_reservoir": "2 BiGRU layers frozen",
             "iwslt_6_layerdrop": "LayerDrop",
         },
     ),
@@ -78,6 +80,7 @@ PANELS = (
             "digits_1_zero": "from zeros",
             "digits_1_warm": "from the formula",
             "digits_1_scaled": "from the scaled formula",
+            "digits_1_explicit": "the formula alone",
         },
     ),
     Panel(
