@@ -35,7 +35,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):
         step.compile(batch)
-    compiled, _ = step.compiled[step.cache_key(batch, 0)]
+    compiled = step.compiled[step.cache_key(batch, 0)].run
     return {
         "parameters, trained": held(trainable),
         "parameters, frozen": held(frozen),
@@ -54,7 +54,7 @@ def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     batch, _ = first
     sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
-    _, flops = step.compiled[step.cache_key(batch, 0)]
+    flops = step.compiled[step.cache_key(batch, 0)].flops
     if not is_main():
         return
     show_parameters(step.abstract_model)

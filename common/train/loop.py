@@ -167,7 +167,7 @@ def _steps(
         run.state.data_state = data_state
         # Read the metrics of the previous step while the dispatched step runs.
         _read(run, hooks, unread)
-        unread = state.step, metrics, step.compiled[key][1]
+        unread = state.step, metrics, step.compiled[key].flops
         if not run.startup_seconds:
             unread = _read(run, hooks, unread)
             run.startup_seconds = time.perf_counter() - begun

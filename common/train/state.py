@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,18 @@ def _shardings(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
+class CompiledStep(NamedTuple):
+    """A training step that is compiled for one batch shape and loss function.
+
+    Attributes:
+      run: function (trainable, opt_state, frozen, batch, step, seed) -> (trainable, opt_state, metrics).
+      flops: FLOPs of the step over all devices.
+    """
+
+    run: jax.stages.Compiled
+    flops: float
+
+
 @dataclasses.dataclass
 class Step:
     """The training step, compiled once per batch shape and loss function.
@@ -95,7 +107,7 @@ class Step:
       scanned: abstract model in which repeating layers share stacked arrays (`common.model.layers`). Parameters,
         gradients, optimizer state and frozen values of the step have this form. None: use `abstract_model`, with a
         separate array for each layer.
-      compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
+      compiled: `cache_key` -> compiled step.
       compiling: `cache_key` -> compilation in a thread (`common.train.ahead`).
     """
 
@@ -108,7 +120,7 @@ class Step:
     accumulate: int = 1
     reduce_dtype: str = "float32"
     scanned: AbstractModel | None = None
-    compiled: dict[tuple, tuple[Any, float]] = dataclasses.field(default_factory=dict)
+    compiled: dict[tuple, CompiledStep] = dataclasses.field(default_factory=dict)
     compiling: dict[tuple, Future] = dataclasses.field(default_factory=dict, init=False)
 
     @classmethod
@@ -254,7 +266,7 @@ class Step:
           key: `cache_key` of the step.
           lowered, count: result of `lower`.
         """
-        self.compiled[key] = lowered.compile(), float(count)
+        self.compiled[key] = CompiledStep(lowered.compile(), float(count))
 
     def cancel(self) -> None:
         """Cancels all compilations in threads that have not begun."""
@@ -293,9 +305,9 @@ class Step:
         Args:
           key: `cache_key(batch, step)`, so that the training loop computes it once per step; None to compute it.
         """
-        run, _ = self.compiled[key or self.cache_key(batch, step)]
+        compiled = self.compiled[key or self.cache_key(batch, step)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (step, self.seed), strict=True))
-        return run(trainable, opt_state, frozen, batch, *counters)
+        return compiled.run(trainable, opt_state, frozen, batch, *counters)
 
     def cache_key(self, batch: Mapping[str, jax.Array], step: int) -> tuple:
         """Returns the key of a compiled step: the loss function of `step`, and the batch shapes."""

@@ -375,7 +375,7 @@ def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
         values, state, metrics = step(values, state, frozen, BATCH, number)
         assert np.isfinite(metrics["loss"])
     assert len(step.compiled) == 2
-    operations = {number: step.compiled[step.cache_key(BATCH, number)][1] for number in (0, 3)}
+    operations = {number: step.compiled[step.cache_key(BATCH, number)].flops for number in (0, 3)}
     assert operations[3] < operations[0]
     # Four Adam steps move the bias by nearly 1e-3 each, because its gradient keeps the sign.
     assert 1e-3 < abs(float(values[VALUE][0] - trainable[VALUE][0])) < 4.1e-3

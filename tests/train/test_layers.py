@@ -229,7 +229,7 @@ def train(
         assert jax.tree.all(
             jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), values, expected)
         )
-    return losses, step.compiled[step.cache_key(batch, 0)][1], list(state.params), values
+    return losses, step.compiled[step.cache_key(batch, 0)].flops, list(state.params), values
 
 
 @pytest.mark.parametrize(

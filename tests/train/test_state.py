@@ -224,7 +224,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     # Per row: the products of both layers, and the gradient of the trained kernel.
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
     for batch, count in ((small, 4), (large, 8)):
-        flops = plain.step.compiled[plain.step.cache_key(batch, 8)][1]
+        flops = plain.step.compiled[plain.step.cache_key(batch, 8)].flops
         assert isinstance(flops, float) and flops == count * products
 
 
@@ -235,7 +235,7 @@ def test_cache_key_selects_the_program(plain: Run) -> None:
     for number in (8, 9):
         plain(rows(4, [1.0] * 4), number)
     for number in (8, 9):
-        program, _ = plain.step.compiled[plain.step.cache_key(batch, number)]
+        program = plain.step.compiled[plain.step.cache_key(batch, number)].run
         arguments = plain.values, plain.state, plain.frozen, batch, jnp.int32(8), jnp.uint32(SEED)
         plain.values, plain.state, metrics = program(*arguments)
         norms[number] = float(metrics["gradient_norm"])
