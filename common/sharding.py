@@ -165,9 +165,9 @@ def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedShardi
 
 def abstract(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns {name: abstract array with its sharding} of all variables."""
-    places = shardings(variables, mesh)
     return {
-        n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
+        name: jax.ShapeDtypeStruct(variables[name].shape, variables[name].dtype, sharding=sharding)
+        for name, sharding in shardings(variables, mesh).items()
     }
 
 

@@ -96,7 +96,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     from launch.estimate import prepare
 
     config, task, mesh = prepare(config, topology)
-    whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
+    replicated, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
     with jax.set_mesh(mesh):
         model = variables.abstract(task.build)
         decoding = task.decoding(model)
@@ -106,10 +106,10 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
         )
         function, inputs, steps, tokens = decoding.rows, decoding.inputs, *decoding[3:]
         weights = [
-            _placed(shapes, sharding.shardings(kind, mesh))
+            _with_shardings(shapes, sharding.shardings(kind, mesh))
             for shapes, kind in zip(model.shapes(), (model.trainable, model.frozen), strict=True)
         ]
-        split = jax.tree.map(lambda x: rows if x.ndim else whole, inputs)
+        split = jax.tree.map(lambda x: rows if x.ndim else replicated, inputs)
         gathering = Collectives([], 0)
 
         def collectives(function: Any, *arguments: Any) -> Collectives:
@@ -126,19 +126,21 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
             gather = jax.jit(gather_weights(model, mesh))
             gathering = collectives(gather, *weights)
             gathered = jax.eval_shape(gather, *weights)
-            weights = _placed(gathered, jax.tree.map(lambda _: whole, gathered))
+            weights = _with_shardings(gathered, jax.tree.map(lambda _: replicated, gathered))
             split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), row_specs(inputs))
             function = decoding.program
-        sent = collectives(jax.jit(function), *weights, *_placed(inputs, split))
+        sent = collectives(jax.jit(function), *weights, *_with_shardings(inputs, split))
     return Traffic(gathering, sent, steps, tokens)
 
 
-def _placed(shapes: Any, places: Any) -> Any:
-    """Returns the tree `shapes` of abstract arrays, with the shardings of the tree `places`."""
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Returns the tree `shapes` of abstract arrays, with the shardings of the tree `shardings`."""
     import jax
 
     return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
     )
 
 

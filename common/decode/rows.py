@@ -76,21 +76,18 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     # Import here, because a run on one device does not need this module.
     from common.train.exchange import kernel_dtypes
 
-    kinds = abstract_model.trainable, abstract_model.frozen
-    places = [sharding.shardings(kind, mesh) for kind in kinds]
+    variables = {**abstract_model.trainable, **abstract_model.frozen}
+    shardings = sharding.shardings(variables, mesh)
 
     def gather(*values: Params) -> list[Params]:
         dtypes = kernel_dtypes(abstract_model.build(*values))
 
-        def cast(name: str, x: jax.Array, place: jax.NamedSharding) -> jax.Array:
+        def cast(name: str, x: jax.Array) -> jax.Array:
             if name not in dtypes:
                 return x
             # Without the constraint the compiler may gather float32 and cast the whole array.
-            return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), place)
+            return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), shardings[name])
 
-        return [
-            {name: cast(name, x, place[name]) for name, x in part.items()}
-            for part, place in zip(values, places, strict=True)
-        ]
+        return [{name: cast(name, x) for name, x in part.items()} for part in values]
 
     return jax.jit(gather, out_shardings=sharding.replicated(mesh))

@@ -96,13 +96,13 @@ def _unstack(name: str, x: Any) -> list:
     # placeholders into the state of an optimizer for all parameters that another optimizer updates.
     if not isinstance(x, jax.Array):
         return [x] * len(layers_of(name))
-    place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
-    return jax.jit(jnp.unstack, out_shardings=place)(x)
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
+    return jax.jit(jnp.unstack, out_shardings=sharding)(x)
 
 
 def _stack(name: str, layers: list) -> Any:
     first = layers[0]
     if not is_stacked(name) or not isinstance(first, jax.Array):
         return first
-    place = NamedSharding(first.sharding.mesh, PartitionSpec(None, *first.sharding.spec))
-    return jax.jit(jnp.stack, out_shardings=place)(layers)
+    sharding = NamedSharding(first.sharding.mesh, PartitionSpec(None, *first.sharding.spec))
+    return jax.jit(jnp.stack, out_shardings=sharding)(layers)

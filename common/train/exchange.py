@@ -36,7 +36,7 @@ _SPLIT = "fsdp"
 
 
 def local_sums(
-    function: Callable, mesh: Mesh, batch: Any, *arguments: Any, places: Any = ()
+    function: Callable, mesh: Mesh, batch: Any, *arguments: Any, shardings: Any = ()
 ) -> Any:
     """Calls `function` on each shard of the batch, and stacks the results of all shards along a new first axis.
 
@@ -47,14 +47,14 @@ def local_sums(
     Args:
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
       arguments: trees of arrays.
-      places: trees of shardings, one for each of the first `len(places)` arguments. If fsdp splits an array of these
-        arguments, `function` gets one shard of the array. `function` gets all other arrays whole.
+      shardings: trees of shardings, one for each of the first `len(shardings)` arguments. If fsdp splits an array of
+        these arguments, `function` gets one shard of the array. `function` gets all other arrays whole.
     """
 
     def of_shard(batch: Any, *arguments: Any) -> Any:
         return jax.tree.map(lambda x: x[None], function(batch, *arguments))
 
-    split = jax.tree.map(lambda place: _only(place.spec, _SPLIT), tuple(places))
+    split = jax.tree.map(lambda sharding: _only(sharding.spec, _SPLIT), tuple(shardings))
     whole = (P(),) * (len(arguments) - len(split))
     # The batch axes are manual, and so is every axis of size 1. If the tensor axis has size 1, all axes are thus
     # manual, and the compiler has nothing to partition.
@@ -71,7 +71,7 @@ def local_sums(
 
 def add_up(
     sums: Any,
-    places: Any,
+    shardings: Any,
     mesh: Mesh,
     dtype: str = "float32",
     scattered: Collection[str] = (),
@@ -82,29 +82,29 @@ def add_up(
     all-reduced over data and fsdp.
 
     Args:
-      places: tree with the sharding of each total.
+      shardings: tree with the sharding of each total.
       dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange;
         the stacked scalars of several layers do not. Totals have the dtypes of the sums.
       scattered: names of the totals, keys of dictionaries in `sums`, that `gathering` has already reduce-scattered if
         fsdp splits them.
     """
 
-    def total(path: tuple, stacked: jax.Array, place: NamedSharding) -> jax.Array:
+    def total(path: tuple, stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
         x, axes = stacked[0], BATCH
         y = x.astype(dtype) if x.ndim else x
-        dimension = split_dimension(place)
+        dimension = split_dimension(sharding)
         if dimension is not None:
             if not (path and path[-1].key in scattered):
                 y = _reduce_scatter(y, dimension)
             axes = tuple(axis for axis in BATCH if axis != _SPLIT)
         return jax.lax.psum(y, axes).astype(x.dtype)
 
-    tensor = jax.tree.map(lambda place: P(BATCH, *_only(place.spec, "tensor")), places)
+    tensor = jax.tree.map(lambda sharding: P(BATCH, *_only(sharding.spec, "tensor")), shardings)
     return jax.shard_map(
-        lambda sums: jax.tree.map_with_path(total, sums, places),
+        lambda sums: jax.tree.map_with_path(total, sums, shardings),
         mesh=mesh,
         in_specs=(tensor,),
-        out_specs=jax.tree.map(lambda place: place.spec, places),
+        out_specs=jax.tree.map(lambda sharding: sharding.spec, shardings),
         check_vma=False,
     )(sums)
 
@@ -120,10 +120,10 @@ def _reduce_scatter(x: jax.Array, dimension: int) -> jax.Array:
     return jax.lax.psum_scatter(x, _SPLIT, scatter_dimension=dimension, tiled=True)
 
 
-def split_dimension(place: NamedSharding) -> int | None:
+def split_dimension(sharding: NamedSharding) -> int | None:
     """Returns the dimension along which fsdp splits an array; None if fsdp does not split the array."""
-    axes = list(place.spec)
-    return axes.index(_SPLIT) if _SPLIT in axes and place.mesh.shape[_SPLIT] > 1 else None
+    axes = list(sharding.spec)
+    return axes.index(_SPLIT) if _SPLIT in axes and sharding.mesh.shape[_SPLIT] > 1 else None
 
 
 def _only(spec: P, axis: str) -> P:
@@ -134,7 +134,7 @@ def gathering(
     abstract_model: AbstractModel,
     trainable: Params,
     frozen: Params,
-    places: Sequence[Mapping[str, NamedSharding]],
+    shardings: Sequence[Mapping[str, NamedSharding]],
     scattered: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
     """Returns stand-ins for the trainable values, and a function that builds the model from the stand-ins.
@@ -144,7 +144,7 @@ def gathering(
 
     Args:
       trainable, frozen: {path: shard of this device}.
-      places: {path: sharding} of the trainable values, and {path: sharding} of the frozen values.
+      shardings: {path: sharding} of the trainable values, and {path: sharding} of the frozen values.
       scattered: {path: dtype of the exchange} of stacked parameters. The backward pass of a scan reduce-scatters their
         gradients.
 
@@ -154,7 +154,7 @@ def gathering(
       `scattered` has the shape of the shard. If fsdp splits its parameter, its gradient is this device's shard of the
       sum over fsdp.
     """
-    shards, places = trainable | frozen, {**places[0], **places[1]}
+    shards, shardings = trainable | frozen, {**shardings[0], **shardings[1]}
     stand_ins, constants = (
         {name: jnp.zeros(x.shape, kind[name].dtype) for name, x in shapes.items()}
         for shapes, kind in zip(abstract_model.shapes(), (trainable, frozen), strict=True)
@@ -168,7 +168,7 @@ def gathering(
             name = "/".join(map(str, path))
             if name in shards:
                 dtype = dtypes.get(name, shards[name].dtype)
-                reader = Reader(shards[name], places[name], dtype, scattered.get(name))
+                reader = Reader(shards[name], shardings[name], dtype, scattered.get(name))
                 part.set_metadata("on_get_value", reader)
         return model
 
@@ -184,18 +184,18 @@ class Reader:
 
     Attributes:
       shard: this device's shard of the parameter.
-      place: sharding of the parameter.
+      sharding: sharding of the parameter.
       exchange: dtype in which the backward pass reduce-scatters the gradient over fsdp; None: the gradient of the
         stand-in is the gradient of the whole parameter.
     """
 
     shard: jax.Array
-    place: NamedSharding
+    sharding: NamedSharding
     dtype: jnp.dtype
     exchange: str | None
 
     def __call__(self, variable: nnx.Variable, stand_in: jax.Array) -> jax.Array:
-        dimension = split_dimension(self.place)
+        dimension = split_dimension(self.sharding)
         gather = self._keep_tensor(
             partial(jax.lax.all_gather, axis_name=_SPLIT, axis=dimension, tiled=True)
         )
@@ -227,15 +227,15 @@ class Reader:
         Args:
           shard: this device's shard of the layer's parameter.
         """
-        place = NamedSharding(self.place.mesh, P(*self.place.spec[1:]))
-        return dataclasses.replace(self, shard=shard, place=place)
+        sharding = NamedSharding(self.sharding.mesh, P(*self.sharding.spec[1:]))
+        return dataclasses.replace(self, shard=shard, sharding=sharding)
 
     def _keep_tensor(self, function: Callable) -> Callable:
         """Returns `function`, applied to the shards of its argument over the mesh axis tensor.
 
         Otherwise, the compiler would also gather the argument over the tensor axis.
         """
-        mesh, tensor = jax.sharding.get_abstract_mesh(), _only(self.place.spec, "tensor")
+        mesh, tensor = jax.sharding.get_abstract_mesh(), _only(self.sharding.spec, "tensor")
         if mesh.are_all_axes_manual:
             return function
         rest = set(mesh.axis_names) - set(mesh.manual_axes)

@@ -164,8 +164,10 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
         initial = jax.block_until_ready(
             task.start(unstack_layers(train_state.params), values | dict(pretrained.values))
         )
-    places = shardings(model.trainable, step.mesh)
-    params = {name: jax.device_put(initial[name], place) for name, place in places.items()}
+    params = {
+        name: jax.device_put(initial[name], sharding)
+        for name, sharding in shardings(model.trainable, step.mesh).items()
+    }
     train_state.params = stack_layers(params, step.scanned.trainable)
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:

@@ -52,14 +52,14 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
         model = task.build(variables.ParamKeys(jax.random.key(seed)))
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
-    places, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
+    shardings, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
     sizes = variables.count(abstract_model)
     # Compiled, `make` allocates only the trainable values. Run eagerly, `make` also allocates the frozen values, so it
     # runs eagerly only for models with few frozen values.
-    if mesh.size == 1 and len(places) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
-        return jax.device_put(make(seed), places)
+    if mesh.size == 1 and len(shardings) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
+        return jax.device_put(make(seed), shardings)
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
-    return jax.jit(make, out_shardings=places)(seed)
+    return jax.jit(make, out_shardings=shardings)(seed)
 
 
 def abstract_opt_state(
@@ -69,15 +69,15 @@ def abstract_opt_state(
 
     A moment with the shape of its parameter has the sharding of the parameter; everything else is replicated.
     """
-    whole = sharding.replicated(mesh)
+    replicated = sharding.replicated(mesh)
 
-    def place(path: tuple, moment: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def with_sharding(path: tuple, moment: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         keys = (getattr(entry, "key", None) for entry in path)
         own = next((trainable[key] for key in keys if key in trainable), None)
-        where = own.sharding if own is not None and own.shape == moment.shape else whole
-        return jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=where)
+        inherited = own.sharding if own is not None and own.shape == moment.shape else replicated
+        return jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=inherited)
 
-    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, trainable))
+    return jax.tree.map_with_path(with_sharding, jax.eval_shape(optimizer.init, trainable))
 
 
 def _shardings(tree: Any) -> Any:
@@ -148,8 +148,8 @@ class Step:
         """
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
         params = stack_layers(params, self.scanned.trainable)
-        places = _shardings(self.arguments()[1])
-        return TrainState(0, params, jax.jit(self.optimizer.init, out_shardings=places)(params))
+        shardings = _shardings(self.arguments()[1])
+        return TrainState(0, params, jax.jit(self.optimizer.init, out_shardings=shardings)(params))
 
     def gradients(
         self, loss: Callable, trainable: Params, frozen: Params, batch: Any, key: jax.Array
@@ -164,19 +164,19 @@ class Step:
             return self._sums(loss, build, batch, trainable, key)
         from common.train import exchange
 
-        places = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
+        shardings = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
         # Several microbatches exchange gradients once per step, so their scans must not exchange gradients.
         stacked = [name for name in model.trainable if self.accumulate == 1 and is_stacked(name)]
         scattered = dict.fromkeys(stacked, self.reduce_dtype)
 
         def of_shard(batch: Any, trainable: Params, frozen: Params, key: jax.Array) -> tuple:
-            stand_ins, build = exchange.gathering(model, trainable, frozen, places, scattered)
+            stand_ins, build = exchange.gathering(model, trainable, frozen, shardings, scattered)
             return self._sums(loss, build, batch, stand_ins, key)
 
-        whole = sharding.replicated(mesh)
-        sums = exchange.local_sums(of_shard, mesh, batch, trainable, frozen, key, places=places)
+        arguments, replicated = (trainable, frozen, key), sharding.replicated(mesh)
+        sums = exchange.local_sums(of_shard, mesh, batch, *arguments, shardings=shardings)
         with jax.named_scope("exchange"):
-            totals = whole, whole, places[0]
+            totals = replicated, replicated, shardings[0]
             return exchange.add_up(sums, totals, mesh, self.reduce_dtype, scattered)
 
     def _sums(
@@ -281,11 +281,11 @@ class Step:
           batch: arrays, which may be abstract.
         """
         trainable, opt_state, frozen = self.arguments()
-        whole = sharding.replicated(self.mesh)
+        replicated = sharding.replicated(self.mesh)
         update = partial(self._step, loss)
-        counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
-        places = (_shardings(trainable), _shardings(opt_state), whole)
-        jitted = jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
+        counters = [jax.ShapeDtypeStruct((), kind, sharding=replicated) for kind in _COUNTERS]
+        shardings = (_shardings(trainable), _shardings(opt_state), replicated)
+        jitted = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
         traced = jitted.trace(trainable, opt_state, frozen, batch, *counters)
         return traced.lower(), flops.count(traced.jaxpr)
 

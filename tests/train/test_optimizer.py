@@ -433,10 +433,10 @@ def test_factored_moments_are_replicated():
     where = sharding.shardings(abstract_model.trainable, mesh)
     update, _ = optimizers.make(settings(), STEPS)
     state = abstract_opt_state(update, sharding.abstract(abstract_model.trainable, mesh), mesh)
-    places = jax.tree.map(lambda x: x.sharding, state)
-    factored = next(part for part in places if hasattr(part, "v_row"))
-    for places in (factored.v_row, factored.v_col):
-        assert all(place.is_fully_replicated for place in places.values())
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    factored = next(part for part in shardings if hasattr(part, "v_row"))
+    for shardings in (factored.v_row, factored.v_col):
+        assert all(sharding.is_fully_replicated for sharding in shardings.values())
     # The moment of a bias has the shape of the bias.
     assert factored.v["up/bias"] == where["up/bias"]
     assert not where["up/bias"].is_fully_replicated
