@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from common.decode.rows import ROWS, Decoding, by_rows, gather_weights, row_specs
+from common.decode.rows import ROWS, by_rows, gather_weights, row_specs
 from common.decode.sample import Rows, Sampling, sample
 from common.errors import check
 from common.sharding import replicated
-from common.train.task import ModelState, integers
+from common.train.task import Decoding, ModelState, integers
 from common.variables import AbstractModel
 
 

@@ -7,7 +7,7 @@ contain a collective operation: devices that have not stopped would wait forever
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +18,6 @@ from common.variables import AbstractModel, Params
 
 ROWS = PartitionSpec(sharding.MESH_AXES)
 """The partition of an array whose first axis is the rows of a batch."""
-
-
-class Decoding(NamedTuple):
-    """A decoding program and the shapes of its inputs, so that the program can be compiled without data.
-
-    Attributes:
-      program: jitted `by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes gathered weights.
-      rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
-      inputs: shapes and dtypes of the inputs of all devices together.
-      steps: maximum number of tokens that one call of the program generates for each row.
-      tokens: number of tokens per row over which `launch.decoding` spreads the cost of one gather of the weights.
-    """
-
-    program: Callable
-    rows: Callable
-    inputs: tuple
-    steps: int
-    tokens: int
 
 
 def row_specs(tree: Any) -> Any:

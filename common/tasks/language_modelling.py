@@ -29,13 +29,12 @@ from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.storage.addresses import shown
 from common.train.evaluate import PerExample
-from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.task import Batch, BatchSpec, Decoding, ModelState, Task, integers
 from common.train.workdir import has_checkpoints
 from common.variables import AbstractModel, Params
 
 if TYPE_CHECKING:
     from common.decode.generate import Generator
-    from common.decode.rows import Decoding
 
 
 def validate(config: ConfigDict) -> None:
@@ -215,7 +214,7 @@ class LanguageModelling(Task):
         sampling = Sampling(0.8, top_p=0.95)
         return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
 
-    def decoding(self, abstract_model: AbstractModel) -> "Decoding":
+    def decoding(self, abstract_model: AbstractModel) -> Decoding:
         """Returns the program that samples one text on each device, so that it can be compiled without data."""
         return self._generator(abstract_model).decoding(self.mesh.size)
 

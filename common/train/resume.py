@@ -1,7 +1,9 @@
 """Resumes a run from its newest intact checkpoint."""
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from common.errors import UserError, reason_of
 from common.metrics.curve import Curve
@@ -15,9 +17,6 @@ from common.train.conditions import Conditions
 from common.train.run_state import PLAIN, RunState
 from common.train.state import Step, TrainState
 from common.variables import Params
-
-if TYPE_CHECKING:
-    from common.train.run import Run
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
 """{old name: current name} of the fields of `RunState` that 939e222 (22 November 2026) renamed."""
@@ -94,17 +93,16 @@ def _set_aside(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.reload()
 
 
-def still_ended(run: "Run") -> str:
-    """Returns the stop reason of a resumed run, or "" if the run continues.
+def still_ended(config: ConfigDict, state: RunState, step: int) -> str:
+    """Returns the stop reason of a run that resumes at `step`, or "" if the run continues.
 
     An ended run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted
     its last evaluation.
     """
-    config, state = run.config, run.state
     limit, patience = config.train.max_seconds, config.eval.patience
-    if not state.stop_reason and state.last_evaluation[0] != run.step:
+    if not state.stop_reason and state.last_evaluation[0] != step:
         return ""
-    if run.step >= config.train.steps:
+    if step >= config.train.steps:
         return state.stop_reason or "steps"
     if state.stop_reason == "patience" and patience and state.evals_since_best >= patience:
         return "patience"

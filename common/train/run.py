@@ -132,7 +132,7 @@ def open_run(
         begun = _start(step, checkpoints)
     run = Run(config, task, workdir, mesh, checkpoints, step, *begun)
     if resumed:
-        run.state.stop_reason = resume.still_ended(run)
+        run.state.stop_reason = resume.still_ended(config, run.state, run.step)
         if is_main():
             print(f"resuming from step {run.step} of {shown(workdir)}")
     _open_displays(run, stack, name, resumed)

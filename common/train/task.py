@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,9 +13,6 @@ from common.errors import check
 from common.metrics.curve import Curve
 from common.metrics.predictions import Predictions
 from common.variables import AbstractModel, Params
-
-if TYPE_CHECKING:
-    from common.decode.rows import Decoding
 
 Batch = Mapping[str, np.ndarray]
 
@@ -62,6 +59,25 @@ class BatchSpec(NamedTuple):
     """
 
     arrays: Mapping[str, jax.ShapeDtypeStruct]
+    tokens: int
+
+
+class Decoding(NamedTuple):
+    """A decoding program and the shapes of its inputs, so that the program can be compiled without data.
+
+    Attributes:
+      program: jitted `common.decode.rows.by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes
+        gathered weights.
+      rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
+      inputs: shapes and dtypes of the inputs of all devices together.
+      steps: maximum number of tokens that one call of the program generates for each row.
+      tokens: number of tokens per row over which `launch.decoding` spreads the cost of one gather of the weights.
+    """
+
+    program: Callable
+    rows: Callable
+    inputs: tuple
+    steps: int
     tokens: int
 
 
@@ -154,7 +170,7 @@ class Task:
           multiple: number that must divide the number of rows.
         """
 
-    def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
+    def decoding(self, abstract_model: AbstractModel) -> Decoding | None:
         """Returns the program that generates text, to compile it without data; None if the task generates no text."""
         return None
 

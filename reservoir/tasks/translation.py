@@ -17,8 +17,9 @@ from common.data.batches import iterate
 from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
-from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from common.decode.rows import Decoding, by_rows, gather_weights
+from common.data.special_ids import BOS, EOS, PAD
+from common.data.tokenizer import Tokenizer
+from common.decode.rows import by_rows, gather_weights
 from common.errors import check
 from common.metrics.translations import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.translations import Translations
@@ -27,7 +28,7 @@ from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
 from common.train.prefetch import put
 from common.train.saved_tokenizer import save_tokenizer
-from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.task import Batch, BatchSpec, Decoding, ModelState, Task, integers
 from common.variables import AbstractModel, Params
 from reservoir import kinds
 from reservoir.beam import Search, beam_search

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from common import sharding
-from common.decode.rows import Decoding, gather_weights, row_specs
-from common.train.task import ModelState
+from common.decode.rows import gather_weights, row_specs
+from common.train.task import Decoding, ModelState
 from launch.collectives import Collectives, read_collectives
 from launch.hlo import parse
 from reservoir.tasks.translation import Translation
