@@ -59,14 +59,14 @@ def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
         _freeze(part, name, draw)
 
 
-def freeze_given(module: nnx.Module) -> None:
+def freeze_loaded(module: nnx.Module) -> None:
     """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight.
 
     Variables of `module` that are already Frozen are marked as loaded, too.
     """
     for path, part, _ in variables_below(module, nnx.Param):
         _freeze(part, path[-1], None)
-    give(module)
+    mark_loaded(module)
 
 
 def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
@@ -75,7 +75,7 @@ def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
     setattr(part, name, Frozen(variable.get_value(), **metadata))
 
 
-def give(module: nnx.Module) -> None:
+def mark_loaded(module: nnx.Module) -> None:
     """Marks the Frozen variables in `module` as loaded rather than seed-initialised."""
     for _, _, variable in variables_below(module, Frozen):
         variable.set_metadata(draw=None)

@@ -104,9 +104,9 @@ def _head(
     config: ConfigDict, model: "PooledClassifier", shape: "Backbone", *, rngs: "nnx.Rngs"
 ) -> None:
     """Freezes the encoder."""
-    from common.freezing import freeze_given
+    from common.freezing import freeze_loaded
 
-    freeze_given(model.encoder)
+    freeze_loaded(model.encoder)
 
 
 METHODS = {

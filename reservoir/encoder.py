@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.freezing import give
+from common.freezing import mark_loaded
 from common.model import initializers, transformer
 from common.model.dropout import Key, dropout, fold
 from common.model.embed import Embed
@@ -141,7 +141,7 @@ def classifier(config: ConfigDict, vocabulary: int, classes: int, *, rngs: nnx.R
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
     initialize_as_bert(made, model, rngs)
-    give(made.encoder)
+    mark_loaded(made.encoder)
     if change := methods.of(config).change:
         change(config, made, rngs=rngs)
     return made

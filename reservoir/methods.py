@@ -65,10 +65,10 @@ def _tune(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:
 
 def _freeze_now(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:
     """Freezes `config.freeze_now` layers, every other layer in the middle of the stack."""
-    from common.freezing import freeze_given
+    from common.freezing import freeze_loaded
 
     for layer in placement(config.model.encoder_layers, config.freeze_now):
-        freeze_given(model.encoder.stack.blocks[layer])
+        freeze_loaded(model.encoder.stack.blocks[layer])
 
 
 def _lora(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:

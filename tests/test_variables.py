@@ -180,10 +180,10 @@ def test_frozen_and_trained_matrices_have_the_configured_distribution(
 
 
 def test_loaded_frozen_value_is_kept():
-    """A table that `freeze_given` marks as loaded is never initialised from a seed."""
+    """A table that `freeze_loaded` marks as loaded is never initialised from a seed."""
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
-    freezing.freeze_given(table)
+    freezing.freeze_loaded(table)
     abstract_model = variables.split(table)
     assert not abstract_model.trainable and not abstract_model.seed_initialised
     assert isinstance(table.table, Frozen)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.freezing import freeze_given
+from common.freezing import freeze_loaded
 from common.model import initializers
 from common.model.dropout import Key, dropout
 from common.model.linear import Linear, matmul
@@ -83,7 +83,7 @@ def is_target(path: tuple[str, ...], target: str) -> bool:
 
 def adapt(model: nnx.Module, targets: Collection[str], lora: Lora, *, rngs: nnx.Rngs) -> None:
     """Freezes all parameters at their current values, and adds a trainable adapter to each target linear layer."""
-    freeze_given(model)
+    freeze_loaded(model)
     for path, parent in linear_layers(model).items():
         if any(is_target(path, target) for target in targets):
             setattr(parent, path[-1], LoraLinear(getattr(parent, path[-1]), lora, rngs=rngs))

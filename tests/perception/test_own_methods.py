@@ -40,14 +40,14 @@ MODULE = """
 import jax.numpy as jnp
 from flax import nnx
 
-from common.freezing import freeze, freeze_given, thaw
+from common.freezing import freeze, freeze_loaded, thaw
 from common.variables import Frozen
 from perception.methods import METHODS, Method, Option
 
 
 def adds(variable, **fields):
     def change(config, model, shape, *, rngs):
-        freeze_given(model.encoder)
+        freeze_loaded(model.encoder)
         model.encoder.gate = variable
 
     return Method("adds", 1e-3, change, **fields)
@@ -62,17 +62,17 @@ class Head(nnx.Module):
 
 
 def wraps_head(config, model, shape, *, rngs):
-    freeze_given(model.encoder)
+    freeze_loaded(model.encoder)
     model.head = Head(model.head)
 
 
 def last_adapters(config, model, shape, *, rngs):
-    freeze_given(model.encoder)
+    freeze_loaded(model.encoder)
     METHODS["lora"].change(config, model, shape, rngs=rngs)
 
 
 def freezes_head(config, model, shape, *, rngs):
-    freeze_given(model)
+    freeze_loaded(model)
 
 
 def random(config, model, shape, *, rngs):
@@ -80,16 +80,16 @@ def random(config, model, shape, *, rngs):
 
 
 def loaded(config, model, shape, *, rngs):
-    freeze_given(model.encoder.stack)
+    freeze_loaded(model.encoder.stack)
 
 
 def removes(config, model, shape, *, rngs):
-    freeze_given(model.encoder)
+    freeze_loaded(model.encoder)
     del model.encoder.stack.blocks[0]
 
 
 def narrow(config, model, shape, *, rngs):
-    freeze_given(model.encoder)
+    freeze_loaded(model.encoder)
     model.head.kernel = nnx.Param(model.head.kernel[:, :2], axes=("embed", None))
     model.head.bias = nnx.Param(model.head.bias[:2], axes=(None,))
 

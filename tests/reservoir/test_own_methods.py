@@ -34,7 +34,7 @@ import numpy as np
 from flax import nnx
 
 from common.errors import check
-from common.freezing import freeze, freeze_given
+from common.freezing import freeze, freeze_loaded
 from common.variables import Frozen
 from reservoir.methods import Method, Option
 
@@ -56,7 +56,7 @@ def no_keys(config, model):
 
 
 def freezes_head(config, model, *, rngs):
-    freeze_given(model)
+    freeze_loaded(model)
 
 
 def removes(config, model, *, rngs):

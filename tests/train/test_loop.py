@@ -779,7 +779,7 @@ class PretrainedWeights(toy.Toy):
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         model = super().build(rngs)
-        freezing.give(model)
+        freezing.mark_loaded(model)
         return model
 
     def pretrained_weights(
