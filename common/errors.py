@@ -18,12 +18,16 @@ class UserError(ValueError):
 class Preempted(Exception):
     """Raised after a signal has stopped a run and the run has been saved.
 
-    `common.runtime.program` prints the message and exits with 128 plus the number of the signal, as a shell does.
+    `common.runtime.program` prints the message and exits with `exit_code`.
+
+    Attributes:
+      number: number of the signal.
+      exit_code: 128 plus the number of the signal, as a shell sets it.
     """
 
     def __init__(self, number: int, message: str):
         super().__init__(message)
-        self.exit_code = 128 + number
+        self.number, self.exit_code = number, 128 + number
 
 
 def check(condition: bool, message: str) -> None:

@@ -38,7 +38,7 @@ class Curve:
     """The validation points of one run, ordered by step.
 
     Attributes:
-      name: name of the metric, such as "BLEU".
+      name: name of the metric, such as "bleu".
       mode: whether the metric is maximised ("max") or minimised ("min").
       points: the validation points with finite values.
     """

@@ -63,10 +63,10 @@ def load(path: Path) -> Predictions:
         # Do not show NumPy's advice to load a file of another format unsafely.
         fault = ValueError("it is not an .npz file") if "unsafely" in str(error) else error
         raise file_error(shown(path), fault) from error
-    lost = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
+    with_nan = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(
-        not lost,
-        f"{shown(path)} has NaN in {' and '.join(lost)}: leave out this run, whose model gave NaN on a test example, or"
-        " restore the file if it has changed since the run",
+        not with_nan,
+        f"{shown(path)} has NaN in {' and '.join(with_nan)}: leave out this run, whose model gave NaN on a test"
+        " example, or restore the file if it has changed since the run",
     )
     return made

@@ -81,7 +81,7 @@ class Stateless(Sublayer):
         return cache
 
 
-def in_turn(
+def call_in_order(
     layers: Sequence[Callable], x: jax.Array, caches: Sequence[Any]
 ) -> tuple[jax.Array, list]:
     """Calls layers (x, cache) -> (x, cache) in order. Returns the output of the last layer and all new caches."""
@@ -152,9 +152,9 @@ class Block(nnx.Module):
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
     ) -> tuple[jax.Array, list]:
         steps = [partial(r.step, index=index, context=context) for r in self.residuals]
-        return in_turn(steps, x_B1D, cache)
+        return call_in_order(steps, x_B1D, cache)
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
         """Returns the output (B, L, D) for the first L tokens, and the filled cache."""
         prefills = [partial(r.prefill, context=context) for r in self.residuals]
-        return in_turn(prefills, x_BLD, cache)
+        return call_in_order(prefills, x_BLD, cache)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model.block import Block, Context, in_turn
+from common.model.block import Block, Context, call_in_order
 from common.model.dropout import Key, fold
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Stack(nnx.Module):
         keys_P = self._block_keys(key, len(self.blocks))
         for number, block in enumerate(self.blocks):
             x_BLD = self._call_block(block, number, x_BLD, context, keys_P[number])
-        return self._leave(x_BLD)
+        return self._final_norm(x_BLD)
 
     @staticmethod
     def _block_keys(key: Key, blocks: int) -> jax.Array | list[None]:
@@ -87,7 +87,7 @@ class Stack(nnx.Module):
         policy = REMAT[self.remat]
         return jax.checkpoint(call, policy=policy) if policy else call
 
-    def _leave(self, x_BLD: jax.Array) -> jax.Array:
+    def _final_norm(self, x_BLD: jax.Array) -> jax.Array:
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
@@ -104,11 +104,11 @@ class Stack(nnx.Module):
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
     ) -> tuple[jax.Array, list]:
         steps = [partial(block.step, index=index, context=context) for block in self.blocks]
-        x_B1D, cache = in_turn(steps, x_B1D, cache)
-        return self._leave(x_B1D), cache
+        x_B1D, cache = call_in_order(steps, x_B1D, cache)
+        return self._final_norm(x_B1D), cache
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
         """Returns the output (B, L, D) for the first L tokens, and the filled cache."""
         prefills = [partial(block.prefill, context=context) for block in self.blocks]
-        x_BLD, cache = in_turn(prefills, x_BLD, cache)
-        return self._leave(x_BLD), cache
+        x_BLD, cache = call_in_order(prefills, x_BLD, cache)
+        return self._final_norm(x_BLD), cache

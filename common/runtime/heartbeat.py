@@ -81,7 +81,7 @@ class Heartbeat(threading.Thread):
         hosts: list[str],
         silence: float,
     ):
-        super().__init__(name="watch", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self._process, self._connections, self._hosts = process, dict(connections), hosts
         self._silence = silence
 

@@ -45,13 +45,13 @@ class Uploads:
         self._error: Exception | None = None
         self._alone = threading.Lock()
         ours = self._lease.acquire()
-        self._heartbeat = _Repeated(self._lease.renew, self._lease.seconds / 4, self._fail)
+        self._renewing = _Repeated(self._lease.renew, self._lease.seconds / 4, self._fail)
         try:
             with alone(folder):
                 update(self._mirror, lambda path: True, ours)
             self._objects = set(self._mirror.objects())
         except BaseException:
-            self._heartbeat.end()
+            self._renewing.end()
             raise
         self._uploading = _Repeated(self.upload, INTERVAL, self._fail)
 
@@ -65,7 +65,7 @@ class Uploads:
         """
         for thread, last_call in (
             (self._uploading, self.upload),
-            (self._heartbeat, self._lease.release),
+            (self._renewing, self._lease.release),
         ):
             thread.end()
             try:

@@ -145,13 +145,13 @@ def _steps(
     """Runs the steps of `train`. The arguments, yields and UserErrors are the same as for `train`."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
-    met: set[tuple] = set()
+    seen: set[tuple] = set()
     for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
         key = step.cache_key(batch, state.step)
         # Threads may have compiled this step on some processes only, so `step.compiled` must not decide whether this
         # process waits at the barrier.
-        if key not in met:
-            met.add(key)
+        if key not in seen:
+            seen.add(key)
             unread = _read(run, hooks, unread)
             with run.clock.section("compile"):
                 step.compile(batch, state.step)

@@ -152,10 +152,11 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.pretrained_weights(model)
-    values, fingerprint = {}, ""
+    values, fingerprint, platform = {}, "", ""
     if model.frozen:
         from common.train import frozen
 
+        platform = frozen.host()
         values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
     drawn = {"the fingerprint of the drawn frozen values": fingerprint[:16]}
     weights = {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
@@ -171,7 +172,7 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     train_state.params = stack_layers(params, step.scanned.trainable)
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:
-        meta = {"drawn": fingerprint, "platform": frozen.host(), "names": sorted(values)}
+        meta = {"drawn": fingerprint, "platform": platform, "names": sorted(values)}
         checkpoints.save_frozen(values, meta)
     values = stack_layers(values | dict(pretrained.values), step.scanned.frozen)
     return train_state, values, state, pretrained.fingerprint

@@ -91,5 +91,5 @@ def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
         if isinstance(failure, Preempted) and live:
             runs = "the run" if len(live) == 1 else f"the {len(live)} runs"
             others = f"{failure}, and {runs} that took turns with it"
-            failure = Preempted(failure.exit_code - 128, others)
+            failure = Preempted(failure.number, others)
         raise failure

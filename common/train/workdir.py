@@ -98,11 +98,11 @@ def _check(workdir: Path, config: ConfigDict) -> None:
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
-        lost = differences(saved_config(path), config)
-        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        changed = differences(saved_config(path), config)
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         check(
-            not lost,
-            f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
+            not changed,
+            f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(changed[:3])}{more};"
             " choose another --workdir",
         )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
