@@ -24,9 +24,10 @@ class LosslessTokenizer:
       name: name of the file that `save` writes; "" if the tokens are bytes.
     """
 
-    size, name = 256, ""
-    lengths_V = np.ones(256, np.int64)
-    fingerprint = fingerprint([name, ""])
+    def __init__(self):
+        self.size, self.name = 256, ""
+        self.lengths_V = np.ones(256, np.int64)
+        self.fingerprint = fingerprint(["", ""])
 
     def encode(self, text: bytes) -> np.ndarray:
         """Returns the token ids of a text, (tokens,)."""
