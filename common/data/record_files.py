@@ -122,8 +122,10 @@ def parse_rows(
     The first yielded row is the header. A row may span several lines; its location is its last line, or its first line
     if a quote is never closed. Skips empty lines, except below the header of a table with one column, where they are
     rows with an empty value.
+
+    The first iteration removes the limit of the module `csv` on the length of a field, in the whole process. The
+    default, 131,072 characters, is less than a long text.
     """
-    # The default limit of a CSV field is 131,072 characters, less than a long text.
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader((f"{line}\n" for line in lines), strict=True, delimiter=delimiter)
     columns = header = 0

@@ -98,7 +98,7 @@ class Checkpoints:
         keep_best: int | None = None,
         upload: Callable[[], None] = lambda: None,
     ):
-        """Opens the checkpoints of `workdir`.
+        """Opens the checkpoints of `workdir`. Silences the logger "absl" in the whole process, because orbax uses it.
 
         Args:
           keep: number of "latest" checkpoints to keep.
