@@ -17,7 +17,10 @@ def print_summary(summary: dict, workdir: Path) -> None:
     from common.storage.addresses import shown
 
     objective = summary["objective"]
-    rows = [(f"test {name}", f"{value:.4g}") for name, value in summary["test"].items()]
+    rows = [
+        (name if name == "train_perplexity" else f"test {name}", f"{value:.4g}")
+        for name, value in summary["test"].items()
+    ]
     first = summary["curve"]["points"][0]
     if first["step"] == 0:
         rows.append((f"validation {objective} before training", f"{first['value']:.4g}"))

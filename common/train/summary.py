@@ -20,9 +20,9 @@ from common.train.run import Run
 def finish(run: Run, signals: Signals) -> dict:
     """Writes and returns the summary. Writes a plot of the curve if the run has trained a step.
 
-    If `eval.test` is set, tests the best checkpoint and, if the task makes predictions, writes its test predictions.
-    Then also tests the last step (`Task.tests_last`) and the mean of the best checkpoints (`checkpoint.keep_best` above
-    1).
+    If `eval.test` is set, tests the best checkpoint with `Task.evaluate` and, if the task makes predictions, writes its
+    test predictions. Then also tests the last step (`Task.tests_last`) and the mean of the best checkpoints
+    (`checkpoint.keep_best` above 1).
 
     Restores the signal handlers before the test, so a signal then ends the process.
 
@@ -38,17 +38,16 @@ def finish(run: Run, signals: Signals) -> dict:
     run.checkpoints.wait()
     run.checkpoints.share()
     signals.release()  # All checkpoints are on disk, so a signal may end the process.
-    predictions, tests = None, {"test": {}}
+    predictions, tests, kept = None, {"test": {}}, {}
     if run.config.eval.test:
         last, model = run.model_state, run.train_step.abstract_model
         target, step = model_arrays(model, run.mesh), run.state.curve.best.step
         arrays, _ = run.checkpoints.restore_best(target, step)
-        best = replace(last, trainable=arrays["trainable"])
+        best = replace(last, trainable=arrays["trainable"], keep=kept.__setitem__)
         with run.clock.section("eval"):
-            predictions = run.task.predict(best, "test")
-            tests["test"] = (
-                predictions.metrics() if predictions else run.task.evaluate(best, "test")
-            )
+            tests["test"] = run.task.evaluate(best, "test")
+            # An own `evaluate` that does not call `Task.evaluate` keeps no predictions.
+            predictions = kept.get("test") or run.task.predict(best, "test")
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")
             if run.config.checkpoint.keep_best > 1:

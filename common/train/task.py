@@ -25,6 +25,7 @@ class ModelState:
       trainable, frozen: path -> array on the mesh.
       interruption: function that an evaluation must call between batches. After a signal, the function raises an
         exception that must end the evaluation.
+      keep: function (split, predictions) that `Task.evaluate` calls with the predictions that it has computed.
     """
 
     abstract_model: AbstractModel
@@ -32,6 +33,7 @@ class ModelState:
     frozen: Params
     mesh: Mesh
     interruption: Callable[[], None] = lambda: None
+    keep: Callable[[str, Predictions], None] = lambda split, predictions: None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,9 @@ class Task:
         """Returns metrics on the split "valid" or "test", equal on every process.
 
         A metric is a Python number or a text. The metric `objective` must be present, and must be a number.
+
+        This method calls `predict`. An override that adds metrics should call this method with `super()`: then the test
+        of a run writes the same predictions, and does not call `predict` again.
         """
         predictions = self.predict(values, split)
         check(
@@ -208,6 +213,7 @@ class Task:
             f"Task.predict returned {predictions!r:.80}; return an object of"
             " common.metrics.predictions.Predictions, or define evaluate",
         )
+        values.keep(split, predictions)
         return predictions.metrics()
 
     def fingerprints(self) -> dict[str, str]:

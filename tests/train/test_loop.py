@@ -17,6 +17,9 @@ from flax import nnx
 
 from common import freezing, variables
 from common.errors import Preempted, UserError
+from common.metrics.kinds import load
+from common.metrics.losses import Losses
+from common.metrics.predictions import PREDICTIONS
 from common.model.linear import Linear
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
@@ -25,6 +28,7 @@ from common.train import agreement, ahead, checkpoint, frozen, resume, run
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.state import Step
+from common.train.task import Task
 from common.train.workdir import lock_workdir
 from tests.train import toy
 
@@ -382,6 +386,43 @@ def test_task_may_test_the_last_values(tmp_path: Path) -> None:
     assert summary["test"]["error"] == pytest.approx(true[1]["value"])
     assert summary["test_last"]["error"] == pytest.approx(true[3]["value"])
     assert "test_last" not in toy.run(tmp_path / "true")
+
+
+class Predicting(toy.Toy):
+    """Predicts one example, and adds a metric to the metrics of its predictions."""
+
+    objective = "loss"
+
+    def __init__(self):
+        super().__init__()
+        self.predicted: list[str] = []
+
+    def predict(self, values, split):
+        self.predicted.append(split)
+        error = np.array([super().evaluate(values, split)["error"]])
+        return Losses("examples", error, np.ones(1), np.zeros(0), np.zeros(0), "token")
+
+    def evaluate(self, values, split):
+        return {**Task.evaluate(self, values, split), "added": 1.0}
+
+
+def test_own_evaluate_decides_what_is_tested(tmp_path: Path) -> None:
+    """The predictions that it computes are written, and are not computed again."""
+    task = Predicting()
+    summary = toy.run(tmp_path, task, train__steps=5)
+    assert task.predicted == ["valid", "test"]
+    metrics = load(tmp_path / PREDICTIONS).metrics()
+    assert summary["test"] == {**metrics, "added": 1.0} and set(metrics) == {"loss", "perplexity"}
+
+
+def test_predictions_that_an_own_evaluate_does_not_compute_are_written(tmp_path: Path) -> None:
+    class Alone(Predicting):
+        def evaluate(self, values, split):
+            return {"loss": 2.0}
+
+    task = Alone()
+    assert toy.run(tmp_path, task, train__steps=5)["test"] == {"loss": 2.0}
+    assert task.predicted == ["test"] and len(load(tmp_path / PREDICTIONS)) == 1
 
 
 def test_evaluation_by_seconds(tmp_path: Path) -> None:
