@@ -19,10 +19,10 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     write the same path, the last rename wins.
 
     Args:
-        option: command-line option that names the folder of `path`, for the error message; "" for no option.
+      option: command-line option that names the folder of `path`, for the error message; "" for no option.
 
     Raises:
-        UserError: writing fails with an OSError, for example because the disk is full.
+      UserError: writing fails with an OSError, for example because the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

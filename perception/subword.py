@@ -43,7 +43,7 @@ class Subword:
         """Loads the content of a tokenizer.json and disables its truncation and padding.
 
         Raises:
-            ValueError: the text is not a tokenizer.
+          ValueError: the text is not a tokenizer.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -60,7 +60,7 @@ class Subword:
         """Returns the token ids of each line, truncated to `longest` ids including special tokens.
 
         Raises:
-            UserError: the special tokens leave no space for text.
+          UserError: the special tokens leave no space for text.
         """
         return self.encode_parts([(line,) for line in lines], longest)[0]
 
@@ -79,13 +79,13 @@ class Subword:
         joined by a space, and truncates their end.
 
         Returns:
-            (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or
-            pair, the number of tokens in the first segment (type id 0). Single and joined texts have only this segment,
-            and so have pairs if the tokenizer gives both texts the type id 0. truncated: number of truncated texts and
-            pairs.
+          (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or
+          pair, the number of tokens in the first segment (type id 0). Single and joined texts have only this segment,
+          and so have pairs if the tokenizer gives both texts the type id 0. truncated: number of truncated texts and
+          pairs.
 
         Raises:
-            UserError: the special tokens leave no space for text.
+          UserError: the special tokens leave no space for text.
         """
         pairs = bool(texts) and len(texts[0]) == 2 and self.separates_pairs
         inputs = texts if pairs else [" ".join(parts) for parts in texts]
@@ -128,7 +128,7 @@ class Subword:
         """Loads a tokenizer.json.
 
         Raises:
-            UserError: the file is missing, unreadable or not a tokenizer.
+          UserError: the file is missing, unreadable or not a tokenizer.
         """
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
@@ -142,8 +142,8 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
     A short training text has few pairs to merge, and the tokenizer then has fewer ids.
 
     Raises:
-        UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the file in the cache is
-            damaged or cannot be written.
+      UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the file in the cache is
+        damaged or cannot be written.
     """
     least = len(SPECIALS) + 256
     if vocab_size < least:

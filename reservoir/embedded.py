@@ -31,11 +31,11 @@ def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
     on, except for years.
 
     Args:
-        split: "train" (20,000 pairs), "valid" or "test" (500 pairs each).
-        seed: random seed of the sentences.
+      split: "train" (20,000 pairs), "valid" or "test" (500 pairs each).
+      seed: random seed of the sentences.
 
     Raises:
-        UserError: the split is unknown.
+      UserError: the split is unknown.
     """
     check(
         split in _SIZES,

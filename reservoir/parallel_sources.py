@@ -44,8 +44,8 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
     """Reads a text file and the file with its translation, line by line. Unpacks .gz and .zip.
 
     Raises:
-        UserError: a file is missing, damaged, empty or neither UTF-8 nor UTF-16, or the files have different numbers of
-            lines.
+      UserError: a file is missing, damaged, empty or neither UTF-8 nor UTF-16, or the files have different numbers of
+        lines.
     """
     source, target = (read_lines(path) for path in paths)
     check(

@@ -31,16 +31,16 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
     every line.
 
     Args:
-        data: a configuration with these fields:
-            `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
-                pairs (source sentence, target sentence).
-            `source_language`, `target_language`: names of the languages in the data source, such as "de".
-            `splits`: names of train, valid and test in the data source.
-            `tfds_dir`: folder of TFDS's data sets; "" for TFDS's default.
-        split: "train", "valid" or "test", or the name of any other split in the data source.
+      data: a configuration with these fields:
+        `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
+          pairs (source sentence, target sentence).
+        `source_language`, `target_language`: names of the languages in the data source, such as "de".
+        `splits`: names of train, valid and test in the data source.
+        `tfds_dir`: folder of TFDS's data sets; "" for TFDS's default.
+      split: "train", "valid" or "test", or the name of any other split in the data source.
 
     Raises:
-        UserError: the data source, the split or a language is unknown, missing, damaged or empty.
+      UserError: the data source, the split or a language is unknown, missing, damaged or empty.
     """
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
@@ -86,16 +86,16 @@ def build_tokenizers(
     """Trains one SentencePiece model on both sides of the training text, or loads the model from the cache.
 
     Args:
-        data: a configuration with these fields:
-            `vocab_size`: number of subwords of the joint model, including special tokens.
-            `dictionaries`: "shared" (both vocabularies have all subwords) or "separate" (the vocabulary of a side has
-                only the subwords that occur in this side's training text).
+      data: a configuration with these fields:
+        `vocab_size`: number of subwords of the joint model, including special tokens.
+        `dictionaries`: "shared" (both vocabularies have all subwords) or "separate" (the vocabulary of a side has
+          only the subwords that occur in this side's training text).
 
     Returns:
-        The tokenizers of the source and the target.
+      The tokenizers of the source and the target.
 
     Raises:
-        UserError: `train_tokenizer` fails, or a file in the cache is damaged or cannot be written.
+      UserError: `train_tokenizer` fails, or a file in the cache is damaged or cannot be written.
     """
     settings = [str(data.vocab_size), data.dictionaries, *RECIPE]
     key = fingerprint(settings, train.source, train.target)[:16]

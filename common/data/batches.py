@@ -28,8 +28,8 @@ def iterate(
     """Yields each batch in order, with the data state after the batch: a JSON object of numbers.
 
     Args:
-        start: data state after which to resume. An earlier iteration yielded it, possibly with another number of
-            processes. None starts at the first batch.
+      start: data state after which to resume. An earlier iteration yielded it, possibly with another number of
+        processes. None starts at the first batch.
     """
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=16)
     iterator = iter(batches.to_iter_dataset(options))
@@ -46,7 +46,7 @@ def check_rows(rows: int, multiple: int, option: str = "--config.data.batch") ->
     """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`.
 
     Args:
-        option: command-line option of the batch size, for the error message.
+      option: command-line option of the batch size, for the error message.
     """
     check(
         rows >= 1 and rows % multiple == 0,
@@ -69,11 +69,11 @@ def in_order(
     """Yields this process's rows of batches that together contain the examples 0 to `count` - 1 once, in order.
 
     Args:
-        gather: function from example ids (-1 for an empty row) to a batch.
-        rows: number of rows of a global batch. It is rounded up to a multiple of `multiple`.
+      gather: function from example ids (-1 for an empty row) to a batch.
+      rows: number of rows of a global batch. It is rounded up to a multiple of `multiple`.
 
     Yields:
-        The batch that `gather` returns, with the example ids as the array `ids`.
+      The batch that `gather` returns, with the example ids as the array `ids`.
     """
     rows = -(-rows // multiple) * multiple
     for start in range(0, count, rows):

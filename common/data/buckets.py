@@ -23,8 +23,8 @@ class BucketedBatches(EndlessBatches):
     bucket is padded with empty rows. The seed and the index determine a batch, so a checkpoint only stores the index.
 
     Attributes:
-        batches_per_epoch: number of batches of an epoch, equal for all epochs.
-        dropped: number of examples that are longer than the last bucket.
+      batches_per_epoch: number of batches of an epoch, equal for all epochs.
+      dropped: number of examples that are longer than the last bucket.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class BucketedBatches(EndlessBatches):
         """Sorts the examples into buckets.
 
         Args:
-            target: translations of the source sentences. None makes batches without targets.
-            buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end of sentence.
-            tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
-                batch has at least `multiple` rows, even if they exceed this maximum.
-            rows: number of rows of every global batch. 0 takes as many rows as `tokens_per_batch` allows.
-            multiple: number that divides the number of rows of every global batch. The number of processes must divide
-                `multiple`.
+          target: translations of the source sentences. None makes batches without targets.
+          buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end of sentence.
+          tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
+            batch has at least `multiple` rows, even if they exceed this maximum.
+          rows: number of rows of every global batch. 0 takes as many rows as `tokens_per_batch` allows.
+          multiple: number that divides the number of rows of every global batch. The number of processes must divide
+            `multiple`.
 
         Raises:
-            UserError: no example fits into a bucket, or `rows` is neither 0 nor a positive multiple of `multiple`.
+          UserError: no example fits into a bucket, or `rows` is neither 0 nor a positive multiple of `multiple`.
         """
         super().__init__()
         self._source, self._target = source, target
@@ -124,7 +124,7 @@ def check_buckets(option: str, buckets: Sequence[int]) -> None:
     """Raises a UserError unless `buckets` has at least one length, and its lengths are positive and strictly ascending.
 
     Args:
-        option: command-line option of the buckets, for the error message.
+      option: command-line option of the buckets, for the error message.
     """
     check(
         bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),

@@ -18,18 +18,18 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     """Returns the splits "train", "valid" and "test", each (bytes,) uint8.
 
     Args:
-        data: a configuration with these fields:
-            `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
-                which are joined by line feeds.
-            `file`: name of a file in DIR that is split by position into train, valid and test.
-            `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
-            `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
-            `splits`: split -> file name in DIR. Used if `file` is "".
-            In file names, the endings .gz and .zip may be left out. "a|b" is the first of the files a and b that
-            exists.
+      data: a configuration with these fields:
+        `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
+          which are joined by line feeds.
+        `file`: name of a file in DIR that is split by position into train, valid and test.
+        `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
+        `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
+        `splits`: split -> file name in DIR. Used if `file` is "".
+        In file names, the endings .gz and .zip may be left out. "a|b" is the first of the files a and b that
+        exists.
 
     Raises:
-        UserError: the source is unknown; a file is missing or damaged; a split is empty; the user's function fails.
+      UserError: the source is unknown; a file is missing or damaged; a split is empty; the user's function fails.
     """
     if data.source.startswith(OWN):
         from common.data.own import own_examples

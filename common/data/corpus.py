@@ -22,11 +22,11 @@ class TokenizedCorpus:
     """Sentences as token ids, without begin-of-sentence and end-of-sentence tokens.
 
     Attributes:
-        tokens: token ids of all sentences, concatenated, (total,) uint16 or int32.
-        offsets: start of each sentence in `tokens`, then the length of `tokens`, (sentences + 1,) int64.
-        lengths: number of tokens of each sentence, (sentences,) int64.
-        end: id of the token that a batch appends to each sentence. None appends nothing.
-        pad: id of the padding token.
+      tokens: token ids of all sentences, concatenated, (total,) uint16 or int32.
+      offsets: start of each sentence in `tokens`, then the length of `tokens`, (sentences + 1,) int64.
+      lengths: number of tokens of each sentence, (sentences,) int64.
+      end: id of the token that a batch appends to each sentence. None appends nothing.
+      pad: id of the padding token.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ def tokenize_corpus(
     The first call for a text and a tokenizer stores the token ids in `cache_dir`. All calls memory-map the stored ids.
 
     Raises:
-        UserError: a cached file is damaged or cannot be read, or the cache cannot be written.
+      UserError: a cached file is damaged or cannot be read, or the cache cannot be written.
     """
     key = fingerprint([tokenizer.fingerprint], text)[:16]
     tokens, offsets = (Path(cache_dir) / f"{name}-{key}.npy" for name in ("tokens", "offsets"))

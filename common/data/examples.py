@@ -27,12 +27,12 @@ class ExampleBatches(EndlessBatches):
         """Splits the examples 0 to `count` - 1 into batches.
 
         Args:
-            gather: function from example indices (-1 for an empty row) to a batch.
-            rows: number of rows of a global batch, a multiple of `multiple`.
-            option: command-line option of `rows`, for the error message.
+          gather: function from example indices (-1 for an empty row) to a batch.
+          rows: number of rows of a global batch, a multiple of `multiple`.
+          option: command-line option of `rows`, for the error message.
 
         Raises:
-            UserError: `rows` is not a positive multiple of `multiple`.
+          UserError: `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
         check_rows(rows, multiple, option)

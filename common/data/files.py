@@ -36,10 +36,10 @@ def source_folder(place: str) -> Path:
     If DIR is in a bucket, downloads DIR and returns the local copy.
 
     Args:
-        place: DIR, which may begin with ~.
+      place: DIR, which may begin with ~.
 
     Raises:
-        UserError: the folder is missing, or the bucket cannot be read.
+      UserError: the folder is missing, or the bucket cannot be read.
     """
     folder = open_folder(os.path.expanduser(place))
     check(
@@ -77,7 +77,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Errors while the caller reads the file also become UserErrors.
 
     Raises:
-        UserError: the file cannot be read, is damaged or encrypted, or a .zip does not contain exactly one file.
+      UserError: the file cannot be read, is damaged or encrypted, or a .zip does not contain exactly one file.
     """
     try:
         if path.suffix.lower() == ".zip":
@@ -118,12 +118,12 @@ def decoded_lines(
     a carriage return. Reads the file in chunks, so a file with line feeds may be larger than memory.
 
     Args:
-        name: name of the file for error messages.
-        encoding: encoding of the file. "" means UTF-16 if the file starts with UTF-16's byte order mark, else UTF-8.
-        hint: text to append to the error messages about the encoding and about NUL bytes, such as ADVICE.
+      name: name of the file for error messages.
+      encoding: encoding of the file. "" means UTF-16 if the file starts with UTF-16's byte order mark, else UTF-8.
+      hint: text to append to the error messages about the encoding and about NUL bytes, such as ADVICE.
 
     Raises:
-        UserError: the file is not in the encoding, contains NUL bytes, is compressed, or is an Excel file.
+      UserError: the file is not in the encoding, contains NUL bytes, is compressed, or is an Excel file.
     """
     buffer = io.BufferedReader(file, _CHUNK)
     start = buffer.peek()
@@ -175,7 +175,7 @@ def read_lines(path: Path) -> list[str]:
     text.
 
     Raises:
-        UserError: the file is empty, or `opened` or `decoded_lines` fails.
+      UserError: the file is empty, or `opened` or `decoded_lines` fails.
     """
     lines = list(lines_of(Path(path), hint=ADVICE))
     check(bool(lines), f"{shown(path)} is empty: add text, or choose another file")

@@ -18,9 +18,9 @@ class LabelledText:
     """Labelled examples.
 
     Attributes:
-        texts: one or two texts for each example.
-        labels_E: class index of each example, (examples,) int32. If an example may have several classes, (examples,
-            classes) int32: 1 for each class of the example, 0 for all other classes.
+      texts: one or two texts for each example.
+      labels_E: class index of each example, (examples,) int32. If an example may have several classes, (examples,
+        classes) int32: 1 for each class of the example, 0 for all other classes.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -40,8 +40,8 @@ class Field(NamedTuple):
     """A field of the examples.
 
     Attributes:
-        names: name of the field. "a|b" is the first of the fields a and b that exists.
-        remedy: advice for the error message about a missing field.
+      names: name of the field. "a|b" is the first of the fields a and b that exists.
+      remedy: advice for the error message about a missing field.
     """
 
     names: str
@@ -66,26 +66,26 @@ def load_labelled(
     - Otherwise: the sorted labels.
 
     Args:
-        data: a configuration with these fields:
-            `source`: "files:DIR", "files:FILE", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
-                "embedded:python_pairs"; see `open_records`.
-            `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
-            `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
-                that exists.
-            `tfds_dir`: data directory of TFDS. "" means TFDS's default.
-            `label`: name of the label field (default "label").
-        classes: required number of classes; 0 accepts any number. If the class names are the sorted training labels,
-            `classes` is the maximum number of classes.
-        unlabelled: True skips examples with the label -1. False reads -1 like any other label.
-        optional: splits that may be missing in the source. A missing split is not returned.
-        splits: splits to read.
-        several: whether the label is a list of any number of classes: the value of --config.data.multi_label. None if
-            the configuration lacks this field, which means False.
+      data: a configuration with these fields:
+        `source`: "files:DIR", "files:FILE", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
+          "embedded:python_pairs"; see `open_records`.
+        `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
+        `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
+          that exists.
+        `tfds_dir`: data directory of TFDS. "" means TFDS's default.
+        `label`: name of the label field (default "label").
+      classes: required number of classes; 0 accepts any number. If the class names are the sorted training labels,
+        `classes` is the maximum number of classes.
+      unlabelled: True skips examples with the label -1. False reads -1 like any other label.
+      optional: splits that may be missing in the source. A missing split is not returned.
+      splits: splits to read.
+      several: whether the label is a list of any number of classes: the value of --config.data.multi_label. None if
+        the configuration lacks this field, which means False.
 
     Raises:
-        UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
-            empty; the number of classes is below 2 or does not agree with `classes`; a text is missing, empty or not
-            valid Unicode; a label is missing, of the wrong type or not one of the classes.
+      UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
+        empty; the number of classes is below 2 or does not agree with `classes`; a text is missing, empty or not
+        valid Unicode; a label is missing, of the wrong type or not one of the classes.
     """
     check(
         len(data.fields.split()) in (1, 2),

@@ -17,16 +17,16 @@ def own_examples(
     """Calls the user's FUNCTION(split); returns the examples of the split as a list.
 
     Args:
-        source: "import:MODULE:FUNCTION".
-        split: "train", "valid" or "test".
-        kind: expected type of an example, or a tuple of allowed types.
-        form: description of `kind` for the error message, such as "a text".
-        optional: whether the split may be empty.
+      source: "import:MODULE:FUNCTION".
+      split: "train", "valid" or "test".
+      kind: expected type of an example, or a tuple of allowed types.
+      form: description of `kind` for the error message, such as "a text".
+      optional: whether the split may be empty.
 
     Raises:
-        UserError: the function cannot be imported, raises an exception, returns a single text, a dictionary or an
-            object that is not iterable, returns an example that is not a `kind`, or returns no example although
-            `optional` is False.
+      UserError: the function cannot be imported, raises an exception, returns a single text, a dictionary or an
+        object that is not iterable, returns an example that is not a `kind`, or returns no example although
+        `optional` is False.
     """
     function = imported("--config.data.source", source)
     try:

@@ -18,19 +18,19 @@ def open_records(
     """Opens a source of examples. Returns {split: examples}, and the class names (None if the source has none).
 
     Args:
-        source: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:NAME" or "import:MODULE:FUNCTION". FUNCTION(split)
-            returns a dictionary {field: value} for each example. "files:FILE" is a file of training examples. It has no
-            other split, so all splits except "train" must be optional.
-        splits: split -> its name in the source. "a|b" is the first of the names a and b that exists. Embedded sources
-            and FUNCTION use the split, not this name.
-        fields: names of the text fields, separated by spaces.
-        label: name of the label field.
-        tfds_dir: data directory of TFDS. "" means TFDS's default.
-        optional: splits that may be missing.
+      source: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:NAME" or "import:MODULE:FUNCTION". FUNCTION(split)
+        returns a dictionary {field: value} for each example. "files:FILE" is a file of training examples. It has no
+        other split, so all splits except "train" must be optional.
+      splits: split -> its name in the source. "a|b" is the first of the names a and b that exists. Embedded sources
+        and FUNCTION use the split, not this name.
+      fields: names of the text fields, separated by spaces.
+      label: name of the label field.
+      tfds_dir: data directory of TFDS. "" means TFDS's default.
+      optional: splits that may be missing.
 
     Raises:
-        UserError: the source is unknown, missing or damaged, `fields` has the wrong number of names for an embedded
-            source, or the user's function fails. Damaged examples may raise an error only when they are read.
+      UserError: the source is unknown, missing or damaged, `fields` has the wrong number of names for an embedded
+        source, or the user's function fails. Damaged examples may raise an error only when they are read.
     """
     kind, _, place = source.partition(":")
     match kind:

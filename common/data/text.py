@@ -15,16 +15,16 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
     """Returns the documents of a split, without blank documents.
 
     Args:
-        data: a configuration with these fields:
-            `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents.
-            `splits`: split -> names or patterns of files in DIR, separated by spaces, such as "books/*.txt". The ending
-                .gz may be left out.
-            `documents`: one of DOCUMENTS.
-        split: "train", "valid" or "test".
+      data: a configuration with these fields:
+        `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents.
+        `splits`: split -> names or patterns of files in DIR, separated by spaces, such as "books/*.txt". The ending
+          .gz may be left out.
+        `documents`: one of DOCUMENTS.
+      split: "train", "valid" or "test".
 
     Raises:
-        UserError: the source or the value of `documents` is unknown; a pattern is invalid; a file is missing, damaged
-            or empty; the user's function fails; the split has no text.
+      UserError: the source or the value of `documents` is unknown; a pattern is invalid; a file is missing, damaged
+        or empty; the user's function fails; the split has no text.
     """
     check_choice("--config.data.documents", data.documents, DOCUMENTS)
     if data.source.startswith(OWN):

@@ -13,11 +13,11 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
     """Returns the builder of a prepared TFDS data set, and the examples of a split, with random access.
 
     Args:
-        directory: data directory of TFDS. "" means TFDS's default.
-        package: name of the subpackage of tensorflow_datasets that defines the data set, for the error message.
+      directory: data directory of TFDS. "" means TFDS's default.
+      package: name of the subpackage of tensorflow_datasets that defines the data set, for the error message.
 
     Raises:
-        UserError: the data set is not prepared or cannot be read.
+      UserError: the data set is not prepared or cannot be read.
     """
     import tensorflow_datasets as tfds
 

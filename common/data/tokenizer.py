@@ -39,17 +39,17 @@ class Tokenizer:
     """Encodes text as token ids from 0 to `size` - 1, and decodes token ids.
 
     Attributes:
-        size: number of ids, including the four special tokens.
-        fingerprint: SHA-256 of model and vocabulary. Tokenizers with equal fingerprints give equal ids.
+      size: number of ids, including the four special tokens.
+      fingerprint: SHA-256 of model and vocabulary. Tokenizers with equal fingerprints give equal ids.
     """
 
     def __init__(self, model: bytes, pieces: Sequence[int] | np.ndarray | None = None) -> None:
         """Makes a tokenizer from a SentencePiece model.
 
         Args:
-            model: a serialized model with the special ids PAD, BOS, EOS and UNK.
-            pieces: ids, in the model, of the pieces to keep besides the special tokens; None keeps all pieces. The
-                tokenizer numbers the kept pieces without gaps.
+          model: a serialized model with the special ids PAD, BOS, EOS and UNK.
+          pieces: ids, in the model, of the pieces to keep besides the special tokens; None keeps all pieces. The
+            tokenizer numbers the kept pieces without gaps.
         """
         self._model = model
         self._sentencepiece = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -83,7 +83,7 @@ class Tokenizer:
         """Writes model and vocabulary to an .npz file.
 
         Args:
-            option: command-line option that sets the folder, for the error message.
+          option: command-line option that sets the folder, for the error message.
         """
         arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
         write_atomic(Path(path), lambda file: np.savez(file, **arrays), option)
@@ -122,14 +122,14 @@ def train_tokenizer(vocab_size: int, *sides: Sequence[str], added: int = 0) -> T
     """Trains one BPE model on all sides of a parallel text, such as source and target.
 
     Args:
-        vocab_size: value of --config.data.vocab_size, a number of tokens including special tokens.
-        sides: the lines of each side; all sides have equally many lines.
-        added: number of tokens that the caller adds to the tokenizer, which itself has `vocab_size - added` tokens.
-            Negative if the caller leaves out tokens of the tokenizer.
+      vocab_size: value of --config.data.vocab_size, a number of tokens including special tokens.
+      sides: the lines of each side; all sides have equally many lines.
+      added: number of tokens that the caller adds to the tokenizer, which itself has `vocab_size - added` tokens.
+        Negative if the caller leaves out tokens of the tokenizer.
 
     Raises:
-        UserError: the vocabulary is too small or too large for the text, all lines of the text are empty or too long,
-            or SentencePiece fails.
+      UserError: the vocabulary is too small or too large for the text, all lines of the text are empty or too long,
+        or SentencePiece fails.
     """
     return Tokenizer(train_model(vocab_size, sides, _TRAINER, added))
 

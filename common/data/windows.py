@@ -17,11 +17,11 @@ class Crops(EndlessBatches):
         """Makes crops of the token ids `tokens`.
 
         Args:
-            length: window length L. A crop has L + 1 tokens, because targets are shifted by one.
-            rows: number of rows of a global batch, a multiple of `multiple`.
+          length: window length L. A crop has L + 1 tokens, because targets are shifted by one.
+          rows: number of rows of a global batch, a multiple of `multiple`.
 
         Raises:
-            UserError: the sequence is too short, or `rows` is not a positive multiple of `multiple`.
+          UserError: the sequence is too short, or `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
         if len(tokens) <= length:
@@ -64,8 +64,8 @@ def scored_once(
     `ids` holds the indices of the windows, -1 for empty rows.
 
     Args:
-        stride: number of tokens that a window scores, at most `length`.
-        rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
+      stride: number of tokens that a window scores, at most `length`.
+      rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
     """
 
     def gather(numbers: np.ndarray) -> Batch:
