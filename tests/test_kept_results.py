@@ -104,7 +104,11 @@ def _words(table: Path) -> list[str | float]:
     ]
 
 
-@pytest.mark.parametrize("folder", WORTH, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder",
+    [WORTH[0], *(pytest.param(folder, marks=pytest.mark.medium) for folder in WORTH[1:])],
+    ids=lambda path: path.name,
+)
 def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
     (tmp_path / "runs").symlink_to(folder / "runs")
     text = programs.call("perception.worth", "--kept", f"--out={tmp_path}")

@@ -29,6 +29,7 @@ def make(end: str = "") -> Case:
     return run, lambda: {"flops": 7}
 
 
+@pytest.mark.medium
 def test_a_case_that_fails_leaves_the_other_cases(capsys):
     rows = {
         "a": {"a, ours": make, "a, PyTorch": partial(make, "raise")},

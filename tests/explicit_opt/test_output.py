@@ -109,6 +109,7 @@ def test_warm_start_sets_output_layer_to_solution_over_its_features(devices):
     assert changed == {"output/kernel", "output/bias"}
 
 
+@pytest.mark.medium
 def test_warm_start_has_lower_loss_than_random_start():
     task = Topics()
     values = values_of(task)

@@ -76,6 +76,7 @@ def test_parameter_counts_match_table2(name: str) -> None:
         assert round(100 * counts[-1] / size, 2) == SHARES[name]
 
 
+@pytest.mark.medium
 def test_table2_has_counted_and_printed_rows(tmp_path, capsys) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     tables.table2(ExperimentSuite("tiny", 1, [], tmp_path, mesh))

@@ -48,7 +48,8 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
     return open_model(out)
 
 
-@pytest.mark.parametrize("family", ["openelm", pytest.param("bert", marks=pytest.mark.medium)])
+@pytest.mark.medium
+@pytest.mark.parametrize("family", ["openelm", "bert"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
     """Quantized kernels of a file are dequantized when they are loaded. All other parameters are unchanged.

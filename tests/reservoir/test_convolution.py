@@ -75,7 +75,7 @@ def test_decoding_matches_the_full_forward_pass(recent: int):
                 cache = cache.settled(recent)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.medium), True])
 def test_receptive_field(causal: bool):
     layer, x = made(3, causal), jnp.asarray(given())
     seen = jax.jacobian(lambda x: layer(x, Context())[0, 3].sum())(x)

@@ -144,6 +144,7 @@ def test_a_single_parameter_is_frozen_at_its_value():
     np.testing.assert_array_equal(made.token[...], np.arange(D))
 
 
+@pytest.mark.medium
 def test_an_optimizer_without_a_mask_leaves_frozen_values_alone():
     """Frozen values have no weight decay, no moments and no share in the gradient norm."""
     made = freeze(model(), only=nnx.PathContains("layers"), rngs=nnx.Rngs(1))

@@ -60,6 +60,7 @@ def test_exclusive_or_needs_the_hidden_layer():
     assert probe(features, classes, 2, grid=Grid(hidden=(0, 50), **one))[0].hidden == 50
 
 
+@pytest.mark.medium
 def test_random_labels_stay_at_chance():
     sizes = {"train": 400, "valid": 1000, "test": 1000}
     (found,) = probe(*problem(noise, sizes=sizes), 2)
@@ -106,6 +107,7 @@ def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
     assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
 
 
+@pytest.mark.medium
 def test_training_ends_after_two_hundred_epochs(monkeypatch):
     number, _ = epochs(monkeypatch, [[n / 100, n / 100] for n in range(80)])
     assert number == LAST // EPOCH + 1
@@ -124,6 +126,7 @@ def test_validation_chooses_the_l2_penalty():
     assert probe(constant, classes, 2, grid=Grid(hidden=(2, 3)))[0].hidden == 2
 
 
+@pytest.mark.medium
 def test_results_depend_on_the_seed_not_on_other_layers():
     features, classes = problem(lambda x_ED: x_ED[:, 0] * x_ED[:, 1] > 0, layers=2)
     both = probe(features, classes, 2, seed=3)

@@ -196,6 +196,7 @@ def test_shards_draw_their_rows_of_the_global_random_numbers() -> None:
     np.testing.assert_array_equal(draws["bits"][0], jax.random.bits(key, shape))
 
 
+@pytest.mark.medium
 def test_dropout_without_rows_is_equal_on_all_devices() -> None:
     mesh, x = mesh_of("data"), jnp.ones((6, 64))
     expected = dropout(x, 0.5, jax.random.key(3))

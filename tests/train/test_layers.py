@@ -275,7 +275,8 @@ def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> Non
 
 
 @pytest.mark.filterwarnings("error:Variable hooks")
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.medium)])
+@pytest.mark.medium
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_scans_gather_one_layer_at_a_time(accumulate: int) -> None:
     """With fsdp, a scanned step gathers what an unrolled step gathers, but never an array with all layers."""
     mesh = make_mesh({"data": 1, "fsdp": 2}, jax.devices()[:2])
