@@ -63,36 +63,51 @@ def equations(jaxpr: Jaxpr) -> Iterator:
                 yield from equations(getattr(value, "jaxpr", value))
 
 
+def count(block: Block, policy: Callable) -> dict[str, int]:
+    """Returns {primitive: number of its calls} for products and random bits in forward and backward pass of a block.
+
+    The encoder's output and the relative positions of the context depend on x, so that they have gradients.
+
+    Args:
+      block: block of width D. Only its Params have gradients.
+      policy: rematerialization policy.
+    """
+    graphdef, trained, frozen = nnx.split(block, nnx.Param, ...)
+
+    def loss(trained, x_BLD, key):
+        def call(trained, x_BLD):
+            encoded = {"encoded_BSD": x_BLD, "encoded_lengths_B": jnp.full(B, L)}
+            context = Context(**encoded, relative=x_BLD.reshape(-1, D))
+            return nnx.merge(graphdef, trained, frozen)(x_BLD, context, key)
+
+        return jnp.sum(jax.checkpoint(call, policy=policy)(trained, x_BLD).astype(jnp.float32))
+
+    x_BLD = jnp.ones((B, L, D), jnp.bfloat16)
+    gradient = jax.make_jaxpr(jax.grad(loss, (0, 1)))(trained, x_BLD, jax.random.key(0))
+    names = [equation.primitive.name for equation in equations(gradient.jaxpr)]
+    return {name: names.count(name) for name in ("dot_general", "threefry2x32", "random_bits")}
+
+
+def assert_computes_nothing_again(block: Block) -> None:
+    """Checks that the backward pass of a scan computes no product and no random bits of the forward pass again."""
+    everything, nothing = (
+        count(block, policy)
+        for policy in (
+            jax.checkpoint_policies.everything_saveable,
+            jax.checkpoint_policies.nothing_saveable,
+        )
+    )
+    assert count(block, POLICIES["none"]) == everything
+    assert all(everything[name] < nothing[name] for name in ("dot_general", "random_bits"))
+
+
 @pytest.mark.parametrize(
     "make",
     [attention, cross_attention, adapters, gru, backskip, gates("gmlp"), gates("gmlp_attn")],
     ids=["attention", "cross_attention", "adapters", "gru", "backskip", "gmlp", "gmlp_attn"],
 )
 def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callable) -> None:
-    graphdef, values = nnx.split(make(nnx.Rngs(0)))
-    x_BLD = jnp.ones((B, L, D), jnp.bfloat16)
-    context = Context(encoded_BSD=x_BLD, encoded_lengths_B=jnp.full(B, L))
-
-    def count(policy: Callable) -> dict[str, int]:
-        def loss(values, x_BLD, key):
-            def call(values, x_BLD):
-                return nnx.merge(graphdef, values)(x_BLD, context, key)
-
-            return jnp.sum(jax.checkpoint(call, policy=policy)(values, x_BLD).astype(jnp.float32))
-
-        gradient = jax.make_jaxpr(jax.grad(loss, (0, 1)))(values, x_BLD, jax.random.key(0))
-        names = [equation.primitive.name for equation in equations(gradient.jaxpr)]
-        return {name: names.count(name) for name in ("dot_general", "threefry2x32", "random_bits")}
-
-    everything, nothing = (
-        count(policy)
-        for policy in (
-            jax.checkpoint_policies.everything_saveable,
-            jax.checkpoint_policies.nothing_saveable,
-        )
-    )
-    assert count(POLICIES["none"]) == everything
-    assert all(everything[name] < nothing[name] for name in ("dot_general", "random_bits"))
+    assert_computes_nothing_again(make(nnx.Rngs(0)))
 
 
 def test_stored_bytes_of_a_layer() -> None:
