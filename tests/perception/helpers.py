@@ -69,23 +69,23 @@ def write_folder(
     return directory
 
 
-def small_bert() -> dict[str, jax.Array]:
-    """Returns random weights of a BERT of shape SHAPE.
+def small_bert(shape: Backbone = SHAPE) -> dict[str, jax.Array]:
+    """Returns random weights of a BERT.
 
     The weights are five times the initial values, so that every layer affects the output.
     """
-    trainable = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7))).trainable
+    trainable = variables.split(backbone(shape, rngs=nnx.Rngs(7))).trainable
     return {name: 5 * value.get_value() for name, value in trainable.items()}
 
 
-def write_small_bert(folder: Path, weights: Params | None = None) -> Path:
-    """Writes a BERT of shape SHAPE and its tokenizer in Hugging Face format. Returns the folder.
+def write_small_bert(folder: Path, weights: Params | None = None, shape: Backbone = SHAPE) -> Path:
+    """Writes a BERT and its tokenizer in Hugging Face format. Returns the folder.
 
     `weights`: None takes the weights of `small_bert`.
     """
     lines = [text for (text,), _ in python("train")]
-    tokenizer = build_subword(SHAPE.vocabulary, lines, folder.parent)
-    export(folder, SHAPE, weights or small_bert(), tokenizer.to_json())
+    tokenizer = build_subword(shape.vocabulary, lines, folder.parent)
+    export(folder, shape, weights or small_bert(shape), tokenizer.to_json())
     return folder
 
 
