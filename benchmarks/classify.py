@@ -36,9 +36,10 @@ def main() -> None:
     from common.atomic import write_atomic
     from common.data.manual import python
     from common.sharding import make_mesh
+    from common.train.command import fit
     from common.train.prefetch import put
     from configs import perception as recipes
-    from perception import loading, run
+    from perception import loading
     from perception.classify import BLOCK
     from perception.labelling import Answers, Labeller, Network
     from perception.loading import AHEAD
@@ -52,7 +53,7 @@ def main() -> None:
         folder = Path(name)
         # Suppress the table of parameters, which training prints. The progress goes to stderr.
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-            run.fit(config, folder / "run", mesh)
+            fit(config, folder / "run", mesh)
         trained = loading.load(folder / "run", mesh)
         texts = [text for (text,), _ in python("train")][: options.texts]
         with (folder / "new.csv").open("w", newline="") as file:

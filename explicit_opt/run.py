@@ -1,7 +1,6 @@
-"""Validates, prepares and trains a run: selects the task and converts epochs to steps."""
+"""Validates and prepares a run: selects the task and converts epochs to steps."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -58,8 +57,3 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     validate(config)
     task = _task(config)[1](config, mesh, read_data=read_data)
     return in_steps(config, task.batches_per_epoch), task
-
-
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `prepare` and `loop.fit` document the errors."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)

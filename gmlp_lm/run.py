@@ -1,4 +1,4 @@
-"""Validation, preparation, training and loading of runs."""
+"""Validation, preparation and loading of runs."""
 
 from pathlib import Path
 
@@ -50,11 +50,6 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     """
     validate(config)
     return config, Task(config, mesh, read_data=read_data)
-
-
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `prepare` and `loop.fit` document the errors."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, ModelState]:

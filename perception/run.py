@@ -1,4 +1,4 @@
-"""Validates, prepares and trains a text classifier."""
+"""Validates and prepares the training of a text classifier."""
 
 from functools import partial
 from pathlib import Path
@@ -112,15 +112,6 @@ def prepare(
         # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.
         variables.abstract(prepared.build)
     return config, prepared
-
-
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`, unless it is finished. Returns its summary.
-
-    Raises the errors of `prepare` and `loop.fit`.
-    """
-    before = ended(config, workdir)
-    return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:

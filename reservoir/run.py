@@ -1,7 +1,6 @@
-"""Validates, prepares and trains a run of the reservoir paper."""
+"""Validates and prepares a run of the reservoir paper."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 from jax.sharding import Mesh
@@ -70,8 +69,3 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
         return config, own_task.make(config, mesh, read_data)
     task = getattr(task_module(config), TASKS[config.task])
     return config, task(config, mesh, read_data=read_data)
-
-
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. `prepare` and `loop.fit` document the errors."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)

@@ -10,6 +10,7 @@ import pytest
 from common.config import load
 from common.errors import UserError
 from common.sharding import make_mesh
+from common.train.command import fit
 from launch import estimate
 from launch.topology import find
 from reservoir import run
@@ -40,7 +41,7 @@ def test_example_task_trains_if_a_configuration_names_it(tmp_path, examples):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = toy.config(train__steps=100, eval__steps=50, checkpoint__steps=50)
     config.task = "my_package.tasks:Line"
-    summary = run.fit(config, tmp_path / "run", mesh)
+    summary = fit(config, tmp_path / "run", mesh)
     assert summary["best_valid"] < 0.1
 
 

@@ -3,10 +3,17 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from common import config
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from common.train.profile import Profile
 
 
 def train(
@@ -33,7 +40,6 @@ def train(
 
     from common.runtime import processes
     from common.sharding import make_mesh
-    from common.train import loop
 
     def settings() -> dict[str, str]:
         from common.train import agreement  # only runs of several processes import it
@@ -56,11 +62,32 @@ def train(
 
         dry_run.show(*paper_module.prepare(experiment, mesh), mesh)
         return
-    summary = None
-    if hasattr(paper_module, "ended") and not profile:
-        summary = paper_module.ended(experiment, options.workdir)
-    if summary is None:
-        prepared = paper_module.prepare(experiment, mesh)
-        summary = loop.fit(*prepared, options.workdir, mesh, profile)
+    summary = fit(experiment, options.workdir, mesh, paper_module, profile)
     if processes.is_main():
         show(summary, options.workdir)
+
+
+def fit(
+    experiment: ConfigDict,
+    workdir: Path,
+    mesh: "Mesh",
+    module: ModuleType | None = None,
+    profile: "Profile | None" = None,
+) -> dict:
+    """Trains or resumes the run in `workdir`, unless it has ended. Returns its summary, as `loop.fit` does.
+
+    Args:
+      module: module with the function `prepare` and optionally `ended`, as in `train`. The default is the module `run`
+        of the paper that the configuration names.
+      profile: see `loop.fit`. With a profile, the run is trained even if it has ended.
+
+    Raises the errors of `prepare`, `ended` and `loop.fit`.
+    """
+    from common.train import loop
+
+    module = module or config.run_module(experiment)
+    if hasattr(module, "ended") and not profile:
+        summary = module.ended(experiment, workdir)
+        if summary is not None:
+            return summary
+    return loop.fit(*module.prepare(experiment, mesh), workdir, mesh, profile)

@@ -17,6 +17,7 @@ from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.train import loop
+from common.train.command import fit
 from common.train.state import initial_params
 from configs import explicit
 from explicit_opt import run
@@ -81,7 +82,7 @@ def test_explicit_start_beats_trained_cold_start(words, mesh, tmp_path, aggregat
     found = {}
     for start in ("cold", "explicit", "warm"):
         words.start = start
-        found[start] = run.fit(words.copy_and_resolve_references(), tmp_path / start, mesh)
+        found[start] = fit(words.copy_and_resolve_references(), tmp_path / start, mesh)
     assert found["explicit"]["steps"] == 0
     assert found["explicit"]["best_valid"] < found["cold"]["best_valid"]
     # Training from a warm start begins at the explicit solution and improves the loss.
@@ -94,14 +95,14 @@ def test_explicit_start_beats_trained_cold_start(words, mesh, tmp_path, aggregat
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_explicit_digits_exceed_80_percent_accuracy(digits, mesh, tmp_path, layers):
     digits.start, digits.model.layers = "explicit", layers
-    summary = run.fit(digits, tmp_path / "run", mesh)
+    summary = fit(digits, tmp_path / "run", mesh)
     assert summary["test"]["accuracy"] > 80
     assert summary["params"]["total"] == 640 + 100 * (layers - 1)
 
 
 def test_digit_predictions_reproduce_test_metrics(digits, mesh, tmp_path):
     digits.start = "explicit"
-    summary = run.fit(digits, tmp_path / "run", mesh)
+    summary = fit(digits, tmp_path / "run", mesh)
     kept = load(tmp_path / "run" / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"])
     task = Digits(digits, mesh)
@@ -142,11 +143,11 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
 def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, tmp_path):
     """A finished run of zero steps is continued in the same workdir, with the losses of an uninterrupted run."""
     digits.start = "warm"
-    straight = run.fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
+    straight = fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
     none, task = run.prepare(digits, mesh)
     none.train.steps = 0
     first = loop.fit(none, task, tmp_path / "parts", mesh)
-    again = run.fit(digits, tmp_path / "parts", mesh)
+    again = fit(digits, tmp_path / "parts", mesh)
     assert len(first["curve"]["points"]) == 1
     values = [[p["value"] for p in s["curve"]["points"]] for s in (straight, again)]
     assert values[0] == values[1]
@@ -154,7 +155,7 @@ def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, t
 
 def test_early_stopping_after_first_epoch_without_improvement(digits, mesh, tmp_path):
     digits.optimizer.learning_rate, digits.train.epochs = 1.0, 50
-    summary = run.fit(digits, tmp_path / "run", mesh)
+    summary = fit(digits, tmp_path / "run", mesh)
     assert summary["stopped_by"] == "patience"
     values = [point["value"] for point in summary["curve"]["points"]]
     assert values[-1] >= min(values[:-1])
@@ -197,7 +198,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
 def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, field, value):
     words.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=fault) as caught:
-        run.fit(words, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
+        fit(words, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
     assert "\n" not in str(caught.value)
 
 
@@ -211,20 +212,20 @@ def test_the_largest_possible_vocabulary_in_the_message_is_accepted(words, mesh)
 
 def test_resume_with_other_text_fails(words, mesh, tmp_path):
     words.start = "explicit"
-    run.fit(words, tmp_path / "run", mesh)
+    fit(words, tmp_path / "run", mesh)
     before = (tmp_path / "run" / "tokenizer.npz").read_bytes()
     (tmp_path / "train.txt").write_text(TEXT + "a zebra quacks\n" * 30)
     words.start = "explicit"
     with pytest.raises(UserError, match="the tokenizer differs from"):
-        run.fit(words, tmp_path / "run", mesh)
+        fit(words, tmp_path / "run", mesh)
     assert (tmp_path / "run" / "tokenizer.npz").read_bytes() == before
 
 
 def test_finished_run_continues_with_more_epochs(digits, mesh, tmp_path):
     digits.train.epochs = 1
-    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 20
+    assert fit(digits, tmp_path / "run", mesh)["steps"] == 20
     digits.train.epochs = 2
-    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 40
+    assert fit(digits, tmp_path / "run", mesh)["steps"] == 40
 
 
 def test_token_limit_samples_from_whole_text(words, mesh, tmp_path):
@@ -341,7 +342,7 @@ def test_text_file_with_gzip_copy_is_read_once(words, mesh, tmp_path):
 def test_empty_corpus_raises_error(words, mesh, tmp_path):
     (tmp_path / "train.txt").write_text("\n \n")
     with pytest.raises(UserError, match="has only blank text in its train split"):
-        run.fit(words, tmp_path / "run", mesh)
+        fit(words, tmp_path / "run", mesh)
 
 
 def idx(path: Path, array: np.ndarray) -> None:
@@ -368,7 +369,7 @@ def images(tmp_path, digits) -> Path:
 
 def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
     digits.start = "explicit"
-    assert json.dumps(run.fit(digits, tmp_path / "run", mesh)["test"])
+    assert json.dumps(fit(digits, tmp_path / "run", mesh)["test"])
     digits.eval.start = False
     with pytest.raises(
         UserError, match=r"start=explicit trains nothing: .* --config.eval.start=tr"
@@ -392,7 +393,7 @@ def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
 def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fault, damage):
     damage(images / "train-images-idx3-ubyte.gz")
     with pytest.raises(UserError, match=fault) as caught:
-        run.fit(digits, tmp_path / "run", mesh)
+        fit(digits, tmp_path / "run", mesh)
     assert "\n" not in str(caught.value)
 
 
@@ -425,6 +426,6 @@ def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layer
     digits.start, digits.model.layers = "explicit", layers
     task = Digits(digits, mesh)
     assert task.features("train").sum(1).mean() == pytest.approx(105.10, abs=0.005)
-    summary = run.fit(digits, tmp_path / "run", mesh)
+    summary = fit(digits, tmp_path / "run", mesh)
     assert summary["test"]["accuracy"] == pytest.approx(accuracy, abs=0.011)
     assert summary["test"]["loss"] == pytest.approx(loss, abs=0.005)

@@ -25,6 +25,7 @@ from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.tasks.language_modelling import WindowLosses, words
+from common.train.command import fit
 from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import language
@@ -52,7 +53,7 @@ def mesh():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, mesh) -> tuple[Path, dict]:
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    return workdir, run.fit(small(), workdir, mesh)
+    return workdir, fit(small(), workdir, mesh)
 
 
 def test_training_lowers_bits_per_byte(trained, capsys):
@@ -73,9 +74,9 @@ def test_run_without_tokenizer_field_is_finished(trained, mesh, tmp_path):
     for field in ("tokenizer", "vocab_size", "cache_dir"):
         del saved["data"][field]
     (workdir / "config.json").write_text(json.dumps(saved))
-    assert run.fit(small(), workdir, mesh)["test"] == trained[1]["test"]
+    assert fit(small(), workdir, mesh)["test"] == trained[1]["test"]
     with pytest.raises(UserError, match=r"data\.tokenizer"):
-        run.fit(small(**{"data.tokenizer": "sentencepiece"}), workdir, mesh)
+        fit(small(**{"data.tokenizer": "sentencepiece"}), workdir, mesh)
 
 
 def test_predictions_hold_the_loss_of_every_test_window(trained):
@@ -275,7 +276,7 @@ def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path,
     fields = {"data.tokenizer": "sentencepiece", "data.vocab_size": 500, "train.steps": 10}
     config = small(**fields, **{"data.cache_dir": f"{tmp_path}/cache", "eval.sample": 8})
     workdir = tmp_path / "run"
-    summary = run.fit(config, workdir, mesh)
+    summary = fit(config, workdir, mesh)
     print_summary(summary, workdir)
     assert f"{summary['tokens_per_second']:,.0f} tokens/s" in capsys.readouterr().out
     assert (workdir / "tokenizer.model").is_file()
@@ -296,7 +297,7 @@ def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path,
     assert written.startswith("The value") and len(written) > 30
     config.data.vocab_size, config.train.steps = 400, 20
     with pytest.raises(UserError, match="vocab_size"):
-        run.fit(config, workdir, mesh)
+        fit(config, workdir, mesh)
 
 
 def wrong_head(features_ED, labels_E, outputs):
@@ -322,7 +323,7 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     starts = {}
     for name in ("", "explicit_opt:head_start", "explicit_opt.heads:zero_head"):
         config = small("gmlp", head_start=name, **fields)
-        summary = run.fit(config, tmp_path / f"run{len(starts)}", mesh)
+        summary = fit(config, tmp_path / f"run{len(starts)}", mesh)
         starts[name] = summary["curve"]["points"][0]
     assert all(point["step"] == 0 for point in starts.values())
     assert starts["explicit_opt:head_start"]["value"] < starts[""]["value"] - 2
@@ -341,7 +342,7 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     ):
         config = small("gmlp", head_start=name, **(fields | {"model.tied": tied}))
         with pytest.raises(UserError, match=fault):
-            run.fit(config, tmp_path / "wrong", mesh)
+            fit(config, tmp_path / "wrong", mesh)
 
 
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
@@ -415,7 +416,7 @@ def test_invalid_options_are_one_line_errors(tmp_path, fault, field, value):
     with config.ignore_type():
         config.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=fault) as caught:
-        run.fit(config, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
+        fit(config, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
     assert "\n" not in str(caught.value)
 
 
@@ -424,19 +425,19 @@ def test_text_without_words_has_no_word_perplexity(tmp_path, mesh):
         (tmp_path / f"{split}.txt").write_text(text)
     config = small(**{"data.source": f"files:{tmp_path}"})
     with pytest.raises(UserError, match=r"the valid split of .* has no words"):
-        run.fit(config, tmp_path / "run", mesh)
+        fit(config, tmp_path / "run", mesh)
 
 
 def test_resuming_with_other_evaluation_fields_is_rejected(trained, mesh):
     workdir, _ = trained
     with pytest.raises(UserError, match="stride"):
-        run.fit(small(**{"eval.stride": 6, "train.steps": 40}), workdir, mesh)
+        fit(small(**{"eval.stride": 6, "train.steps": 40}), workdir, mesh)
 
 
 @pytest.mark.slow
 def test_eight_devices_match_one_device(tmp_path, mesh):
     quick = {"train.steps": 3, "eval.steps": 3, "eval.sample": 5}
-    one = run.fit(small(**quick), tmp_path / "one", mesh)
+    one = fit(small(**quick), tmp_path / "one", mesh)
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    eight = run.fit(small(**quick), tmp_path / "eight", wide)
+    eight = fit(small(**quick), tmp_path / "eight", wide)
     assert one["test"]["bits_per_byte"] == pytest.approx(eight["test"]["bits_per_byte"], rel=1e-4)

@@ -19,8 +19,9 @@ from common.data.labelled import LabelledText
 from common.data.manual import python
 from common.errors import UserError
 from common.sharding import make_mesh
+from common.train.command import fit
 from configs import perception as recipes
-from perception import baseline, classify, loading, run
+from perception import baseline, classify, loading
 from perception.labelling import Answers, fields_of
 from perception.loading import Trained
 from perception.subword import Subword
@@ -39,7 +40,7 @@ def workdir(make, mesh, tmp_path_factory) -> Path:
     """Returns the workdir of a run with the pretrained weights and a random head."""
     workdir = tmp_path_factory.mktemp("runs") / "run"
     fields = {"train.steps": 0, "eval.start": True, "data.buckets": (8, 16)}
-    run.fit(make(**TUNED, **fields), workdir, mesh)
+    fit(make(**TUNED, **fields), workdir, mesh)
     return workdir
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.classes import Classes
-from perception import bits, run, task_vectors
+from common.train.command import fit
+from perception import bits, task_vectors
 from perception.encoder_evaluation import EncoderEvaluation
 from perception.quantized_files import FORMATS
 from tests.perception.conftest import TUNED
@@ -24,7 +25,7 @@ def runs(make, mesh, tmp_path_factory) -> tuple[Path, Path]:
     """Returns the workdirs of two short runs that fine-tune all weights, with different seeds."""
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("one", 1), ("two", 2)):
-        run.fit(make(**TUNED, seed=seed), folder / name, mesh)
+        fit(make(**TUNED, seed=seed), folder / name, mesh)
     return folder / "one", folder / "two"
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from common.errors import UserError
 from common.report.runs import load_local
+from common.train.command import fit
 from common.train.evaluate import PerExample
 from common.variables import Params
-from perception import adapter_commands, datasets, head, loading, run
+from perception import adapter_commands, datasets, head, loading
 from perception.head import BIAS, INVERSE_PENALTIES, KERNEL, UNSEEN, solve
 from perception.weighted_f1 import weighted_f1
 
@@ -84,7 +85,7 @@ def test_unseen_class_is_never_predicted() -> None:
 def solved(make, mesh, tmp_path_factory):
     """Returns workdir and summary of a run with a solved head."""
     workdir = tmp_path_factory.mktemp("runs") / "head"
-    return workdir, run.fit(make(**SOLVED), workdir, mesh)
+    return workdir, fit(make(**SOLVED), workdir, mesh)
 
 
 def test_solved_head_run_has_no_seed(solved) -> None:
@@ -112,7 +113,7 @@ def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
 def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) -> None:
     """After four gradient steps, the trained head is far from the optimum."""
     _, summary = solved
-    trained = run.fit(make(finetune="head"), tmp_path / "trained", mesh)
+    trained = fit(make(finetune="head"), tmp_path / "trained", mesh)
     assert trained["seed"] == 1 and trained["steps"] == 4
     assert summary["best_valid"] > trained["best_valid"]
 
@@ -121,18 +122,16 @@ def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) ->
 def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypatch) -> None:
     """A run with the same weights and examples reads the cached features. A run with another max_length does not."""
     monkeypatch.setattr(PerExample, "__call__", None)
-    again = run.fit(make(**SOLVED, seed=2), tmp_path / "again", mesh)
+    again = fit(make(**SOLVED, seed=2), tmp_path / "again", mesh)
     assert again["test"] == solved[1]["test"]
     with pytest.raises(TypeError):
-        run.fit(
-            make(**SOLVED, **{"data.max_length": 15, "data.buckets": (15,)}), tmp_path / "x", mesh
-        )
+        fit(make(**SOLVED, **{"data.max_length": 15, "data.buckets": (15,)}), tmp_path / "x", mesh)
 
 
 @pytest.mark.medium
 def test_solved_head_with_reinitialised_tables_has_a_seed(make, mesh, tmp_path) -> None:
     fields = SOLVED | {"reinitialize": "embed/positions/table"}
-    found = [run.fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]
+    found = [fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]
     assert [summary["seed"] for summary in found] == [1, 2]
     heads: list[Params] = [loading.load(tmp_path / str(s), mesh).values.trainable for s in (1, 2)]
     assert all(np.any(heads[0][name] != heads[1][name]) for name in (KERNEL, BIAS))

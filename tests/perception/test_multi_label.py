@@ -25,6 +25,7 @@ from common.metrics.label_sets import LabelSets
 from common.report.runs import load_local
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from perception import (
     adapters,
     baseline,
@@ -250,7 +251,7 @@ def data(tmp_path_factory) -> Path:
 def trained(make, mesh, data) -> Path:
     """Returns the workdir of a run without training steps, whose head is solved."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}
-    run.fit(make(**fields, finetune="head", **{"train.steps": 0}), data / "head", mesh)
+    fit(make(**fields, finetune="head", **{"train.steps": 0}), data / "head", mesh)
     return data / "head"
 
 
@@ -282,7 +283,7 @@ def test_training_with_several_classes_learns(make, mesh, data) -> None:
     assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {
         n: (x.shape, x.dtype) for n, x in spec.items()
     }
-    summary = run.fit(config, data / "full", mesh)
+    summary = fit(config, data / "full", mesh)
     losses = [m["train/loss"] for m in read_metrics(data / "full") if "train/loss" in m]
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
     assert {"micro_f1", "macro_f1", "weighted_f1", "accuracy"} <= summary["test"].keys()

@@ -18,6 +18,7 @@ from common.config import override_all
 from common.data.manual import python
 from common.errors import UserError
 from common.report.runs import load_local
+from common.train.command import fit
 from configs import perception as recipes
 from perception import loading, run, ways
 from perception.backbones import bert
@@ -273,7 +274,7 @@ def test_options_are_fields_of_the_command_line(own_package):
 def test_a_users_method_may_start_from_random_weights(make, own_package, mesh, tmp_path):
     """The blocks get random values from the seed and stay frozen. Embeddings and head are trained."""
     fields = {"backbone": "tiny_bert", "pretrained": "", "finetune": "my_package.others:seeded"}
-    run.fit(make(**fields), tmp_path / "run", mesh)
+    fit(make(**fields), tmp_path / "run", mesh)
     values = loading.load(tmp_path / "run", mesh).values
     assert set(values.frozen) == {n for n in values.frozen if n.startswith("encoder/stack/")}
     assert "encoder/embed/table" in values.trainable
@@ -290,7 +291,7 @@ def test_a_users_method_may_add_parameters(make, own_package, mesh, tmp_path):
         ("wrapped", {"head/inner/kernel", "head/inner/bias"}),
     ):
         workdir = tmp_path / name
-        run.fit(make(finetune=f"my_package.others:{name}"), workdir, mesh)
+        fit(make(finetune=f"my_package.others:{name}"), workdir, mesh)
         assert set(loading.load(workdir, mesh).values.trainable) == names
         given = f"--run={workdir}", f"--out={tmp_path / 'out'}"
         (line,) = call("perception.adapters", "export", *given, code=2).splitlines()
@@ -303,7 +304,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
     """A user's method may use the adapters of this project. Exports of its run equal the exports of a run with LoRA."""
     for name in ("lora", "my_package.others:again"):
         workdir = tmp_path / name
-        run.fit(make(finetune=name), workdir, mesh)
+        fit(make(finetune=name), workdir, mesh)
         call("perception.adapters", "export", f"--run={workdir}", f"--out={workdir}_whole")
         call("perception.adapters", "peft", f"--run={workdir}", f"--out={workdir}_peft")
     for file in ("whole/model.safetensors", "peft/adapter_model.safetensors"):
@@ -356,7 +357,7 @@ def test_incomplete_own_methods_are_rejected(make, own_package, mesh, tmp_path, 
     if name == "others:not_loaded":
         config.update({"backbone": "tiny_bert", "pretrained": ""})
     with pytest.raises(UserError, match=f"^--config.finetune=my_package.{name}.*{message}") as told:
-        run.fit(config, tmp_path / "run", mesh)
+        fit(config, tmp_path / "run", mesh)
     assert "\n" not in str(told.value) and not (tmp_path / "run").exists()
 
 

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 
 from common import variables  # noqa: E402
-from perception import adapters, loading, run  # noqa: E402
+from common.train.command import fit  # noqa: E402
+from perception import adapters, loading  # noqa: E402
 from perception.backbones import bert  # noqa: E402
 from perception.hugging_face import export  # noqa: E402
 from perception.model import backbone  # noqa: E402
@@ -93,9 +94,7 @@ def test_exported_pair_classifier_is_usable_as_its_readme_says(
         (tmp_path / "data" / f"{split}.jsonl").write_text(text)
     fields = {"data.source": f"files:{tmp_path / 'data'}", "data.fields": "first second"}
     fields |= {"data.pair": True, "finetune": "lora", "pretrained": str(folder / "model")}
-    run.fit(
-        make(**fields, **{"data.max_length": 24, "data.buckets": (24,)}), tmp_path / "run", mesh
-    )
+    fit(make(**fields, **{"data.max_length": 24, "data.buckets": (24,)}), tmp_path / "run", mesh)
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

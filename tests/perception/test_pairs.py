@@ -15,6 +15,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from common import variables
 from common.errors import UserError
+from common.train.command import fit
 from perception import adapters, classify, datasets, loading, run, worth
 from perception.encoder_evaluation import EncoderEvaluation
 from perception.labelled_table import prepare
@@ -144,7 +145,7 @@ def trained(make, mesh, tmp_path_factory) -> Path:
         (folder / f"{split}.jsonl").write_text(rows)
     fields = {"source": f"files:{folder}", "fields": "premise hypothesis", "label": "gold"}
     fields = {f"data.{name}": value for name, value in fields.items()} | {"data.pair": True}
-    run.fit(make(**fields, finetune="full"), folder / "run", mesh)
+    fit(make(**fields, finetune="full"), folder / "run", mesh)
     return folder / "run"
 
 

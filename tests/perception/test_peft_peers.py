@@ -19,7 +19,8 @@ peft = pytest.importorskip("peft", exc_type=ImportError)
 from common import variables  # noqa: E402
 from common.data.manual import python  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
-from perception import adapters, loading, run  # noqa: E402
+from common.train import command  # noqa: E402
+from perception import adapters, loading  # noqa: E402
 from perception.backbones import BACKBONES  # noqa: E402
 from perception.hugging_face import export, open_model  # noqa: E402
 from perception.model import backbone  # noqa: E402
@@ -64,7 +65,7 @@ def trained(make, base, tmp_path_factory) -> Callable[[str, str], Path]:
         fields |= {"lora.rank": 4, "lora.alpha": 6.0, "optimizer.learning_rate": 3e-2}
         fields |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
         fields |= {"data.max_length": 32, "data.buckets": (32,)}
-        run.fit(make(**fields), workdir, make_mesh({"data": 1}, jax.devices()[:1]))
+        command.fit(make(**fields), workdir, make_mesh({"data": 1}, jax.devices()[:1]))
         return workdir
 
     return fit

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from common.errors import UserError
 from common.sharding import abstract, make_mesh
+from common.train.command import fit
 from common.variables import Params
-from perception import adapters, loading, quantized_files, run
+from perception import adapters, loading, quantized_files
 from perception.hugging_face import BESIDE, Pretrained, export, open_model
 from perception.quantized import KINDS, dequantize, quantize
 from tests.perception.helpers import golden_json, structure_of, write_folder
@@ -182,7 +183,7 @@ def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, c
     """
     workdir, mesh = tmp_path / "run", make_mesh({"data": 1}, jax.devices()[:1])
     config = make(**{"finetune": "lora", "quantize": "4bit", "optimizer.learning_rate": 0.03})
-    run.fit(config, workdir, mesh)
+    fit(config, workdir, mesh)
     base = open_model(Path(config.pretrained))
     call(
         "quantize",

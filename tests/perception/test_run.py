@@ -20,6 +20,7 @@ from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from perception import adapter_commands, adapters, classify, datasets, loading, run, task
 from perception.backbones import BACKBONES
 from perception.finetuning import make_shape, resolve
@@ -42,14 +43,14 @@ def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
     """Returns the workdir and the summary of full training from random weights with the recipe "paper"."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
     with contextlib.redirect_stderr(said):
-        return workdir, run.fit(make("paper,tiny"), workdir, mesh)
+        return workdir, fit(make("paper,tiny"), workdir, mesh)
 
 
 @pytest.fixture(scope="module")
 def lora(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
     """Returns the workdir and the summary of a LoRA run with the recipe "fixed"."""
     workdir = tmp_path_factory.mktemp("runs") / "lora"
-    return workdir, run.fit(make(**LORA), workdir, mesh)
+    return workdir, fit(make(**LORA), workdir, mesh)
 
 
 def measured(workdir: Path, mesh) -> float:
@@ -166,12 +167,12 @@ def test_peft_folder_merges_like_the_run_on_any_mesh(lora, pretrained, tmp_path,
 def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
     """Returns the workdir and the summary of full training from the pretrained weights."""
     workdir = tmp_path_factory.mktemp("runs") / "tuned"
-    return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
+    return workdir, fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
 
 
 @pytest.mark.medium
 def test_full_pretrained_starts_from_pretrained_weights(make, mesh, weights, tmp_path):
-    run.fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
+    fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
     values = loading.load(tmp_path / "run", mesh).values
     assert not values.frozen
     for name, value in weights.items():
@@ -196,8 +197,8 @@ def test_full_pretrained_trains_and_stores_every_weight(tuned, mesh, weights):
 @pytest.mark.medium
 def test_full_pretrained_resume_is_bit_exact(tuned, make, mesh, tmp_path):
     workdir, fields = tmp_path / "parts", TUNED | {"eval.start": True}
-    run.fit(make(**fields, **{"train.steps": 2}), workdir, mesh)
-    run.fit(make(**fields), workdir, mesh)
+    fit(make(**fields, **{"train.steps": 2}), workdir, mesh)
+    fit(make(**fields), workdir, mesh)
     assert losses(workdir) == losses(tuned[0])
     one, other = (jax.tree.leaves(state(folder)) for folder in (workdir, tuned[0]))
     for a, b in zip(one, other, strict=True):
@@ -256,8 +257,8 @@ def losses(workdir: Path) -> list[float]:
 @pytest.mark.medium
 def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
     workdir = tmp_path / "parts"
-    run.fit(make(**LORA, **{"train.steps": 2}), workdir, mesh)
-    run.fit(make(**LORA), workdir, mesh)
+    fit(make(**LORA, **{"train.steps": 2}), workdir, mesh)
+    fit(make(**LORA), workdir, mesh)
     assert losses(workdir) == losses(lora[0])
     one, other = (jax.tree.leaves(state(folder)) for folder in (workdir, lora[0]))
     for a, b in zip(one, other, strict=True):
@@ -268,7 +269,7 @@ def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
 def test_sharded_lora_matches_one_device(lora, make, tmp_path):
     """Training on eight devices with sharded base weights gives the same losses as on one device."""
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    run.fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
+    fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(lora[0]), rtol=1e-4)
 
 
@@ -386,7 +387,7 @@ def test_loading_a_folder_without_a_run_raises_an_error():
 def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields, told):
     workdir = tmp_path / "run"
     with pytest.raises(UserError, match=told) as caught:
-        run.fit(make(**fields), workdir, mesh)
+        fit(make(**fields), workdir, mesh)
     assert not workdir.exists() and "\n" not in str(caught.value)
 
 
@@ -412,11 +413,11 @@ def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretraine
         patch.setattr(datasets, "load", None)
         moved = pretrained.rename(pretrained.with_name("moved"))
         try:
-            assert run.fit(make(**LORA), workdir, mesh) == json.loads(
+            assert fit(make(**LORA), workdir, mesh) == json.loads(
                 (workdir / "summary.json").read_text()
             )
             with pytest.raises(UserError, match="model is not a readable directory"):
-                run.fit(make(**LORA, **{"train.steps": 5}), workdir, mesh)
+                fit(make(**LORA, **{"train.steps": 5}), workdir, mesh)
         finally:
             moved.rename(pretrained)
     assert run.ended(make(**LORA), workdir) is None
@@ -428,7 +429,7 @@ def test_resume_with_other_classes_fails(full, make, mesh):
     names = path.read_text()
     path.write_text(json.dumps([*json.loads(names)[:-1], "other"]))
     with pytest.raises(UserError, match=r"have other classes than .*classes\.json"):
-        run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
+        fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
     path.write_text(names)
 
 
@@ -439,7 +440,7 @@ def test_resume_with_other_examples_fails(full, make, mesh):
     assert kept["train"] != kept["test"]
     path.write_text(json.dumps({**kept, "test": kept["train"]}, indent=2) + "\n")
     with pytest.raises(UserError, match=r"examples differ from .*examples\.json: the data have"):
-        run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
+        fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 

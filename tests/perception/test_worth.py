@@ -26,6 +26,7 @@ from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.report.runs import Run, load_local, run_of
 from common.sharding import make_mesh
+from common.train.command import fit
 from common.train.workdir import GROUPS
 from perception import (
     adapters,
@@ -530,7 +531,7 @@ def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     fields |= {"backbone": "auto", "pretrained": str(folder / "model"), "pool": "authors"}
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
-    run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
+    fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
     assert "its adapter needs the run's own embedding tables (embed/positions/table)" in refused(
         adapters, "merge", f"--adapter={workdir}", f"--out={out}"
     )

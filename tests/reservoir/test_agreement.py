@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import UserError
 from common.sharding import make_mesh
+from common.train.command import fit
 from common.train.restore import load_run, read_config
 from reservoir import gradients, run
 from reservoir.agreement import Agreement, agreement, measure
@@ -47,7 +48,7 @@ def identity(tmp_path_factory, mesh, make_config) -> Path:
     config.eval.sentences = 8
     config.decode.update({"beams": 1, "ratio": 0.0, "extra": 1})
     config.wandb.mode = "disabled"
-    run.fit(config, folder / "run", mesh)
+    fit(config, folder / "run", mesh)
     return folder / "run"
 
 

@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from configs import bytelevel
-from reservoir import run
 
 
 def small(estimator: str) -> ConfigDict:
@@ -29,11 +29,11 @@ def small(estimator: str) -> ConfigDict:
 def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = small("identity")
-    whole = run.fit(config.copy_and_resolve_references(), tmp_path / "whole", mesh)
+    whole = fit(config.copy_and_resolve_references(), tmp_path / "whole", mesh)
     first = config.copy_and_resolve_references()
     first.train.steps = 5
-    run.fit(first, tmp_path / "parts", mesh)
-    parts = run.fit(config, tmp_path / "parts", mesh)
+    fit(first, tmp_path / "parts", mesh)
+    parts = fit(config, tmp_path / "parts", mesh)
     losses = [
         [m["train/loss"] for m in read_metrics(tmp_path / name) if "train/loss" in m]
         for name in ("whole", "parts")
@@ -42,5 +42,5 @@ def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     assert parts["test"] == whole["test"]
     assert whole["params"]["frozen"] > 0
     # With backskipping, two of the six steps skip the backward pass of the frozen layer.
-    through = run.fit(small("none"), tmp_path / "through", mesh)
+    through = fit(small("none"), tmp_path / "through", mesh)
     assert whole["flops"] < through["flops"]

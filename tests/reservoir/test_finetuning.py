@@ -14,10 +14,11 @@ from common.data.tokenizer import Tokenizer
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from common.train.restore import load_run
 from configs import finetuning as recipes
 from configs import masked
-from reservoir import evaluate, finetuning, run
+from reservoir import evaluate, finetuning
 from reservoir.pretrained import open_run
 
 pytestmark = pytest.mark.medium
@@ -62,7 +63,7 @@ def folder(tmp_path_factory) -> Path:
 
 def pretrain(folder: Path, mesh, reservoir: str) -> Path:
     workdir = folder / reservoir
-    run.fit(pretraining(reservoir, folder / "cache"), workdir, mesh)
+    fit(pretraining(reservoir, folder / "cache"), workdir, mesh)
     return workdir
 
 
@@ -96,7 +97,7 @@ def pretrained_values(workdir: Path, mesh) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
     workdir = folder / "kept"
-    return workdir, run.fit(classifying(reservoirs), workdir, mesh)
+    return workdir, fit(classifying(reservoirs), workdir, mesh)
 
 
 def test_frozen_layers_keep_pretraining_values_to_the_bit(kept, reservoirs, mesh):
@@ -123,7 +124,7 @@ def test_summary_counts_frozen_parameters(kept):
 
 def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
     workdir = folder / "tuned"
-    summary = run.fit(classifying(reservoirs, reservoirs="tune"), workdir, mesh)
+    summary = fit(classifying(reservoirs, reservoirs="tune"), workdir, mesh)
     trainable, frozen = arrays(workdir)
     assert not frozen and summary["params"]["frozen"] == 0
     before = pretrained_values(reservoirs, mesh)
@@ -134,7 +135,7 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
 def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, reservoirs):
     workdir = folder / "lora"
     fields = {"lora.rank": 2, "optimizer.weight_decay": 0.0}
-    summary = run.fit(classifying(reservoirs, **fields), workdir, mesh)
+    summary = fit(classifying(reservoirs, **fields), workdir, mesh)
     trainable, frozen = arrays(workdir)
     before = {n: x for n, x in pretrained_values(reservoirs, mesh).items() if "encoder/" in n}
     assert before.keys() == frozen.keys()
@@ -157,7 +158,7 @@ def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
     """
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
-    run.fit(config, workdir, mesh)
+    fit(config, workdir, mesh)
     trainable, frozen = arrays(workdir)
     before = pretrained_values(plain, mesh)
     assert {name.split("/")[3] for name in frozen} == {"0", "2"}
@@ -181,7 +182,7 @@ def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
-        run.fit(config, folder / f"from_{step}", mesh)
+        fit(config, folder / f"from_{step}", mesh)
         first[step] = losses(folder / f"from_{step}")[0]
     assert first[4] == losses(kept[0])[0] != first[2]
 
@@ -198,8 +199,8 @@ def final_checksum(workdir: Path, step: int) -> int:
 def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
     """The checkpoints have all values, so resuming loads no values from the pretraining run."""
     workdir = folder / "parts"
-    run.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
-    run.fit(classifying(reservoirs), workdir, mesh)
+    fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
+    fit(classifying(reservoirs), workdir, mesh)
     assert losses(workdir) == losses(kept[0])
     assert final_checksum(workdir, 6) == final_checksum(kept[0], 6)
 
@@ -237,7 +238,7 @@ def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
 def refused(config: ConfigDict, folder: Path, mesh) -> str:
     workdir = folder / "refused"
     with pytest.raises(UserError) as caught:
-        run.fit(config, workdir, mesh)
+        fit(config, workdir, mesh)
     assert not workdir.exists() and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -278,7 +279,7 @@ def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, 
     config["model"]["hidden"] = 32
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError) as caught:
-        run.fit(classifying(other), folder / "of_another", mesh)
+        fit(classifying(other), folder / "of_another", mesh)
     message = str(caught.value)
     assert f"{other}/checkpoints/best/4, does not match the model" in message
     kernel = "encoder/stack/blocks/0/residuals/1/function/down/kernel"

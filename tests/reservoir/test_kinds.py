@@ -14,8 +14,8 @@ from common.errors import UserError
 from common.model.block import Context
 from common.model.stack import Stack
 from common.sharding import make_mesh
+from common.train.command import fit
 from configs import masked
-from reservoir import run
 from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
 from reservoir.kinds import RESERVOIRS, find
@@ -277,7 +277,7 @@ def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
     for name, ends in (("whole", (6,)), ("stopped", (4, 6))):
         for end in ends:
             config.train.steps = end
-            run.fit(config, tmp_path / name, mesh)
+            fit(config, tmp_path / name, mesh)
         meta = tmp_path / name / "checkpoints" / "latest" / "6" / "meta" / "metadata"
         sums.append(json.loads(meta.read_text())["checksum"])
     assert sums[0] == sums[1]

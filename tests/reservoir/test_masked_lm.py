@@ -17,6 +17,7 @@ from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from common.train.frozen import draw_on_mesh
 from common.train.state import initial_params
 from common.train.task import ModelState
@@ -178,7 +179,7 @@ def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
 @pytest.fixture(scope="module")
 def trained(folder, mesh, tmp_path_factory) -> tuple[Path, dict]:
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    return workdir, run.fit(small(folder), workdir, mesh)
+    return workdir, fit(small(folder), workdir, mesh)
 
 
 def final_checksum(workdir: Path, step: int) -> int:
@@ -208,8 +209,8 @@ def test_predictions_keep_the_loss_of_every_test_row(trained, task):
 def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):
     """The run resumes in the middle of an epoch."""
     workdir = tmp_path / "run"
-    run.fit(small(folder, **{"train.steps": 5}), workdir, mesh)
-    run.fit(small(folder), workdir, mesh)
+    fit(small(folder, **{"train.steps": 5}), workdir, mesh)
+    fit(small(folder), workdir, mesh)
     assert losses(workdir) == losses(trained[0])
     assert final_checksum(workdir, 12) == final_checksum(trained[0], 12)
 
@@ -218,5 +219,5 @@ def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):
 def test_eight_devices_are_equal_to_one(trained, folder, tmp_path):
     """The masks of a row do not depend on the device that holds the row."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    run.fit(small(folder), tmp_path / "eight", mesh)
+    fit(small(folder), tmp_path / "eight", mesh)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(trained[0]), rtol=1e-4)

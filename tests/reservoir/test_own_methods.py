@@ -15,8 +15,9 @@ from common.config import override_all
 from common.errors import UserError
 from common.freezing import draw_frozen
 from common.sharding import make_mesh
+from common.train.command import fit
 from configs import finetuning as recipes
-from reservoir import encoder, finetuning, run
+from reservoir import encoder, finetuning
 from reservoir.layers import layers_of
 from reservoir.methods import METHODS
 from reservoir.pretrained import open_run
@@ -227,7 +228,7 @@ def test_incomplete_own_methods_are_rejected(
     config = classifying(reservoirs, reservoirs=f"my_package.{name}")
     told = f"^--config.reservoirs=my_package.{name}.*{message}"
     with pytest.raises(UserError, match=told) as caught:
-        run.fit(config, tmp_path / "run", mesh)
+        fit(config, tmp_path / "run", mesh)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 

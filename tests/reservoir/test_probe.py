@@ -13,9 +13,10 @@ import pytest
 from common.data.special_ids import BOS, EOS
 from common.errors import UserError
 from common.sharding import make_mesh
+from common.train.command import fit
 from common.train.restore import read_config
 from configs import masked
-from reservoir import make_probes, probe, run
+from reservoir import make_probes, probe
 from reservoir.probing.features import Reader, open_reader
 
 WORDS = ("the", "list", "of", "names", "that", "a", "class", "has", "when", "its", "value", "is")
@@ -46,7 +47,7 @@ def trained(tmp_path_factory, mesh) -> Path:
     config.data.cache_dir = str(folder / "cache")
     config.train.steps, config.eval.steps, config.eval.sequences = 2, 2, 64
     config.wandb.mode = "disabled"
-    run.fit(config, folder / "run", mesh)
+    fit(config, folder / "run", mesh)
     return folder / "run"
 
 
@@ -59,7 +60,7 @@ def translator(tmp_path_factory, mesh, make_config) -> Path:
     config.eval.sentences = 8
     config.decode.update({"beams": 1, "ratio": 0.0, "extra": 1})
     config.wandb.mode = "disabled"
-    run.fit(config, folder / "run", mesh)
+    fit(config, folder / "run", mesh)
     return folder / "run"
 
 
@@ -185,7 +186,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     # Without --out, the results are in RUN/probing. Training must still resume from RUN.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
-    run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
+    fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
 @pytest.mark.medium
