@@ -21,9 +21,6 @@ def _parser() -> ArgumentParser:
         " and figures",
     )
     parser.add_argument(
-        "--wandb", metavar="ENTITY/PROJECT", help="compare all runs of this wandb project"
-    )
-    parser.add_argument(
         "--out",
         type=copy_of,
         default=Path("runs/report"),
@@ -86,10 +83,9 @@ def _show_examples(options: Namespace) -> None:
     from common.report.table import text
     from common.report.versus import example_table
 
-    more = [*options.runs, *([f"--wandb={options.wandb}"] if options.wandb else [])]
     check(
-        not more,
-        f"--examples takes two runs and no further GROUP or --wandb: leave out {', '.join(more)}",
+        not options.runs,
+        f"--examples takes two runs and no further GROUP: leave out {', '.join(options.runs)}",
     )
     check(
         not options.margin,
@@ -109,20 +105,11 @@ def _show_examples(options: Namespace) -> None:
 def _compare(options: Namespace) -> None:
     """Prints and writes the tables of the groups, and writes the figures."""
     from common.report import side_by_side, versus
-    from common.report.groups import groups
-    from common.report.runs import load_wandb
 
     margins = versus.parse_margins(options.margin)
-    check(
-        bool(options.runs) != bool(options.wandb),
-        "name the runs to compare either by GROUP arguments or by --wandb=ENTITY/PROJECT; the command has"
-        f" {'both' if options.runs else 'neither'}",
-    )
     check_folder("--out", options.out)
-    project = options.wandb
-    compared = groups(load_wandb(project)) if project else versus.named_groups(options.runs)
     side_by_side.write(
-        compared,
+        versus.named_groups(options.runs),
         options.out,
         margins=margins,
         axis=options.axis,
