@@ -23,7 +23,7 @@ def write(
 ) -> None:
     """Prints tables that compare groups of runs, and writes the tables and figures to `out`.
 
-    Verdicts compare each group with the first group.
+    Verdicts compare each group with the first group. A figure over depth needs two groups of different depths.
 
     Args:
       margins: see `versus.against_first`.
@@ -54,9 +54,12 @@ def write(
         if sentences := versus.sentence_table(compared):
             tables["sentences"] = sentences
     drawn = {"curves": figures.curves_figure(compared, *measure)}
-    if all(group.layers for group in compared):
-        for x in ("updatable", "total"):
-            drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
+    layers = [group.layers for group in compared if group.layers]
+    if len(layers) == len(compared):
+        # Without frozen layers, both figures would be equal.
+        for x in ("updatable", "total") if any(one.frozen for one in layers) else ("updatable",):
+            if len({getattr(one, x) for one in layers}) > 1:
+                drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
     with output(out):
         for name, table in tables.items():
             publish(out / name, *table)

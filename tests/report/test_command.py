@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from common.report import side_by_side
+from common.report.groups import groups
 from tests.programs import ROOT, finish, start
+from tests.report.helpers import made
 
 RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res")]
 TABLES = ("runs", "differences", "aucc", "times", "seeds", "verdicts")
@@ -18,7 +21,7 @@ def test_report_of_the_repository_results(tmp_path):
     assert "AUCC, BLEU·steps" in output and "never" not in output
     made = {path.name for path in (tmp_path / "report").iterdir()}
     tables = {f"{name}.{kind}" for name in TABLES for kind in ("csv", "md")}
-    assert made == tables | {"curves.png", "layers_updatable.png", "layers_total.png"}
+    assert made == tables | {"curves.png", "layers_updatable.png"}
     with (tmp_path / "report" / "seeds.csv").open(newline="") as file:
         areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
     # results/observations.md has these values of the AUCC up to step 2,000, in units of BLEU x 1,000 steps.
@@ -51,6 +54,24 @@ def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys
         main()
     assert str(fault.value).startswith(complaint)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("models", "figures"),
+    [
+        ([("none", 6)], set()),
+        ([("none", 6), ("none", 8)], {"layers_updatable"}),
+        ([("none", 6), ("ffn", 6)], {"layers_updatable"}),
+        ([("none", 6), ("ffn", 8)], {"layers_total"}),
+        ([("none", 6), ("ffn", 9)], {"layers_updatable", "layers_total"}),
+        ([("none", None), ("none", 8)], set()),
+    ],
+)
+def test_figures_over_depth_need_two_depths(models, figures, tmp_path):
+    """Without frozen layers, trained layers and all layers are the same number, so one figure is enough."""
+    runs = [made([1.0], f"{kind}{depth}", reservoir=kind, layers=depth) for kind, depth in models]
+    side_by_side.write(groups(runs), tmp_path, margins={})
+    assert {path.stem for path in tmp_path.glob("*.png")} == figures | {"curves"}
 
 
 def test_layers_are_named_by_the_paper_of_a_run():
