@@ -37,7 +37,7 @@ claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results
 	for folder in $(patsubst %/claims.csv,%,$(wildcard results/*/*/claims.csv)); do \
 	  set -- $$(echo $$folder | tr / ' ') && \
 	  $(BIN)/python -m $$2.reproduce claims --scale=$$3 --kept --out=$$folder || exit; done
-	$(BIN)/python -m common.report.claims
+	$(BIN)/python -m benchmarks.claims
 
 bench: $(VENV)/.bench ## times compared with PyTorch; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.step

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import claims
 from common.experiments import ExperimentSuite
-from common.report import claims
 from common.report.runs import Run, load_local
 from common.report.verdict import Comparison, compare, correct
 from tests import programs

@@ -6,8 +6,6 @@ A claim says that A is better than, worse than or equivalent to B in a metric. I
 - "confirmed: TEST" or "refuted: TEST": the test TEST, such as tests/a.py::test_b, decides without comparing runs;
 - "observed: TEST": the test TEST measures the claim once, on small data, which is not enough for a verdict;
 - "plan: OPTIONS": only runs at the paper's scale can decide; `launch.plan OPTIONS` estimates their cost.
-
-`python -m common.report.claims` writes results/CLAIMS.md, the claims of all papers.
 """
 
 import csv
@@ -15,16 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
-from pathlib import Path
 
-from common.config import check_choice, parser_for
+from common.config import check_choice
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.predictions import PREDICTIONS
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import Comparison, Sample, check_runs, compare, correct, sample_of
-from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """Files in a paper's folder: the claims, and the chip-hours that `launch.plan` estimates for claims of kind "plan"."""
@@ -268,41 +264,3 @@ NOTE = (
     " interval lies within the margin. All other comparisons are undecided. By arithmetic: a test decides the claim"
     " without training."
 )
-
-
-def page(results: Path) -> str:
-    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
-
-    Raises:
-      UserError: there is no such file, or a folder is not named after a scale.
-    """
-    scales = ("paper", "laptop", "tiny")
-    files = list(results.glob("*/*/claims.md"))
-    check(
-        bool(files),
-        f"{results} has no file PAPER/SCALE/claims.md: write it with python -m PAPER.reproduce claims --scale=SCALE"
-        f" --out={results}/PAPER/SCALE",
-    )
-    for path in files:
-        check_choice(f"{path}: scale", path.parts[-2], scales)
-    files.sort(key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
-    parts = ["# Claims\n", f"{NOTE}\n"]
-    for path in files:
-        paper, scale = path.parts[-3:-1]
-        out = path.parent.relative_to(results.parent)
-        command = f"python -m {paper}.reproduce claims --scale={scale} --kept --out={out}"
-        parts += [f"## {paper}, {scale}\n", f"`{command}`\n", path.read_text(encoding="utf-8")]
-    return "\n".join(parts)
-
-
-def main() -> None:
-    parser = parser_for("common.report.claims")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
-    options = parser.parse_args()
-    path = options.results / "CLAIMS.md"
-    path.write_text(page(options.results), encoding="utf-8")
-    print(f"written: {path}")
-
-
-if __name__ == "__main__":
-    program.run(main)

@@ -252,19 +252,3 @@ def test_chip_hours_are_read_by_the_options_of_the_plan(paper, tmp_path):
         "plan,chip_hours,binds\n--config=a,12.5,memory\n"
     )
     assert claims.chip_hours(name) == {"--config=a": "12.5"}
-
-
-def test_page_has_tables_and_commands_of_all_papers(tmp_path):
-    for paper, scale in (("b", "tiny"), ("a", "tiny"), ("a", "laptop")):
-        folder = tmp_path / "results" / paper / scale
-        folder.mkdir(parents=True)
-        (folder / "claims.md").write_text(f"| {paper} {scale} |\n")
-    text = claims.page(tmp_path / "results")
-    places = [text.index(f"| {name} |") for name in ("a laptop", "a tiny", "b tiny")]
-    assert places == sorted(places)
-    assert "python -m b.reproduce claims --scale=tiny --kept --out=results/b/tiny" in text
-    with pytest.raises(UserError, match=r"has no file PAPER/SCALE/claims\.md"):
-        claims.page(tmp_path / "elsewhere")
-    (tmp_path / "results" / "a" / "tiny").rename(tmp_path / "results" / "a" / "huge")
-    with pytest.raises(UserError, match=r"a/huge/claims\.md: scale='huge': choose one of paper"):
-        claims.page(tmp_path / "results")

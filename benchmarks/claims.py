@@ -1,0 +1,47 @@
+"""Writes results/CLAIMS.md, the claims of all papers and their verdicts: python -m benchmarks.claims"""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+from common.config import check_choice
+from common.errors import check
+from common.report.claims import NOTE
+from common.runtime import program
+
+
+def page(results: Path) -> str:
+    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
+
+    Raises:
+      UserError: there is no such file, or a folder is not named after a scale.
+    """
+    scales = ("paper", "laptop", "tiny")
+    files = list(results.glob("*/*/claims.md"))
+    check(
+        bool(files),
+        f"{results} has no file PAPER/SCALE/claims.md: write it with python -m PAPER.reproduce claims --scale=SCALE"
+        f" --out={results}/PAPER/SCALE",
+    )
+    for path in files:
+        check_choice(f"{path}: scale", path.parts[-2], scales)
+    files.sort(key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
+    parts = ["# Claims\n", f"{NOTE}\n"]
+    for path in files:
+        paper, scale = path.parts[-3:-1]
+        out = path.parent.relative_to(results.parent)
+        command = f"python -m {paper}.reproduce claims --scale={scale} --kept --out={out}"
+        parts += [f"## {paper}, {scale}\n", f"`{command}`\n", path.read_text(encoding="utf-8")]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    options = parser.parse_args()
+    path = options.results / "CLAIMS.md"
+    path.write_text(page(options.results), encoding="utf-8")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    program.run(main)
