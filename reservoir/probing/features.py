@@ -22,9 +22,9 @@ from common.data.special_ids import BOS
 from common.data.tokenizer import Tokenizer
 from common.errors import check
 from common.storage.addresses import shown
-from common.train.prefetch import put
+from common.train.evaluate import PerExample
 from common.train.restore import read_config
-from common.train.task import ModelState
+from common.train.task import Batch, ModelState
 from reservoir import pretrained, saved
 from reservoir.tasks import translation
 from reservoir.tasks.masked_lm import lengths
@@ -82,21 +82,14 @@ class Reader:
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         """Returns the sentence vectors of every layer, (P, E, D) float32."""
         corpus = TokenizedCorpus.from_lists(self._encode(sentences))
-        mesh, result = self.values.mesh, None
-        for batch in evaluation_batches(
+        batches = evaluation_batches(
             corpus,
             None,
             buckets=self._buckets(),
             tokens_per_batch=_BATCH_TOKENS,
-            multiple=sharding.num_batch_shards(mesh),
-        ):
-            found_PBD = self._read(self.values.trainable, self.values.frozen, put(batch, mesh))
-            if result is None:
-                layers, _, width = found_PBD.shape
-                result = np.zeros((layers, len(sentences), width), np.float32)
-            inside_B = batch["ids"] >= 0
-            result[:, batch["ids"][inside_B]] = np.asarray(found_PBD)[:, inside_B]
-        return result
+            multiple=sharding.num_batch_shards(self.values.mesh),
+        )
+        return self._vectors(self.values, batches, len(sentences))["x_EPD"].swapaxes(0, 1)
 
     def _buckets(self) -> list[int]:
         """Returns bucket lengths: `_FIRST_BUCKET` times powers of 2, then the model's maximum length.
@@ -110,24 +103,20 @@ class Reader:
         return [*(length for length in buckets if length < self.longest), self.longest]
 
     @cached_property
-    def _read(self) -> Callable:
-        """The jitted function (trainable, frozen, batch) -> sentence vectors of all layers.
+    def _vectors(self) -> PerExample:
+        """The function that computes the vectors of all layers, compiled once for each batch shape."""
 
-        The vectors (P, B, D) are replicated on all devices.
-        """
-        abstract_model = self.values.abstract_model
-
-        def read(trainable, frozen, batch):
+        def rows(model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
             tokens_BL = batch["source"]
             lengths_B = lengths(tokens_BL)
-            states = self.hidden(abstract_model.build(trainable, frozen), tokens_BL, lengths_B)
-            x_PBLD = jnp.stack(states).astype(jnp.float32)
+            x_BPLD = jnp.stack(self.hidden(model, tokens_BL, lengths_B), 1).astype(jnp.float32)
             if self.pool == "first":
-                return x_PBLD[:, :, 0]
-            inside_BL1 = jnp.arange(tokens_BL.shape[1])[None, :, None] < lengths_B[:, None, None]
-            return jnp.sum(x_PBLD * inside_BL1, 2) / jnp.maximum(lengths_B, 1)[:, None]
+                return {"x_EPD": x_BPLD[:, :, 0]}
+            inside_BL = jnp.arange(tokens_BL.shape[1]) < lengths_B[:, None]
+            sum_BPD = jnp.sum(x_BPLD * inside_BL[:, None, :, None], 2)
+            return {"x_EPD": sum_BPD / jnp.maximum(lengths_B, 1)[:, None, None]}
 
-        return jax.jit(read, out_shardings=sharding.replicated(self.values.mesh))
+        return PerExample(rows)
 
 
 def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
