@@ -50,7 +50,7 @@ def _moved(program: Program, name: str, iterate: bool) -> float:
             case "conditional" | "call":
                 total += sum(_moved(program, name, iterate) for name in instruction.called)
             case "fusion":
-                total += _fused(program, computation, instruction)
+                total += _fused(program, instruction)
             case _:
                 total += _single(computation, instruction)
     return total
@@ -77,7 +77,7 @@ def _single(computation: Computation, instruction: Instruction) -> float:
     return sum(read) + array_bytes(instruction.type)
 
 
-def _fused(program: Program, computation: Computation, instruction: Instruction) -> float:
+def _fused(program: Program, instruction: Instruction) -> float:
     """Returns the bytes that a fusion reads and writes."""
     inner = program.computations[instruction.called[0]]
     total = 0.0

@@ -146,7 +146,7 @@ def prepare(
         found |= cut_splits(found["train"], group, missing, notes)
     classes = find_classes(found["train"], tables)
     check_splits(found, classes)
-    notes += _warnings(found, classes)
+    notes += _warnings(classes)
     sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
     notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
     splits = {split: found[split] for split in FILES}
@@ -191,7 +191,7 @@ def _text_fault(column: str, value: Any) -> str:
     return ""
 
 
-def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
+def _warnings(classes: Sequence[str]) -> list[str]:
     """Returns warnings about class names that differ only in case or that may stand for missing labels."""
     folded = defaultdict(list)
     for name in classes:
