@@ -121,13 +121,12 @@ class SolvedHead(TextClassification):
 
     Features are computed once for each split and cached in `config.data.cache_dir`.
 
-    The arguments are those of `TextClassification`, except `start`, which is ignored.
+    The arguments are those of `TextClassification`.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._read, self._pretrained = self.pretrained_weights, NO_PRETRAINED_WEIGHTS
-        self.start, self.pretrained_weights = self._optimum, self._keep
+        self._pretrained_weights = NO_PRETRAINED_WEIGHTS
         self._encode = PerExample(_pooled)
         self._features: dict[str, np.ndarray] = {}
 
@@ -136,13 +135,13 @@ class SolvedHead(TextClassification):
         """False if `reinitialize` or `data.shots` is set, because the seed may then change the result."""
         return not self.config.reinitialize and not self.config.data.shots
 
-    def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.pretrained_weights`. Stores the result, because `_key` needs its fingerprint."""
-        self._pretrained = self._read(abstract_model)
-        return self._pretrained
+    def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:
+        """Also stores the result, because `_key` needs its fingerprint."""
+        self._pretrained_weights = super().pretrained_weights(abstract_model)
+        return self._pretrained_weights
 
-    def _optimum(self, trainable: Params, frozen: Params) -> Params:
-        """Implements `Task.start`: returns the parameters with the solved head.
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        """Returns the parameters with the solved head.
 
         Raises:
           UserError: all training examples have the same label, or the same set of classes.
@@ -184,7 +183,7 @@ class SolvedHead(TextClassification):
         dtype = compute_dtype(config.model.dtype).name
         drawn = (config.reinitialize, str(config.seed)) if config.reinitialize else ()
         return fingerprint(
-            [self._pretrained.fingerprint, self.splits[split].fingerprint],
+            [self._pretrained_weights.fingerprint, self.splits[split].fingerprint],
             [self.tokenizer.fingerprint, str(config.data.max_length), config.pool],
             [config.quantize, dtype, *drawn, commit()],
         )

@@ -46,37 +46,32 @@ def open_pretrained(
     return found
 
 
-def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params, Params], Params]:
-    """Returns the implementation of `Task.start`: a function (trainable, frozen) -> initial trainable parameters.
+def start(config: ConfigDict, pretrained: Pretrained, trainable: Params) -> Params:
+    """Implements `Task.start`.
 
-    The function replaces the trained parameters of the encoder by their pretrained values, except reinitialised
-    embedding tables and parameters that the method adds. If the method starts from random weights or trains adapters,
-    the function returns `trainable` unchanged.
+    Replaces the trained parameters of the encoder by their pretrained values, except reinitialised embedding tables and
+    parameters that the method adds. If the method starts from random weights or trains adapters, returns `trainable`
+    unchanged.
     """
     method = find(config.finetune)
-
-    def read(trainable: Params, frozen: Params) -> Params:
-        del frozen
-        if not method.pretrained or method.adapters:
-            return trainable
-        trained = {
-            name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in trainable.items()
-            if name.startswith(ENCODER)
-        }
-        # A method that trains only some weights may have added parameters, which the pretrained model lacks.
-        added = trained and not method.trains_all
-        known = encoder_parameters(pretrained.shape) if added else trained
-        drawn = reinitialized(config, pretrained.shape.family)
-        wanted = {n: x for n, x in trained.items() if n in known and n not in drawn}
-        if not wanted:
-            return trainable
-        check_agreement(
-            lambda: {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
-        )
-        return {**trainable, **{ENCODER + n: x for n, x in pretrained.load(wanted).items()}}
-
-    return read
+    if not method.pretrained or method.adapters:
+        return trainable
+    trained = {
+        name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in trainable.items()
+        if name.startswith(ENCODER)
+    }
+    # A method that trains only some weights may have added parameters, which the pretrained model lacks.
+    added = trained and not method.trains_all
+    known = encoder_parameters(pretrained.shape) if added else trained
+    drawn = reinitialized(config, pretrained.shape.family)
+    wanted = {n: x for n, x in trained.items() if n in known and n not in drawn}
+    if not wanted:
+        return trainable
+    check_agreement(
+        lambda: {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
+    )
+    return {**trainable, **{ENCODER + n: x for n, x in pretrained.load(wanted).items()}}
 
 
 def pretrained_weights(

@@ -88,9 +88,7 @@ def prepare(
         labelled = datasets.load(config)
         tokenizer = make_tokenizer(config, labelled[0]["train"])
         vocabulary, classes = tokenizer.size, len(labelled[1])
-        if model:
-            given["start"] = pretrained.start(config, model)
-            given["pretrained_weights"] = pretrained.pretrained_weights(model, mesh)
+        given["pretrained"] = model
         if finetuning.solves_head(config):
             from perception.head import SolvedHead
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,9 @@ from common.variables import AbstractModel, Params
 from perception import objective
 from perception.model import PooledClassifier
 from perception.subword import TOKENIZER, Subword
+
+if TYPE_CHECKING:
+    from perception.hugging_face import Pretrained
 
 Build = Callable[..., PooledClassifier]
 """Function (number of classes, *, rngs) -> model."""
@@ -76,7 +80,7 @@ class TextClassification(Classification):
     Args:
       build: function from the number of classes and `rngs` to a model.
       labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
-      start, pretrained_weights: functions that implement `Task.start` and `Task.pretrained_weights`.
+      pretrained: the model whose weights the run starts from; None starts from random weights.
       classes: number of classes; used only if `labelled` is None.
       segments: whether the model distinguishes the two texts of a pair by token types.
     """
@@ -91,19 +95,29 @@ class TextClassification(Classification):
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         *,
-        start: Callable[[Params, Params], Params] = lambda trainable, frozen: trainable,
-        pretrained_weights: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
-            NO_PRETRAINED_WEIGHTS
-        ),
+        pretrained: "Pretrained | None" = None,
         classes: int = 0,
         segments: bool = False,
     ):
-        self.start, self.pretrained_weights = start, pretrained_weights
-        self._build, self._segments = build, segments
+        self._pretrained, self._build, self._segments = pretrained, build, segments
         config = in_rows(config)
         given = {"longest": config.data.max_length, "classes": classes}
         super().__init__(config, tokenizer, mesh, labelled=labelled, **given)
         self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)})
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        if not self._pretrained:
+            return trainable
+        from perception.pretrained import start  # only runs with pretrained weights import it
+
+        return start(self.config, self._pretrained, trainable)
+
+    def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:
+        if not self._pretrained:
+            return NO_PRETRAINED_WEIGHTS
+        from perception.pretrained import pretrained_weights
+
+        return pretrained_weights(self._pretrained, self.mesh)(abstract_model)
 
     @property
     def select(self) -> str:

@@ -94,7 +94,7 @@ def test_full_pretrained_reinitialises_and_trains_authors_tables(make, mesh, pre
     drawn = place(
         {n: np.zeros(v.shape, np.float32) for n, v in kinds.items()}, shardings(kinds, mesh)
     )
-    found = start(config, open_model(pretrained))(drawn, {})
+    found = start(config, open_model(pretrained), drawn)
     assert {n for n, x in found.items() if x is drawn[n]} == {
         *("encoder/embed/positions/table", "head/kernel", "head/bias")
     }
