@@ -56,7 +56,7 @@ def main() -> None:
     from common.report.versus import named_groups
     from common.sharding import make_mesh
     from common.storage.folders import output
-    from reservoir.agreement import draw, measure
+    from reservoir.gradient_agreement import draw, measure
 
     mesh = make_mesh({"data": -1})
     measured, rows = {}, []

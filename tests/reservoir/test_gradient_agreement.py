@@ -16,7 +16,7 @@ from common.sharding import make_mesh
 from common.train.command import fit
 from common.train.restore import load_run, read_config
 from reservoir import gradients, run
-from reservoir.agreement import Agreement, agreement, measure
+from reservoir.gradient_agreement import Agreement, agreement, measure
 
 
 def test_agreement_by_hand():
