@@ -19,14 +19,15 @@ from ml_collections import ConfigDict
 from common.cached import read_json_if
 from common.config import flatten, float_or_text, override_all, run_module, to_json
 from common.errors import UserError, check
-from common.report import claims
+from common.report.claims import NOTE, chip_hours, find, table
+from common.report.claims import read as read_claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import publish, write_csv
 from common.storage.addresses import shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
-from common.train import turns
 from common.train.finished import changed
 from common.train.task import Task
+from common.train.turns import Job, fit_in_turns
 from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
@@ -297,12 +298,12 @@ class ExperimentSuite:
         jobs = []
         for name, config in configs.items():
             print(f"\n{name}", flush=True)
-            jobs.append(turns.Job(*self.prepare(config), workdirs[name]))
+            jobs.append(Job(*self.prepare(config), workdirs[name]))
         for workdir in workdirs.values():
             # `requested_config.json` marks a finished run: delete it before training, write it again afterwards.
             (workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
-            summaries = turns.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
+            summaries = fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:
             # Messages of the training loop name --workdir. The programs of a suite have the option --out instead.
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
@@ -331,8 +332,8 @@ class ExperimentSuite:
         Args:
           only_kept: train nothing and read no data; a case without finished runs counts as missing.
         """
-        read = claims.read(paper)
-        names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
+        claims = read_claims(paper)
+        names = dict.fromkeys(s for one in claims if one.kind == "runs" for s in (one.a, one.b))
         sides = {text: self.side(text) for text in names}
         missing = {text: side.missing for text, side in sides.items() if side.missing}
         if only_kept:
@@ -344,10 +345,9 @@ class ExperimentSuite:
             cases = {s.name: s.experiment for s in sides.values() if not s.missing}
             ran = self.runs(cases) if cases else {}
         groups = {text: ran[s.name] for text, s in sides.items() if text not in missing}
-        findings = claims.find(read, groups, missing)
-        hours = claims.chip_hours(paper)
-        self.write("claims", *claims.table(findings, hours, self.scale))
-        print(claims.NOTE)
+        findings = find(claims, groups, missing)
+        self.write("claims", *table(findings, chip_hours(paper), self.scale))
+        print(NOTE)
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""

@@ -339,7 +339,7 @@ def test_suites_set_options_and_reuse_their_runs(own_package, monkeypatch):
         return config, None
 
     monkeypatch.setattr(compare.Cases, "prepare", prepare)
-    monkeypatch.setattr(experiments.turns, "fit_in_turns", fit)
+    monkeypatch.setattr(experiments, "fit_in_turns", fit)
     suite.train({"run": suite.configuration("b", 1)})
     assert suite._kept("run", suite.configuration("b", 1))
 
