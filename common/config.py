@@ -78,11 +78,14 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
     return config
 
 
-def override(config: ConfigDict, key: str, text: str) -> None:
+def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.") -> None:
     """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
     If `key` is missing in `config`, it may be an option of a part that `config` names, such as a kind of layer. So the
     function `PAPER.options.add_to(config)`, if the paper has one, first adds the options of all named parts.
+
+    Args:
+      prefix: text before the names of fields in error messages.
 
     Raises:
       UserError: the field does not exist or is a group, `text` cannot be converted, or a named part is unknown,
@@ -95,12 +98,12 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     fields = [name for name in known if name.startswith(f"{key}.")]
     check(
         not fields,
-        f"--config.{key} is a group; set one of its fields: {', '.join(f'--config.{f}' for f in fields)}",
+        f"{prefix}{key} is a group; set one of its fields: {', '.join(f'{prefix}{f}' for f in fields)}",
     )
-    near = _nearest(key, known, "--config.")
+    near = _nearest(key, known, prefix)
     near = near or f"; the fields and groups of the configuration are {', '.join(config)}"
-    check(key in known, f"unknown option --config.{key}{near}")
-    config.update_from_flattened_dict({key: _read(f"--config.{key}", text, known[key])})
+    check(key in known, f"unknown option {prefix}{key}{near}")
+    config.update_from_flattened_dict({key: _read(f"{prefix}{key}", text, known[key])})
 
 
 def _has_module(paper: str, name: str) -> bool:
@@ -283,15 +286,15 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
     return fields, [a for a in argv if a not in fields]
 
 
-def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" to `config`. For the errors see `override`.
+def override_all(config: ConfigDict, fields: list[str], prefix: str = "--config.") -> None:
+    """Applies overrides, each `prefix` and "a.b=VALUE", to `config`. For the errors see `override`.
 
     Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """
     known = flatten(config)
-    pairs = [field.removeprefix("--config.").partition("=")[::2] for field in fields]
+    pairs = [field.removeprefix(prefix).partition("=")[::2] for field in fields]
     for key, text in sorted(pairs, key=lambda pair: pair[0] not in known):
-        override(config, key, text)
+        override(config, key, text, prefix)
 
 
 def parse(

@@ -67,10 +67,8 @@ def set_fields(
     Raises a UserError for a wrong field or value. Its message names the field after `option`, such as
     "--sweep model.width".
     """
-    try:
-        override_all(config, [f"--config.{name}={text}" for name, text in fields.items()])
-    except UserError as fault:
-        raise UserError(str(fault).replace("--config.", f"{option} ")) from fault
+    texts = [f"{option} {name}={text}" for name, text in fields.items()]
+    override_all(config, texts, f"{option} ")
     return config
 
 
