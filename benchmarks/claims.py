@@ -12,6 +12,9 @@ from common.runtime import program
 def page(results: Path) -> str:
     """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
 
+    If RESULTS/PAPER/SCALE/about.md exists, its text stands above the claims. It tells what the runs are smaller in, and
+    which stand-ins they use. Its links are relative to RESULTS.
+
     Raises:
       UserError: there is no such file, or a folder is not named after a scale.
     """
@@ -30,7 +33,9 @@ def page(results: Path) -> str:
         paper, scale = path.parts[-3:-1]
         out = path.parent.relative_to(results.parent)
         command = f"python -m {paper}.reproduce claims --scale={scale} --kept --out={out}"
-        parts += [f"## {paper}, {scale}\n", f"`{command}`\n", path.read_text(encoding="utf-8")]
+        parts += [f"## {paper}, {scale}\n", f"`{command}`\n"]
+        about = path.with_name("about.md")
+        parts += [file.read_text(encoding="utf-8") for file in (about, path) if file.exists()]
     return "\n".join(parts)
 
 

@@ -11,7 +11,9 @@ def test_page_has_tables_and_commands_of_all_papers(tmp_path):
         folder = tmp_path / "results" / paper / scale
         folder.mkdir(parents=True)
         (folder / "claims.md").write_text(f"| {paper} {scale} |\n")
+    (tmp_path / "results/a/laptop/about.md").write_text("The data are a stand-in.\n")
     text = claims.page(tmp_path / "results")
+    assert "The data are a stand-in.\n\n| a laptop |" in text
     places = [text.index(f"| {name} |") for name in ("a laptop", "a tiny", "b tiny")]
     assert places == sorted(places)
     assert "python -m b.reproduce claims --scale=tiny --kept --out=results/b/tiny" in text
