@@ -13,7 +13,7 @@ def page(results: Path) -> str:
     """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
 
     If RESULTS/PAPER/SCALE/about.md exists, its text stands above the claims. It tells what the runs are smaller in, and
-    which stand-ins they use. Its links are relative to RESULTS.
+    which stand-ins they use.
 
     Raises:
       UserError: there is no such file, or a folder is not named after a scale.
