@@ -3,8 +3,7 @@
 Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
 and without data. Each measurement has its own process, without a compilation cache. "before step 1" counts from the
 start of the process to the end of the compilation, in CPU seconds and in seconds. Rows have medians over the rounds.
-With --checkouts, measures the code of several commits in turns:
-`git worktree add ../before COMMIT; python -m benchmarks.compilation --checkouts ../before .`
+Measures unrolled and scanned layers in turns.
 """
 
 import json
@@ -30,7 +29,7 @@ from reservoir.tasks.translation import Translation
 
 config = load("configs/wmt_ffn_res.py")
 config.model.encoder_layers, config.model.dtype = int(sys.argv[1]), "float32"
-config.data.buckets = (24,)
+config.data.buckets, config.train.scan_layers = (24,), int(sys.argv[3])
 mesh = sharding.make_mesh(config.mesh)
 with jax.set_mesh(mesh):
     task = Translation(config, mesh, read_data=False)
@@ -50,13 +49,18 @@ kernels = compiled.as_text().count(" fusion(")
 memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
 print(json.dumps([begun - before, middle - begun, end - middle, end - begun, end, seconds, kernels, memory]))
 """
-"""Program that prints the measurements of one depth. Its arguments are the number of encoder layers and the time at
-which its process was started, in seconds since the epoch. Each checkout runs this program with its own code, so every
-measured commit must have the functions that the program uses."""
+"""Program that prints the measurements of one depth. Its arguments are the number of encoder layers, the time at which
+its process was started, in seconds since the epoch, and the configuration's `train.scan_layers`."""
+
+ROOT = Path(__file__).parent.parent
+
+SCANS = {0: "no", 1: "yes"}
+"""The configuration's `train.scan_layers` -> cell of the column "scanned"."""
 
 COLUMNS = (
     "commit",
     "layers",
+    "scanned",
     "start CPU s",
     "lower CPU s",
     "compile CPU s",
@@ -68,39 +72,45 @@ COLUMNS = (
 )
 
 
-def measure(checkout: Path, layers: int) -> list[float]:
-    """Measures the code of `checkout` in a new process.
+def measure(layers: int, least: int) -> list[float]:
+    """Measures in a new process.
 
-    Returns the values of COLUMNS except the first two, "commit" and "layers".
+    Args:
+      least: the configuration's `train.scan_layers`.
+
+    Returns:
+      The values of COLUMNS except the first three, "commit", "layers" and "scanned".
     """
-    path = str(checkout.absolute())
     # Use one thread of OpenBLAS, because several threads wait in busy loops, which would count as CPU seconds.
     settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    environment = os.environ | settings | {"PYTHONPATH": path}
-    command = [sys.executable, "-c", MEASURE, str(layers), str(time.time())]
-    done = subprocess.run(command, cwd=path, env=environment, stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-c", MEASURE, str(layers), str(time.time()), str(least)]
+    environment = os.environ | settings
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    from benchmarks.harness import commit, machine, make_parser, write_json
+    from benchmarks.harness import machine, make_parser, write_json
 
     parser = make_parser(__doc__, "compilation", rounds=3)
     parser.add_argument(
         "--layers", type=int_arg("--layers"), nargs="+", default=[12, 32], help="encoder layers"
     )
-    parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path(".")])
     options = parser.parse_args()
     where = machine()
     rows = []
     for layers in options.layers:
-        rounds = [
-            [measure(one, layers) for one in options.checkouts] for _ in range(options.rounds)
-        ]
-        for checkout, found in zip(options.checkouts, zip(*rounds, strict=True), strict=True):
-            medians = map(statistics.median, zip(*found, strict=True))
-            rows.append((commit(checkout), layers, *medians))
+        rounds = [[measure(layers, least) for least in SCANS] for _ in range(options.rounds)]
+        for scanned, found in zip(SCANS.values(), zip(*rounds, strict=True), strict=True):
+            rows.append(
+                (
+                    where["commit"],
+                    layers,
+                    scanned,
+                    *map(statistics.median, zip(*found, strict=True)),
+                )
+            )
         print(markdown(COLUMNS, rows), flush=True)
     found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     write_json(options.out, {"machine": where, "rounds": options.rounds, "rows": found})
