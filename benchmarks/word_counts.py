@@ -78,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     check(
         (options.data / "train.jsonl.gz").is_file(),
-        f"--data={options.data} has no train.jsonl.gz: give the folder with the reviews",
+        f"--data={options.data} has no train.jsonl.gz: give the folder of the reviews of IMDb, such as data/imdb",
     )
 
     with TemporaryDirectory() as folder:

@@ -78,6 +78,10 @@ def _own(options: Namespace) -> dict[str, Any]:
     sources = {}
     for name, place in named_values("--data", options.data, known["datasets"]).items():
         sources[name] = place
+        check(
+            not place.startswith("embedded:"),
+            f"--data={name}={place} is not the data set {name}: give its folder, or another source, such as tfds:NAME",
+        )
         if ":" not in place or "://" in place:
             path = named_paths("--data", [f"{name}={place}"], [name])[name]
             sources[name] = f"files:{shown(path)}"

@@ -66,7 +66,7 @@ def load(path: Path) -> Predictions:
     with_nan = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(
         not with_nan,
-        f"{shown(path)} has NaN in {' and '.join(with_nan)}: leave out this run, whose model gave NaN on a test"
-        " example, or restore the file if it has changed since the run",
+        f"{shown(path)} has NaN in {' and '.join(with_nan)}: the model gave NaN on a test example, or the file has"
+        " changed since the run; train the run again, restore the file, or leave out this run",
     )
     return made

@@ -71,7 +71,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         check(
             first <= horizon,
             f"the horizon {horizon:g} ({axis}) is before the first validation of {run.place}, at {first:g}:"
-            " choose a later --horizon",
+            " choose a later horizon, leave out this run, or train it with a smaller --config.eval.steps",
         )
     return float(horizon)
 

@@ -210,8 +210,8 @@ class Task:
         predictions = self.predict(values, split)
         check(
             isinstance(predictions, Predictions),
-            f"Task.predict returned {predictions!r:.80}; return an object of"
-            " common.metrics.predictions.Predictions, or define evaluate",
+            f"{type(self).__name__}.predict returned {predictions!r:.80}; return predictions, such as an object of"
+            " common.metrics.classes.Classes, or define evaluate without super().evaluate",
         )
         values.keep(split, predictions)
         return predictions.metrics()

@@ -205,12 +205,12 @@ def test_nan_raises_user_error(tmp_path):
     nats_E = made.nats_E.copy()
     nats_E[3] = np.nan
     dataclasses.replace(made, nats_E=nats_E).save(path)
-    with pytest.raises(UserError, match="has NaN in nats: leave out this run"):
+    with pytest.raises(UserError, match="has NaN in nats: the model gave NaN"):
         load(path)
     whole = losses()
     lost = np.full(len(whole), np.nan)
     dataclasses.replace(whole, nats_E=lost, weights_E=lost).save(path)
-    with pytest.raises(UserError, match="has NaN in nats and weights: leave out this run"):
+    with pytest.raises(UserError, match="has NaN in nats and weights: the model gave NaN"):
         load(path)
 
 

@@ -145,10 +145,16 @@ def test_dry_run_of_a_task_without_a_batch_is_a_user_error(tmp_path):
     [
         ("OtherObjective", "returned {'error': .*} without the objective 'accuracy'"),
         ("NoMetrics", "Task.evaluate returned None without the objective 'error'"),
-        ("NoPredictions", "Task.predict returned None; return an object of .*, or define evaluate"),
+        (
+            "NoPredictions",
+            "NoPredictions.predict returned None; return predictions, .* or define evaluate",
+        ),
         ("OneMetric", "Task.evaluate returned 0.5 without the objective 'error'"),
         ("ArrayMetric", "Task.evaluate returned .*, but error must be a Python number"),
-        ("ArrayPredictions", r"Task.predict returned Array\(.*; return an object of"),
+        (
+            "ArrayPredictions",
+            r"ArrayPredictions.predict returned Array\(.*; return predictions, such as an object of",
+        ),
         ("Ending", "Task.batches ended after step 2; it must yield batches without end"),
     ],
 )
