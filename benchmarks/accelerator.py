@@ -75,7 +75,10 @@ PRODUCTS = 20  # matrix products in a timed call
 WARMUP = 2  # untimed calls of each case after it is built
 
 Case = tuple[Callable[[], object], Callable[[], dict]]
-"""A function to time, and a function that returns "flops", "peak_bytes", "device" or "error" of the case."""
+"""A function to time, and a function that returns a dictionary of results of the case.
+
+The dictionary has some of the keys "flops", "peak_bytes", "device" and "error".
+"""
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:

@@ -108,7 +108,8 @@ def attention(results: Path) -> Iterator[Change]:
 def compilation(results: Path) -> Iterator[Change]:
     """Yields the CPU seconds of compiling a translator with 32 encoder layers, and the seconds until step 1.
 
-    The targets are 8 CPU seconds to compile a bucket, and a third of the older commit's seconds until step 1.
+    `before` is the first row of compilation.json, and `after` the last row. The targets are 8 CPU seconds to compile a
+    bucket, and a third of the seconds until step 1 in the first row.
     """
     rows = json.loads((results / "benchmarks/compilation.json").read_text())["rows"]
     old, new = rows[0], rows[-1]
@@ -125,7 +126,8 @@ def compilation(results: Path) -> Iterator[Change]:
 def placement(results: Path) -> Iterator[Change]:
     """Yields the estimated milliseconds of a step on 8 to 256 v5e chips.
 
-    `before` is the commit f090e73: the compiler chose the exchange of gradients, and meshes kept JAX's device order.
+    `before` is from the commit f090e73, in which the compiler chose the exchange of gradients, and meshes kept JAX's
+    device order.
     """
     old = "f090e73"
     tables = [_read(results / f"launch/weak_scaling{of}.csv") for of in (f"_{old}", "")]
@@ -138,7 +140,8 @@ def placement(results: Path) -> Iterator[Change]:
 def steps(results: Path) -> Iterator[Change]:
     """Yields two time ratios on CPUs for each row of step.csv, a recipe in one dtype on one machine.
 
-    The ratios are our step / PyTorch's step, and our step / the matrix products of our step alone.
+    A recipe is a training step or a decoder. The ratios are our time / PyTorch's time, and our time / the time of our
+    matrix products alone.
     """
     for row in _read(results / "benchmarks/step.csv"):
         for column, most in (("ours / PyTorch", 1.0), ("ours / products", 1.4)):

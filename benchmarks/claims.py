@@ -12,8 +12,8 @@ from common.runtime import program
 def page(results: Path) -> str:
     """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
 
-    If RESULTS/PAPER/SCALE/about.md exists, its text stands above the claims. It tells what the runs are smaller in, and
-    which stand-ins they use.
+    If RESULTS/PAPER/SCALE/about.md exists, its text stands above the claims. The text names the data and sizes of the
+    runs, and the stand-ins for the paper's data and models.
 
     Raises:
       UserError: there is no such file, or a folder is not named after a scale.

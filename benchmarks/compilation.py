@@ -1,9 +1,9 @@
 """Measures the compilation of the training step of deep translators: python -m benchmarks.compilation
 
 Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
-and without data. Each measurement has its own process, without a compilation cache. "before step 1" counts from the
-start of the process to the end of the compilation, in CPU seconds and in seconds. Rows have medians over the rounds.
-Measures unrolled and scanned layers in turns.
+and without data. Each measurement has its own process, without a compilation cache. The two columns "before step 1"
+count from the start of the process to the end of the compilation, in CPU seconds and in wall-clock seconds. Rows have
+medians over the rounds. Measures unrolled and scanned layers in turns.
 """
 
 import json
@@ -73,7 +73,7 @@ COLUMNS = (
 
 
 def measure(layers: int, least: int) -> list[float]:
-    """Measures in a new process.
+    """Measures one compilation in a new process.
 
     Args:
       least: the configuration's `train.scan_layers`.

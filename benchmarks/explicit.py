@@ -1,12 +1,13 @@
 """Times explicit solutions against the dense formula and gradient training: python -m benchmarks.explicit
 
 Language model (3 million random tokens with Zipf frequencies, vocabulary 4,098, contexts of K tokens): the explicit
-solution for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad in this project and in PyTorch.
-PyTorch trains one model in three forms, without the paper's noise: one-hot inputs, an embedding, and an embedding with
-sparse gradients.
+solution for K = 1 and 4, the dense formula H^T Y for K = 1, and an epoch of Adagrad for K = 1, in this project and in
+PyTorch. The dense formula multiplies the features H, transposed, with the one-hot targets Y, in NumPy. PyTorch trains
+one model in three forms, without the noise that the paper adds to the inputs: one-hot inputs, an embedding, and an
+embedding with sparse gradients.
 
-Digit classifier (60,000 random images of MNIST's shape): the explicit solution, scikit-learn's naive Bayes, and the
-dense formula in NumPy.
+Digit classifier (60,000 random images of MNIST's shape): the explicit solution, the same solution in NumPy, and
+scikit-learn's naive Bayes.
 
 The dense formula and the epochs of the language model are timed on a part of the text and scaled to the whole text.
 """
@@ -82,7 +83,10 @@ def make_solution(context: int, tokens: int) -> Callable[[], None]:
 
 
 def make_dense(tokens: int) -> Callable[[], None]:
-    """Returns a function that computes H^T Y for `tokens` tokens. H is the dense noisy embedding of the contexts."""
+    """Returns a function that computes H^T Y for `tokens` tokens.
+
+    H has the noisy embedding of each previous token (`explicit_opt.counts.Noise`). Y has the one-hot targets.
+    """
     text = random_text(tokens + 1)
     targets_V = np.bincount(text, minlength=VOCABULARY)
     keep_V = targets_V / (targets_V + 1)

@@ -1,8 +1,8 @@
 """Measures whether closed-form initial weights of a linear head save training steps: python -m benchmarks.head_start
 
-Trains a softmax head by Adam from zeros, from random values and from `explicit_opt.head_start`, and measures the test
-cross-entropy and accuracy after 0 to 1,000 steps. For each start and number of steps, the learning rate is chosen on
-held-out training examples with seed 1. Features are divided by the largest feature value.
+Trains a softmax head by Adam from zeros, from random values and from each method of `explicit_opt.head_start`, and
+measures the test cross-entropy and accuracy after 0 to 1,000 steps. For each start and number of steps, the learning
+rate is chosen on held-out training examples with seed 1. Features are divided by the largest feature value.
 
 Shape letters of this module: E examples, M features, N outputs.
 """

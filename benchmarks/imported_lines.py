@@ -2,7 +2,7 @@
 
 For each paper, a new process trains the tiny model for one step (explicit_opt: one epoch). Counts the lines of the
 modules of this project that the process has imported: all lines, and lines of code (without blank lines, comments and
-docstrings).
+docstrings). Also counts the lines of the whole folder `common/`.
 """
 
 import ast

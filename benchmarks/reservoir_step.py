@@ -3,8 +3,9 @@
 The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with the
 plain model. "deep" has 24 encoder layers with 8 reservoirs. Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8
 encoder layers of which 2 are reservoirs, 2 decoder layers, vocabulary 10,000, batches of 64 x 32 tokens. Each case has
-its own process, and the cases of a group take turns. LayerDrop drops random layers in each step (two of eight on
-average), so its mean time needs many rounds. `benchmarks.step` compares with PyTorch.
+its own process, and the cases of a group take turns. Also compares the temporary memory of the steps. LayerDrop drops
+random layers in each step (two of eight on average), so its mean time needs many rounds. `benchmarks.step` compares
+with PyTorch.
 """
 
 from collections.abc import Callable

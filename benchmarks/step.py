@@ -1,8 +1,9 @@
 """Times steps and decoders against PyTorch and against their own matrix products: python -m benchmarks.step
 
-Each row of the table is a recipe, with its dropout, in one dtype. In every round our step, PyTorch's step, and the
-matrix products of our step take turns. The products are the `dot` instructions of our compiled step. Each runs alone,
-with the same shapes and dtypes and as often as in the step, on the same operands in every execution.
+A recipe is a training step, with its dropout, or a decoder. Each row of the table is a recipe in one dtype. In every
+round our program of the recipe, PyTorch's program, and the matrix products of our program take turns. The products are
+the `dot` instructions of our compiled program. Each runs alone, with the same shapes and dtypes and as often as in the
+program, on the same operands in every execution.
 
 The program writes a row after the last round of the row. A new row replaces an earlier row with the same CPU, AMX,
 number of cores, recipe, dtype and commit.

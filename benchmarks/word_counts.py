@@ -1,4 +1,4 @@
-"""Measures CPU seconds, memory and F1 of `perception.worth` with TF-IDF alone, on many reviews.
+"""Measures time, memory and F1 of `perception.worth` with TF-IDF alone, on many reviews.
 
     python -m benchmarks.word_counts --data=data/imdb
 

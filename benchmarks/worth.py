@@ -2,11 +2,11 @@
 
     python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
 
-Measures lines of code, seconds and F1. Both programs train with the same methods on the same splits, with the same
-steps, batches, ranks, learning rates and seeds. Round n trains seed n. The first round also trains the methods without
-a seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other, in an
-order that changes from round to round. Reports wall-clock seconds, and CPU seconds of all threads, which depend less on
-other programs.
+Measures lines of code, words of the command, seconds and F1. Both programs train with the same methods on the same
+splits, with the same steps, batches, ranks, learning rates and seeds. Round n trains seed n. The first round also
+trains the methods without a seed (the head, TF-IDF) and includes all compilation. In each round the two programs run
+one after the other, in an order that changes from round to round. Reports wall-clock seconds, and CPU seconds of all
+threads, which depend less on other programs.
 
 `common.report` compares the test weighted F1. A verdict on a method with seeds needs at least three rounds. The main
 differences between the programs are these. Our classifiers read the mean over tokens and the state of the last token;

@@ -44,7 +44,7 @@ def reason_of(error: Exception) -> str:
 def missing_package(what: str, package: str, error: ImportError, otherwise: str) -> UserError:
     """Returns a UserError: `what` needs a package, and the import of the package has raised `error`.
 
-    `otherwise` is what the user can do instead of installing the package.
+    `otherwise` describes an alternative to the package, for the message.
     """
     return UserError(
         f"{what} needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U {package};"

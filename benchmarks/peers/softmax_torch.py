@@ -1,7 +1,7 @@
 """A softmax layer on the previous token, trained with Adagrad in PyTorch, in three forms.
 
-The forms are one-hot inputs, an embedding, and an embedding with sparse gradients. No form has the paper's noise, which
-would give every row of the embedding table a gradient in every step.
+The forms are one-hot inputs, an embedding, and an embedding with sparse gradients. No form has the noise that the
+paper adds to the inputs. The noise would give every row of the embedding table a gradient in every step.
 """
 
 from collections.abc import Callable

@@ -146,7 +146,8 @@ def decoded_lines(
                 yield line[:-1].removesuffix("\r")
             elif last := line.removesuffix("\r"):
                 yield from [last] if number > 1 else last.split("\r")
-    # The error handler escapes no bytes below 128, as in damaged UTF-16. The decoder then fails at an unknown line.
+    # In damaged UTF-16, the undecodable bytes may be below 128. The error handler does not escape these bytes, so the
+    # decoder fails, at an unknown line.
     except UnicodeError as error:
         raise UserError(f"{name} {wrong}") from error
 

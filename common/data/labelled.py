@@ -59,8 +59,8 @@ def load_labelled(
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
-    The class names come from the list in DIR/labels.json, from TFDS, from Hugging Face or from embedded:NAME. If the
-    source has no class names, they follow from the training labels:
+    The class names come from the list in labels.json (in DIR, or beside FILE), from TFDS, from Hugging Face or from
+    embedded:NAME. If the source has no class names, they follow from the training labels:
     - If all labels are integers from 0 on: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the
       sorted labels if fewer than half of these integers are labels.
     - Otherwise: the sorted labels.

@@ -318,7 +318,7 @@ def _take_readers(block: Block) -> dict[tuple, Any]:
 def _set_hook(part: nnx.Module, name: str, variable: nnx.Variable, hook: Callable | None) -> None:
     """Replaces a variable of `part` by a variable with another hook `on_get_value`; None for no hook.
 
-    Flax allows no change of a variable that another trace has made.
+    Flax forbids changes to a variable that was made in another trace.
     """
     new = type(variable)(variable.get_raw_value(), axes=variable.get_metadata("axes"))
     if hook:

@@ -77,7 +77,8 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, the number of layers is
     `model.encoder_layers` or, if this field is missing, `model.layers`; all layers count as trained.
     """
-    # Runs from before a3ffa8f (22 November 2026) have no field `paper`. Count their layers as in the paper "reservoir".
+    # Runs from before the commit a3ffa8f (22 November 2026) have no field `paper`. Count their layers as in the paper
+    # "reservoir".
     paper = str(config.get("paper", "reservoir"))
     try:
         module = import_module(f"{paper}.layers") if paper.isidentifier() else None

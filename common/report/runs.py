@@ -312,7 +312,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Runs from before 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a missing file,
-            # because wandb does not document the exception for a missing file.
+            # Runs from before the commit 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a
+            # missing file, because wandb does not document the exception for a missing file.
             return None
     return folder
