@@ -3,9 +3,9 @@
 mutmut changes one expression of a function at a time. A changed function is called a mutant. A mutant is killed if a
 test of its module fails, otherwise the mutant survives. Two things differ from plain mutmut:
 
-- The tests of a module NAME.py are the selected tests in files test_NAME.py. `tested_by` in mutants.toml names another
-  module if there is no such file. Plain mutmut takes the tests that call a function. But JAX calls a compiled function
-  only while tracing it, and pytest makes a shared fixture only in its first test.
+- The tests of a module NAME.py are the selected tests in files test_NAME.py. For a module without such a file,
+  `tested_by` in mutants.toml names the module whose tests are taken. Plain mutmut takes the tests that call a function.
+  But JAX calls a compiled function only while tracing it, and pytest makes a shared fixture only in its first test.
 - Decorated functions are changed too, because properties (`@property`) compute the verdicts.
 
 Constants of a module are not changed. A timeout also kills a mutant. The exit code is 1 if the survivors differ from

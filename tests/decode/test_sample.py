@@ -1,4 +1,4 @@
-"""Sampling: which tokens are allowed, how frequent they are, and equal tokens in one call and in several calls."""
+"""Sampling: allowed tokens, their frequencies, equal tokens in parts of a batch and in several calls, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_tokens_equal_jax_random_categorical():
 
 
 def counting(tokens_B, cache, index):
-    """A decoding step whose logits are a function of the position and of the sum of all previous tokens."""
+    """A decoding step whose logits are a function of the position and of the sum of all tokens so far."""
     cache = cache + tokens_B
     return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
 

@@ -1,4 +1,4 @@
-"""Baselines of Figure 2: agreement with scikit-learn, optimality of the fit, and fits that do not converge."""
+"""Baselines of Figure 2: agreement with scikit-learn, optimality, an error without convergence, and kept results."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Counts, noise and tables against dense NumPy matrices, on one device and on eight."""
+"""Co-occurrences, noisy embeddings and tables of eq. (3) against dense NumPy matrices, on one and on eight devices."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def counted(text, sizes) -> jax.Array:
 
 
 def dense_noise(targets_V: np.ndarray) -> np.ndarray:
-    """Builds E of section 3.1.1 row by row: q_v e_v + (1 - q_v) p.
+    """Builds the noisy embeddings of section 3.1.1. Row v is q_v e_v + (1 - q_v) p, with the unit vector e_v.
 
     q_v = f_v / (f_v + 1) and p = (1 - f / L) / (V - 1), where f_v is the number of times that token v is a target.
     """

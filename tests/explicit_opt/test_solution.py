@@ -72,9 +72,10 @@ def test_segment_sum_path_matches_matmul_path(data):
 
 
 def test_solution_equals_multinomial_naive_bayes(primed):
-    """If all features h have the sum K, the logits h U of eq. (3) are multinomial naive Bayes without smoothing.
+    """If all rows h of the features have the sum K, eq. (3) is multinomial naive Bayes without smoothing.
 
-    Logit i is sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: log likelihood plus log prior, up to a constant.
+    With co-occurrences F and f_i = sum_d F_di, logit i is sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: log
+    likelihood plus log prior, up to a constant.
     """
     features, targets = primed
     mass_N = np.asarray(cooccurrences(features, targets, N), np.float64).sum(0)

@@ -238,7 +238,9 @@ def test_wikitext_2_has_two_million_words():
 
 @pytest.mark.medium
 def test_flops_of_a_step_of_the_code():
-    """The GPT of the authors' code has no feed-forward layers: its step costs a third of the gMLP's.
+    """The GPT of the authors' code has no feed-forward layers, so its step has about a third of the gMLP's FLOPs.
+
+    A small attention adds less than 1 % to the gMLP's FLOPs.
 
     The paper prints 14.35 s (GPT), 34.89 s (gMLP) and 35.13 s (gMLP with a small attention) for 100 steps.
     """

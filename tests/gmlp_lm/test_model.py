@@ -111,7 +111,7 @@ def made(request) -> Made:
 
 
 def test_causality(made):
-    """A logit at a position has the gradient 0 at later tokens, but not at the token of this position."""
+    """A position's logit has the gradient 0 for embeddings of later tokens, but not for its own token's embedding."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
     model = made.model
@@ -199,7 +199,7 @@ def test_windows_of_gpt_are_rejected_first_and_sinusoidal_widths_must_be_even():
     "kind", ["gpt", *(pytest.param(kind, marks=pytest.mark.medium) for kind in KINDS[1:])]
 )
 def test_fixed_recipe_decays_matrices_only(kind):
-    """A step with zero gradients changes only kernels, matrices over positions and the embedding table."""
+    """A step with zero gradients changes only kernels, matrices over positions and the token embeddings."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
 
     @jax.jit

@@ -67,7 +67,10 @@ def test_training_lowers_bits_per_byte(trained, capsys):
 
 
 def test_run_without_tokenizer_field_is_finished(trained, mesh, tmp_path):
-    """Configurations of older runs lack the fields of the tokenizer. Training such a run again reuses its summary."""
+    """Configurations of older runs lack the fields of the tokenizer. Training such a run again reuses its summary.
+
+    Training such a run with another tokenizer is an error.
+    """
     workdir = tmp_path / "old"
     shutil.copytree(trained[0], workdir)
     saved = json.loads((workdir / "config.json").read_text())

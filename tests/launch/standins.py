@@ -16,8 +16,8 @@ MEGASCALE = tuple(
 )
 NAMES = (*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES", CACHE, TOKEN, *MEGASCALE)
 
-# Stand-in for the trainer: prints the environment variables NAMES and its arguments. With --wait, it then waits for
-# SIGTERM.
+# Stand-in for the trainer: prints the environment variables NAMES and its arguments. With --wait, it then waits up to
+# 60 s. Its exit code is $TRAINER_CODE or 0. SIGTERM makes it print "saved" and exit with code 143.
 TRAINER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 
@@ -33,8 +33,9 @@ if "--wait" in sys.argv:
 sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
 """
 
-# Program of a stand-in. Each call writes its name and arguments, each followed by NUL, to a file named after the time
-# of the call. Then the program runs `behaviour`, the shell commands of the test. $here is the test's folder.
+# Program of a stand-in. Each call writes the stand-in's name and the arguments, each followed by NUL, to a new file in
+# $here/calls, named after the time. Then the program runs `behaviour`, the shell commands of the test. $here is the
+# test's folder.
 RECORDER = """#!/usr/bin/env bash
 here={here}
 printf '%s\\0' {name} "$@" >"$here/calls/$(date +%s%N)-$$"

@@ -16,7 +16,10 @@ HEADER = "id,section,claim,metric,a,b,direction,printed,evidence\n"
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch) -> str:
-    """Returns the name of a package with two plans, one of which is listed twice."""
+    """Returns the name of a package. Its claims.csv names two plans, the first plan twice.
+
+    A plan is a text with options of `launch.plan`.
+    """
     folder = tmp_path / "planned"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

@@ -50,7 +50,7 @@ def program(*lines: str, more: str = "") -> str:
             "%a = f32[256]{0} all-gather(%x), replica_groups=mesh['a'=8] {'a':(1)2}, dimensions={0}",
             Row("all-gather", 1, 512),
         ),
-        # The type of an asynchronous start includes operands and scalars, which do not count.
+        # The type of `all-gather-start` and similar instructions includes operands and scalars, which do not count.
         (
             "%a = (f32[64]{0}, f32[256]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}",
             Row("all-gather", 1, 768),

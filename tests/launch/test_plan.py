@@ -1,4 +1,4 @@
-"""python -m launch.plan: topologies, estimates of a run, and the sweep over meshes."""
+"""python -m launch.plan: topologies, estimates of a run and the sweep over meshes; python -m launch.scaling."""
 
 import csv
 import dataclasses
@@ -89,7 +89,7 @@ def test_data_parallel_step_receives_only_the_gradient() -> None:
 
 @needs_libtpu
 def test_bound_uses_the_share_of_one_chip() -> None:
-    """A v5e has 197 TFLOP/s, 819 GB/s and 1,600 Gbit/s, as published. A batch has 64 images of MNIST."""
+    """A v5e has 197 TFLOP/s, memory of 819 GB/s and links of 1,600 Gbit/s, as published. A batch has 64 images."""
     found = estimate.estimate(small(), find("v5e:2x4"))
     least = 2 * 2 * 64 * 784 * 10 / 8
     assert found.compiled_flops == pytest.approx(least, rel=0.6) and found.compiled_flops > least
@@ -460,7 +460,10 @@ def test_indivisible_batch_raises_error() -> None:
 
 
 class Fake:
-    """Stand-in for an estimate: `room` rows fit on a device; speed grows with tensor^2 and falls with accumulate^3."""
+    """Stand-in for an estimate: at most `room` rows of a microbatch fit on a device.
+
+    The speed is batch * tensor^2 / accumulate^3.
+    """
 
     bound = Bound(1.0, 0.5, 0.25)
 
@@ -487,7 +490,7 @@ def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list
 
 def test_sweep_reports_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=16)
-    # The 64 rows are split over 4 of the 8 devices with tensor=2, and 16 rows fit on a device. Larger tensor axes need
+    # With tensor=2, the 64 rows are split into 4 parts of 16 rows, which fit on a device. Larger tensor axes need
     # microbatches, which make them slower.
     assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [

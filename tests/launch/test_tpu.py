@@ -1,4 +1,4 @@
-"""launch/tpu.sh with a stand-in for gcloud that runs the commands of each host in a directory."""
+"""launch/tpu.sh with a stand-in for gcloud that runs the commands of each host in a directory of its own."""
 
 import json
 import re
@@ -550,7 +550,7 @@ def test_failed_start_in_one_slice_stops_the_other(cloud):
     assert 'step "start, pod-1" failed' in result.stderr
     for host in HOSTS_OF_SLICES[:3]:
         ended = cloud.folder / host / "train-less/exit"
-        # A stopped program writes its exit code a moment later on a busy machine.
+        # The exit code of a stopped program may be written a moment after tpu.sh has returned.
         limit = time.monotonic() + 30
         while not ended.exists() and time.monotonic() < limit:
             time.sleep(0.1)

@@ -57,7 +57,7 @@ OUTSIDE = 3 * WHOLE  # two operands and a result
         ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
         # An in-place update reads the new row and the index, and writes only this row of the array.
         (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
-        # The gathered array is larger than the operand; the type of the start lists both.
+        # The gathered array is larger than the operand. The type of `all-gather-start` lists both.
         ("%a = (f32[10,256]{1,0}, f32[40,256]{1,0}) all-gather-start(%x), dimensions={0}", 5 * WHOLE),
         ("%a = f32[10,256]{1,0} bitcast(%x)", 0),
     ],

@@ -16,7 +16,7 @@ def curve(mode, pairs, name="BLEU"):
 
 
 def test_unit_matches_table_3():
-    """The AUCC 114.57 in the paper's Table 3 is below 4 hours times the best BLEU, so its unit is BLEU times hours."""
+    """AUCC 114.57 in Table 3 of Shen et al. (2021) is below 4 hours * the best BLEU, so its unit is BLEU * hours."""
     held = curve("max", [(0.0, 34.59), (4 * HOUR, 34.59)])
     assert aucc(held, "hours", 4.0) == pytest.approx(138.36)
     assert aucc(held, "seconds", 4 * HOUR) == pytest.approx(138.36 * 3600)

@@ -1,7 +1,7 @@
 """A reference transformer in NumPy, and random values for comparisons.
 
 Weights are looked up by the path names of `AbstractModel`. The reference computes one sentence at a time in float64.
-The sum over keys omits masked keys, instead of giving them a large negative logit.
+Attention omits masked keys, instead of giving them a large negative logit.
 """
 
 import math
@@ -41,7 +41,7 @@ def random_values(some: Mapping[str, nnx.Variable], seed: int) -> dict[str, np.n
 
 
 def below(weights: Weights, path: str) -> dict[str, np.ndarray]:
-    """Returns the weights below a path in float64."""
+    """Returns the weights below a path, in float64, with names relative to this path."""
     return {
         name.removeprefix(f"{path}/"): np.asarray(value, np.float64)
         for name, value in weights.items()

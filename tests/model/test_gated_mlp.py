@@ -61,7 +61,7 @@ def slow_map(part: Spatial, kind: str, values_BLF: np.ndarray) -> np.ndarray:
                     case "toeplitz":
                         w = weight[head, m - n]
                     case _:
-                        # Columns 0 to W - 1 are the previous window, columns W to 2 W - 1 the current window.
+                        # The first WINDOW columns are the previous window, the other columns the current window.
                         column = n - m // WINDOW * WINDOW + WINDOW
                         w = weight[head, m % WINDOW, column] if column >= 0 else 0
                 y[:, m, c] += w * values_BLF[:, n, c]
@@ -115,7 +115,10 @@ def test_causal_product_needs_little_more_than_half_the_flops():
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_spatial_maps_and_attention_are_causal(kind, attention):
-    """The gradient of the output at position m is 0 at inputs n > m, and not 0 at n = m."""
+    """The gradient of the output at position m is 0 at inputs n > m, and not 0 at n = m.
+
+    Without windows, it is not 0 at n < m either.
+    """
     made = model(kind, attention=attention)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, D)), jnp.float32)
     jacobian = jax.jit(jax.jacobian(lambda x: made(x, Context())))(x)[0, :, :, 0]  # (L, D, L, D)

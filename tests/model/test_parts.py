@@ -106,8 +106,9 @@ def test_activations(name: str, expected):
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padded):
-    """Values and gradients equal JAX's attention, for 11 queries (causal attention: in blocks of 4) and windows shorter
-    or longer than a block.
+    """Values and gradients equal JAX's attention for 11 queries. Causal attention computes blocks of 4.
+
+    Windows are shorter or longer than a block.
     """
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)

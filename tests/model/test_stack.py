@@ -42,7 +42,7 @@ def test_policies_keep_less_and_less_for_the_backward_pass():
 
 
 def test_profiles_name_blocks_and_sublayers():
-    """xprof shows the name stack of each operation. Here, this name has the block and the sublayer."""
+    """xprof shows the name stack of each operation. The stack names the block and the sublayer."""
     model, x_BLD = stack(), jnp.ones((1, 2, MODEL.width))
     text = jax.jit(lambda x: model(x, Context())).lower(x_BLD).as_text(debug_info=True)
     for name in ("block0/Attention", "block1/Attention", "block1/FeedForward"):

@@ -1,4 +1,4 @@
-"""A scan over layers stores what is costly to compute, and nothing else."""
+"""A scan over layers stores only arrays that are costly to compute."""
 
 from collections.abc import Callable, Iterator
 
@@ -89,7 +89,7 @@ def count(block: Block, policy: Callable) -> dict[str, int]:
 
 
 def assert_computes_nothing_again(block: Block) -> None:
-    """Checks that the backward pass of a scan computes no product and no random bits of the forward pass again."""
+    """Checks that, with the policy of scans, the backward pass computes no product and no random bits again."""
     everything, nothing = (
         count(block, policy)
         for policy in (
@@ -111,9 +111,9 @@ def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callab
 
 
 def test_stored_bytes_of_a_layer() -> None:
-    """An encoder layer stores seven arrays of its width or hidden size in its dtype, the softmax, and random bits.
+    """A layer stores at most seven arrays of its width or hidden size in its dtype, the softmax, and random bits.
 
-    JAX alone would store more than three times as much.
+    Without a policy, JAX would store more than three times as much.
     """
     graphdef, values = nnx.split(attention(nnx.Rngs(0)))
 

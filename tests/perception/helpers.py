@@ -46,7 +46,7 @@ def golden_json(name: str) -> dict:
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Draws a weight that depends only on its name and shape.
 
-    Biases are not 0 and scales are not 1, so every weight affects the states.
+    Biases are not 0 and scales are not 1, so every weight affects the hidden states.
     """
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)

@@ -26,7 +26,7 @@ from perception.weighted_f1 import weighted_f1
 def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
     """Predicting one class for all texts gives the weighted F1 2 p^2 / (1 + p), where p is the share of the class.
 
-    Table 1 prints such values, in percent.
+    `printed` is this value in Table 1, in percent.
     """
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)

@@ -42,7 +42,7 @@ def test_every_side_is_valid_at_tiny_and_laptop_scale(tmp_path, text) -> None:
 def test_sides_share_runs_with_table1(tmp_path) -> None:
     """Each side of a claim uses the same runs as the matching cell of Table 1.
 
-    Without a backbone, a side means arctic_xs. At the scale "tiny", it means the only Arctic backbone of that scale.
+    A side that names no backbone uses arctic_xs, or at the scale "tiny" the only Arctic backbone of that scale.
     """
     suite = make_suite(tmp_path, scale="laptop", sources=SOURCES, weights=WEIGHTS)
     for case in suite.cases():

@@ -72,7 +72,7 @@ def wanted(trained) -> np.ndarray:
 def call(workdir, monkeypatch) -> Callable[..., None]:
     """Returns a function that runs perception.classify with options.
 
-    It adds --run with the fixture `workdir`, unless the options name a run.
+    The function adds --run with the fixture `workdir`, unless the options name a run.
     """
 
     def call(*options: object, stdin: bytes = b"") -> None:

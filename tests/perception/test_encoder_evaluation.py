@@ -53,9 +53,9 @@ def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) 
 
 
 def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, capsys) -> None:
-    """The error rises from float32 over bfloat16 and int8 to the 4-bit formats.
+    """The error rises from float32 to bfloat16, to int8, and to the 4-bit formats.
 
-    The format float32 gives exactly the result of the run.
+    The format float32 gives the result of the run.
     """
     evaluate, changes = EncoderEvaluation.__call__, []
 
