@@ -299,7 +299,7 @@ def call(program, *arguments: object, stdin: bytes = b"") -> None:
 def test_classify_writes_sets_of_classes(trained, tmp_path, capsys) -> None:
     """The labelled table has JSON lists, which perception.worth can read.
 
-    Output lines have the classes that reach their thresholds.
+    Without --top, output lines have the classes that reach their thresholds.
     """
     texts = [text for text, _ in rows(12, 300)]
     given = write_csv(tmp_path / "a.csv", ["text"], [[t] for t in [*texts, " "]])
@@ -364,7 +364,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
 def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
-    worth prints a command for new texts. The output of this command lists the classes that reach their thresholds.
+    worth prints a command for new texts. This command finds all three classes of a text that has a word for each class.
     """
     cells = [[text, "|".join(own)] for text, own in rows(160)]
     path, out = write_csv(tmp_path / "a.csv", ["text", "label"], cells), tmp_path / "out"

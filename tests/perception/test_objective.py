@@ -91,7 +91,7 @@ def test_balanced_head_is_the_balanced_regression_of_sklearn() -> None:
 
 @pytest.mark.parametrize("solved", [True, False])
 def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
-    """The one-against-rest loss is C times the sum of w log(1 + exp(-y z)), plus half the squared norm of the weights.
+    """The one-against-rest loss is C times the sum of w log(1 + exp(-y z)), plus half the squared norm of the kernel.
 
     Here C = 1, w is the weight of an example, y is its label (1 or -1) and z its logit.
     """

@@ -149,7 +149,7 @@ def own_package(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory) -> Path:
-    """Returns a directory in Hugging Face format: a model of two blocks with random weights."""
+    """Returns a directory in Hugging Face format: a tokenizer, and a model of two blocks with random weights."""
     folder = tmp_path_factory.mktemp("deep")
     trainable = variables.split(backbone(DEEP, rngs=nnx.Rngs(7))).trainable
     values = {name: 5 * value.get_value() for name, value in trainable.items()}
@@ -161,7 +161,10 @@ def deep(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(own_package, deep) -> list[str]:
-    """Returns the words of the training command in perception/PYTHON.md, with options that evaluate every two steps."""
+    """Returns the words of the training command in perception/PYTHON.md, with further options.
+
+    The options evaluate and save checkpoints every two steps, log every step, and disable wandb.
+    """
     text = (ROOT / "perception/PYTHON.md").read_text()
     (found,) = re.findall(rf"    python -m (perception.train .*{OWN}.*)\n", text)
     fields = {"eval.steps": 2, "checkpoint.steps": 2, "train.log_steps": 1}

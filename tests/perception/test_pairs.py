@@ -31,7 +31,7 @@ WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet")
 
 @pytest.fixture(scope="module")
 def bert_like() -> Subword:
-    """Returns a word tokenizer with BERT's templates."""
+    """Returns a word tokenizer that adds [CLS] and [SEP] as BERT's tokenizer does."""
     tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef")
     made = tokenizers.Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -151,7 +151,7 @@ def trained(make, mesh, tmp_path_factory) -> Path:
 
 @pytest.mark.medium
 def test_trained_model_sees_the_segments(trained, mesh) -> None:
-    """The loaded run has the test probabilities of the run, and has other probabilities without segments.
+    """The loaded run gives the stored test probabilities, and other probabilities without segments.
 
     In training batches, the first segment of each row ends with a separator.
     """

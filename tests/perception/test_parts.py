@@ -50,7 +50,7 @@ LAYERS = {
     ),
     "ours": (lambda **o: Linear(70, 5, (None, None), **o), (3, 70), "mr,rn->mn"),
 }
-"""Name -> (function that makes the layer, shape of the layer's input, einsum of the adapter's A B)."""
+"""Name -> (function that makes the layer, shape of the layer's input, einsum of the adapter's product A B)."""
 
 
 class Model(nnx.Module):

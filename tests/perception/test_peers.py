@@ -185,7 +185,7 @@ def test_published_shapes_match_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("family", WITH_TARGETS)
 def test_adapters_match_peft(family: str, tmp_path) -> None:
-    """Our parameter count, hidden states with random adapters, and merged weights equal peft's."""
+    """Our number of adapter parameters, hidden states with random adapters, and merged weights equal peft's."""
     peft = pytest.importorskip("peft")
     model = base_of(whole_model(family))
     model.save_pretrained(tmp_path)
@@ -279,7 +279,7 @@ def test_minilm_sentence_embeddings_match_transformers(minilm: Path) -> None:
 
 
 def test_all_minilm_weights_but_pooler_are_loaded(minilm: Path) -> None:
-    """Only BERT's pooler and the position ids are not loaded."""
+    """All tensors except BERT's pooler and the position ids are loaded."""
     pretrained = open_model(minilm)
     read = {their_name("bert", ours) for ours in structure_of(pretrained.shape).trainable}
     left = TensorFiles(minilm).names - read

@@ -103,7 +103,7 @@ def test_scale_of_a_foreign_adapter(fields: dict, scale: float, tmp_path) -> Non
 
 
 def test_prefix_and_head_of_a_classification_model(tmp_path, capsys) -> None:
-    """An adapter of BertForSequenceClassification has the prefix "bert." and stores its head."""
+    """The prefix "bert." of BertForSequenceClassification is accepted. A note names its head, which is ignored."""
     folder = write_foreign(tmp_path, {"base_model.model.classifier.weight": np.ones((2, 3))})
     wanted = change(peft_format.read(folder, "bert"))
     assert "outside the encoder: classifier.weight" in capsys.readouterr().err

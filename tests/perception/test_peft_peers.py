@@ -1,4 +1,4 @@
-"""Parity with peft and transformers: adapters in both directions, and the README.md of exported classifiers."""
+"""Exported runs keep their logits in peft and transformers. Adapters of peft, merged by us, give peft's states."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def trained(make, base, tmp_path_factory) -> Callable[[str, str], Path]:
 
 
 def logits_of_readme(folder: Path, text: str, monkeypatch) -> np.ndarray:
-    """Runs the Python example in a folder's README.md and returns its logits."""
+    """Runs the Python example in a folder's README.md on `text` and returns its logits."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     assert len(code.splitlines()) <= 13 and '"A text."' in code
     names: dict = {}

@@ -88,7 +88,7 @@ def test_fig1_r_squared_is_close_to_the_paper() -> None:
 def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
     """On OpenELM's 48 cells, the F1 of LoRA minus the F1 of full training is 6.8 points on average.
 
-    A possible reason: the authors' program reinitialises tables of other backbones, but none of OpenELM's tables.
+    A possible reason: the authors' program reinitialises embedding tables of other backbones, but none of OpenELM.
     """
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]

@@ -74,7 +74,7 @@ def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -
 def test_files_have_the_bits_of_their_format(bases, tmp_path) -> None:
     """A block has 64 codes, a scale of 4 bytes and, in the format 4bit_minimum, also a minimum of 4 bytes.
 
-    These kernels have at most 48 inputs, so each output has one block, padded to 64 codes.
+    The kernels of this BERT have at most 48 inputs, so each output has one block, padded to 64 codes.
     """
     base = bases["bert"]
     names = [name for name in wanted(base) if name.endswith("/kernel")]
@@ -107,7 +107,7 @@ def test_bfloat16_kernels_are_rounded(bases, tmp_path) -> None:
 
 
 def test_export_of_a_quantized_base_is_unquantized(bases, tmp_path) -> None:
-    """The export keeps name prefixes and all other tensors. Its config.json does not call the kernels quantized."""
+    """The export has dequantized kernels and the base's tensor names. Its config.json has no quantization."""
     base = bases["bert"]
     model = write(base, "4bit", tmp_path / "in")
     values = model.load(wanted(model))
@@ -177,9 +177,9 @@ def call(*arguments: object) -> None:
 
 @pytest.mark.medium
 def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, capsys) -> None:
-    """Adapters of a run on 4-bit kernels can be merged into the quantized weights and, with a warning, the unquantized.
+    """Adapters of a run on 4-bit kernels merge into 4-bit weights or, with a warning, into unquantized weights.
 
-    Only the merge into the quantized weights has the hidden states of the run.
+    Only the merge into 4-bit weights has the hidden states of the run. int8 weights are refused.
     """
     workdir, mesh = tmp_path / "run", make_mesh({"data": 1}, jax.devices()[:1])
     config = make(**{"finetune": "lora", "quantize": "4bit", "optimizer.learning_rate": 0.03})

@@ -53,7 +53,7 @@ LOCAL = replace(
 )
 """Parallel sublayers as in phi, with the options of other decoders.
 
-Every second layer has a window and other rotary frequencies, as in ModernBERT.
+As in ModernBERT, some layers (here every second) have a window and other rotary frequencies.
 """
 
 
@@ -130,7 +130,7 @@ def test_layers_of_equal_structure_are_stacked(
 def test_scanned_step_equals_the_unrolled_step(
     shape: Backbone, finetune: str, fields: dict, sizes: dict, mesh: Mesh
 ) -> None:
-    """Together, the cases have every part of the backbones' layers, and every way of fine-tuning."""
+    """The cases have relative and rotary positions and windows, and train all weights, adapters or the head alone."""
     made = task(shape, mesh, finetune, **fields)
     assert stacks(made, 2)
     assert_trains_alike(made, 2, sizes=sizes, optimizer="adafactor", batch=batch())

@@ -56,7 +56,7 @@ ROWS = {"train": 120, "validation": 24, "test": 24}
 
 
 def write_data(folder: Path) -> None:
-    """Writes two topics of the Python manual as user data with named classes."""
+    """Writes texts on two topics of the Python manual in three splits. Their classes are the names of the topics."""
     folder.mkdir()
     wanted = ("string-methods", "types")
     kept = [{"text": t, "label": label} for (t,), label in python("train") if label in wanted]
@@ -521,7 +521,7 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
 
 @pytest.mark.medium
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
-    """The export reproduces the probabilities of a run whose position table has more rows than the base weights.
+    """The export reproduces the probabilities of a run whose position table has more rows than the base model's.
 
     The run averages over padding too.
     """

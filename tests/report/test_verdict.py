@@ -438,7 +438,7 @@ def test_different_kinds_of_predictions_raise_user_error():
 
 
 def test_example_variance_is_the_shared_variance():
-    """A is right with probability 0.9 on half of the examples and 0.5 on the other half; B has 0.5 and 0.9.
+    """A is right with probability 0.9 on one half of the examples and 0.5 on the other half, B with 0.5 and 0.9.
 
     So the expected difference of an example is 0.4 or -0.4. Its variance over the examples is 0.4 ** 2, without the
     randomness of single runs.

@@ -48,7 +48,7 @@ def keep(folder: Path, predictions, *, seed: int, **options) -> None:
 
 @pytest.fixture
 def report(tmp_path, monkeypatch, capsys):
-    """Returns a function that runs the program in `tmp_path`, without saving figures, and returns its output."""
+    """Returns a function that runs common.report in `tmp_path`, without saving figures, and returns its output."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_: None)
 
     def call(*arguments: str) -> str:
@@ -160,7 +160,7 @@ def test_groups_of_different_data_without_predictions_are_refused(tmp_path, repo
 
 
 def read(folder: Path, source: str) -> None:
-    """Changes the data source of a finished run."""
+    """Changes the data source in the summary of a run."""
     path = folder / "summary.json"
     record = json.loads(path.read_text())
     record["config"]["data"]["source"] = source

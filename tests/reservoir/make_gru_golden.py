@@ -1,4 +1,7 @@
-"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. Needs PyTorch; run it by hand."""
+"""Writes gru_golden.npz: weights of a bidirectional torch.nn.GRU, a random input with lengths, and the output.
+
+Needs PyTorch. Run this program by hand.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The dynamic convolution of fairseq's dynamic_convolution.py, compared with explicit loops."""
+"""Our dynamic convolution: outputs against explicit loops, decoding with a cache, and the receptive field."""
 
 import jax
 import jax.numpy as jnp

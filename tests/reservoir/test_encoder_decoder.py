@@ -70,7 +70,7 @@ def make_case(config: ConfigDict) -> Case:
 
 @pytest.fixture(scope="module")
 def pre(make_config) -> Case:
-    """Returns a pre-norm model with an FFN reservoir in the encoder and dropout."""
+    """Returns a pre-norm model with dropout, and with an FFN reservoir in the encoder."""
     return make_case(make_config("ffn", dropout=0.1, encoder_layers=2))
 
 

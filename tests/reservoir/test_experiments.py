@@ -45,7 +45,7 @@ def test_configurations_of_all_targets_are_valid(tmp_path, target, scale):
         for case in cases:
             config = suite.configuration(case, 1)
             run.validate(config)
-            # No two configurations share a folder.
+            # No two different configurations share a folder.
             assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
             assert config.model[SETTINGS[case.setting].depth_field] == case.layers
             assert config.model.reservoir == MODELS[case.model][0]

@@ -152,7 +152,7 @@ def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, res
 
 @pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control freezes layers of a run without reservoirs in fine-tuning.
+    """In fine-tuning, the paper's control freezes layers of a pretraining run without reservoirs.
 
     The frozen layers are the layers that would be reservoirs in a model with `freeze_now` reservoirs.
     """

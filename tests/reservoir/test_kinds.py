@@ -1,4 +1,4 @@
-"""Every kind of reservoir in the encoder and, if it can be causal, in the decoder; their initial values; LayerDrop."""
+"""Kinds of reservoirs in the encoder and, if possible, in the decoder. Also initial values, LayerDrop and resuming."""
 
 import json
 

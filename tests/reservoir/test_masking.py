@@ -77,7 +77,7 @@ def test_masked_tokens_are_replaced_eighty_ten_ten(drawn):
 
 
 def test_the_tokens_of_a_row_are_masked_independently(drawn):
-    """A masked token becomes the mask token with probability 0.8, so all n of a row do with probability 0.8^n."""
+    """A masked token becomes the mask token with probability 0.8, and all n masked tokens of a row with 0.8^n."""
     _, shown, chosen = drawn
     counts = chosen.sum(1)
     hidden = (chosen & (shown == MASK)).sum(1) == counts
