@@ -229,9 +229,9 @@ LOWERED = {
     "iwslt_transformer": pytest.mark.medium,
     "roberta_t_res": pytest.mark.medium,
 }
-"""Experiment -> pytest mark, for one experiment of each kind of model. The empty tuple is no mark.
+"""Experiment -> pytest mark: a translator with reservoirs, a translator without, and a masked language model.
 
-All other experiments get the mark "slow", because each takes a minute.
+The empty tuple is no mark. All other experiments get the mark "slow", because each takes a minute.
 """
 
 

@@ -37,7 +37,7 @@ def imports(path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]] = executed
     """Returns the names of the modules of this project that the module in `path` imports.
 
     Args:
-      nodes: function that returns the nodes of a module that count; `ast.walk` to count imports for type checking.
+      nodes: function that returns the nodes of a module that count; `ast.walk` also counts imports for type checking.
     """
     found = set()
     for statement in nodes(ast.parse(path.read_text())):

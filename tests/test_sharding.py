@@ -182,7 +182,10 @@ class _Task(Backskipping):
 
 
 def _gradients(config, name: str, accumulate: int = 1) -> tuple:
-    """Returns (loss, weight, gradients) of step 1 on a mesh, each summed over the batch."""
+    """Returns (loss, weight, gradients) of step 1 on a mesh, each summed over the batch.
+
+    Asserts that the initial parameters have the shardings of `sharding.spec`.
+    """
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
         abstract_model = variables.abstract(task.build)

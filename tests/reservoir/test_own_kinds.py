@@ -1,4 +1,4 @@
-"""Kinds of reservoir and placements from a module outside the project."""
+"""Kinds of reservoirs, placements and a corpus from modules outside the project."""
 
 import json
 import re

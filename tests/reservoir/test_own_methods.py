@@ -122,7 +122,10 @@ def reservoirs(tmp_path_factory, mesh) -> Path:
 
 @pytest.fixture(scope="module")
 def command(reservoirs) -> list[str]:
-    """Returns the words of the fine-tuning command in reservoir/PYTHON.md, with an evaluation after every step."""
+    """Returns the fine-tuning command in reservoir/PYTHON.md for the run `reservoirs`, split into words.
+
+    The command evaluates and saves a checkpoint after every step.
+    """
     text = (ROOT / "reservoir/PYTHON.md").read_text()
     (found,) = re.findall(rf"    python -m (reservoir.finetune .*{OWN}.*)\n", text)
     fields = {"eval.steps": 1, "checkpoint.steps": 1, "wandb.mode": "disabled"}
@@ -179,7 +182,7 @@ def test_reports_do_not_import_a_users_method(own_package, monkeypatch):
 
 
 def test_layers_that_a_users_method_draws_keep_the_drawn_values(own_package, reservoirs, mesh):
-    """Frozen layers with an initializer do not get the pretrained values. All other encoder layers do."""
+    """Frozen layers with an initializer do not get the pretrained values. All other encoder parameters do."""
     config = classifying(reservoirs, reservoirs="my_package.others:drawn")
     _, task = finetuning.prepare(config, mesh)
     model = variables.abstract(task.build)

@@ -300,7 +300,7 @@ def test_vmap_draws_noise_for_each_example_if_the_random_keys_are_split():
 
 
 def test_a_shard_of_the_batch_gets_its_rows_of_the_noise():
-    """Holds on a mesh without the axis "fsdp". All our meshes have this axis, but a user's mesh may lack it."""
+    """The mesh has no axis "fsdp". All our meshes have this axis, but a user's mesh may lack it."""
     mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
     graphdef, state = nnx.split(skipped("policy"))
     x_BD = np.concatenate([X_BD, X_BD[:1]])

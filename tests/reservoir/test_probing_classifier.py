@@ -87,7 +87,8 @@ def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
     """Returns how often two classifiers with made-up accuracies are evaluated, and the selected `Probe`.
 
-    An entry of `accuracies` has the accuracies of both classifiers at one evaluation.
+    An entry of `accuracies` has the accuracies of both classifiers at one evaluation. After the last entry, both
+    accuracies are 0.
     """
     trained, looks = [], iter(accuracies)
     fit = classifier.fit

@@ -14,7 +14,7 @@ def directory(tmp_path_factory):
     """Returns a TFDS directory with the data set tiny_pairs."""
     import tensorflow_datasets as tfds
 
-    # Do not register the class in TFDS, as if another program had prepared the data set.
+    # TFDS does not know the class, as if another program had prepared the data set.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         # If a class is in a module of a package, TFDS imports importlib_resources, which may be missing. So name a
         # module that is not in a package.

@@ -170,7 +170,7 @@ def test_error_of_all_processes_is_printed_once_by_each(runs):
 
 
 def test_lost_line_is_printed_before_an_abort(runs):
-    """A process prints which process is lost before it aborts.
+    """A process that calls abort still prints which process is lost, and exits with the code LOST.
 
     JAX's runtime aborts all other processes when process 0 dies. Here, processes 1 and 2 call abort one second before
     process 0 dies.

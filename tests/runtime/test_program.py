@@ -1,4 +1,4 @@
-"""Programs that run as if a launcher had started several processes, and the error line for a full disk."""
+"""Programs that run as if a launcher had started several processes, and error lines for faults of the file system."""
 
 import errno
 import os

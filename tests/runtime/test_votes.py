@@ -11,7 +11,7 @@ class Clock:
     """A fake clock of one process, and a fake collective maximum.
 
     Args:
-      slower: the time since its last vote, in milliseconds, that the other process reports in every vote.
+      slower: milliseconds since the previous vote, as the other process reports them in every vote.
       count: number of processes.
     """
 

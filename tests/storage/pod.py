@@ -1,6 +1,6 @@
 """Trains the toy task as one of several processes: python -m tests.storage.pod ADDRESS FIELDS [LAST]
 
-FIELDS are the changed fields of the configuration, as JSON. With LAST, every process waits after this step, so that a
+FIELDS are the changed fields of the configuration, as JSON. With LAST, every process waits after step LAST, so that a
 test can kill it. Prints the points of the curve and the test results, as each process knows them.
 """
 

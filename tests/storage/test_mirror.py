@@ -110,7 +110,10 @@ def test_deleted_files_are_deleted_in_the_bucket_and_in_other_copies(bucket):
 
 
 def test_run_can_be_resumed_after_any_upload(bucket, one_store, monkeypatch):
-    """If the writer dies after any upload or deletion, another machine finds only complete checkpoints."""
+    """If the writer dies after any upload or deletion, another machine finds only complete checkpoints.
+
+    The machine also finds the best checkpoint and the metrics of the step from which it would resume.
+    """
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     checkpoint(folder, "best", 5)

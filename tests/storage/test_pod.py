@@ -117,7 +117,7 @@ def checkpoints(bucket: Bucket, folder: Path) -> dict[str, bytes]:
     return found
 
 
-# Processes 0, 1, 2 and 3 run on the machines "a" and "b", with the same local copy on the same machine.
+# The letters of `machines` name the machines of processes 0, 1, 2 and 3. Processes of one machine share a local copy.
 @pytest.mark.parametrize(("machines", "lost"), [("aabb", "a"), ("abab", "b")])
 def test_killed_run_of_two_machines_resumes_without_the_local_copy_of_one(
     bucket, one_store, whole, tmp_path, monkeypatch, machines, lost

@@ -47,7 +47,7 @@ def rows(batch: dict) -> list[int]:
 
 
 def note_batches(task: Task, workdir: Path, first: int) -> None:
-    """Makes a task log the row identifiers of its batches, also of prefetched ones, in a folder beside the workdir.
+    """Wraps `task.batches`, to log the row identifiers of every batch, even if only prefetched, beside the workdir.
 
     Args:
       first: the step of the first batch.

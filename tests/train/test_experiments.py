@@ -17,7 +17,10 @@ from tests.train import toy
 
 @dataclass(frozen=True)
 class Toys(ExperimentSuite):
-    """Experiments with the toy task. `opened` gets the element "one" each time a run is opened."""
+    """Experiments with the toy task. `opened` gets the element "one" each time a run is opened.
+
+    With the seed 100 + N, the targets of batch N are NaN.
+    """
 
     opened: list[str] = field(default_factory=list)
 
@@ -40,7 +43,7 @@ def test_finished_run_is_not_opened_again(suite: Toys) -> None:
     again, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] and workdir == suite.out / "runs" / "one"
     assert again == json.loads(json.dumps(first))
-    # A finished run is identified by its summary. Without a summary, the run is opened, but no step is trained.
+    # Without its summary, a finished run is opened again, but no step is trained.
     (workdir / "summary.json").unlink()
     found, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] * 2 and found["curve"] == again["curve"]

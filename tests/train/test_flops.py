@@ -36,7 +36,7 @@ ROWS, LENGTH, WIDTH = 1, 256, 512
 SHORT = {"bigru reservoir": (32, 8)}
 """{kind of block: (rows, length)} for a block whose loop the test unrolls.
 
-The state before the first position is 0, so the compiler omits the products with this state."""
+The compiler omits the products with the state before the first position, which is 0. Our count has these products."""
 
 
 def recipe():

@@ -195,11 +195,12 @@ def train(
     accumulate: int = 1,
     batch: Mapping[str, np.ndarray] = BATCH,
 ) -> tuple:
-    """Trains three steps.
+    """Trains three steps, and asserts that the final values have the shardings of an unrolled step.
 
     Args:
       least: the configuration's `train.scan_layers`.
       sizes: sizes of mesh axes.
+      optimizer, accumulate: the configuration's `optimizer.name` and `train.accumulate`.
 
     Returns:
       Losses and gradient norms, FLOPs of a step, names of the step's parameters, and (parameters, optimizer state,
@@ -282,7 +283,7 @@ def assert_trains_alike(task: Task, least: int, **options: Any) -> tuple[float, 
     ],
 )
 def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> None:
-    """Dropout masks, skipped layers, losses, parameters, moments, shardings and (without adapters) FLOPs are equal."""
+    """With dropout, losses, gradient norms, parameters, moments, shardings and (without adapters) FLOPs are equal."""
     flops, scanned_flops, names = assert_trains_alike(task, 4, **options)
     assert any(map(is_stacked, names))
     # With adapters, the unrolled step needs no gradient at the input of the first block.
@@ -293,7 +294,7 @@ def test_scanned_step_equals_the_unrolled_step(task: Deep, options: dict) -> Non
 @pytest.mark.medium
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_scans_gather_one_layer_at_a_time(accumulate: int) -> None:
-    """With fsdp, a scanned step gathers what an unrolled step gathers, but never an array with all layers."""
+    """With fsdp, a scanned step gathers the same arrays as an unrolled step, and never an array with all layers."""
     mesh = make_mesh({"data": 1, "fsdp": 2}, jax.devices()[:2])
 
     def of(least: int) -> tuple[dict[str, int], set[str]]:

@@ -45,7 +45,7 @@ def latest(workdir: Path) -> Path:
 def test_training_lowers_the_error_and_writes_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Draw the curve. A fixture in tests/conftest.py replaces plot_curve: it copies an earlier curve, which is faster.
+    # Draw the curve. In other tests, a fixture in tests/conftest.py copies an earlier curve, which is faster.
     monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
@@ -160,7 +160,7 @@ def test_all_batch_shapes_are_compiled_after_the_first_step(
 def test_all_loss_functions_are_compiled_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step 3 needs the second loss function. Both loss functions are compiled for both batch shapes."""
+    """The fourth step needs the second loss function. Both loss functions are compiled for both batch shapes."""
     compiled = count_programs(monkeypatch)
 
     class Doubled(toy.Toy):
@@ -407,7 +407,7 @@ class Predicting(toy.Toy):
 
 
 def test_own_evaluate_decides_what_is_tested(tmp_path: Path) -> None:
-    """The predictions that it computes are written, and are not computed again."""
+    """The predictions that `evaluate` computes are written, and are not computed again."""
     task = Predicting()
     summary = toy.run(tmp_path, task, train__steps=5)
     assert task.predicted == ["valid", "test"]

@@ -1,6 +1,6 @@
 """Optimizers against the published algorithms in NumPy, schedules against their formulas, and invalid settings.
 
-Adafactor is also compared with the implementation of Hugging Face transformers, and on several meshes. Weight decay is
+AdamW is also compared with PyTorch, and Adafactor with Hugging Face transformers and on several meshes. Weight decay is
 tested for matrices only and for all parameters.
 """
 

@@ -107,7 +107,7 @@ def differing_draws(workdir: Path) -> str:
 
 
 def separate_workdirs(workdir: Path) -> str:
-    """Process 1 has another folder than process 0, with an older run."""
+    """Each process has its own folder, with the lock file of an earlier start."""
     folder = workdir / str(jax.process_index())
     with lock_workdir(folder):
         pass
