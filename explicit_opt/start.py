@@ -105,7 +105,7 @@ class StartTask(Task, ABC):
 
     @property
     def exponent(self) -> float | None:
-        """Exponent of f in eq. (3). A negative `solution.exponent` gives None: the paper's (K - 1) / K."""
+        """Exponent of f in eq. (3). A negative `solution.exponent` gives None: (K - 1) / K, see `prior_exponent`."""
         exponent = self.config.solution.exponent
         return None if exponent < 0 else exponent
 

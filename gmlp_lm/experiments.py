@@ -308,7 +308,10 @@ In the paper: epochs 1, 10, 100, 500 and 1000 of 1000.
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes Table 4: text samples of seed 1 during training. All continue the same prompt with the same random key."""
+    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or else on the first of `corpora`.
+
+    All samples continue the same prompt with the same random key. Steps without a sample of every model are left out.
+    """
     corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}
     for kind, runs in suite.cases(corpus).items():

@@ -37,7 +37,7 @@ def _spatial(
     causal: bool,
     rngs: nnx.Rngs,
 ) -> Spatial:
-    """Checks the arguments and returns the map. `name` is the caller's name for `features`, for the error message."""
+    """Checks the arguments; returns the map over positions. `name` is what error messages call `features`."""
     check_int("length", length)
     check_int("heads", heads)
     check_number("epsilon", epsilon)

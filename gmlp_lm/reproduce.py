@@ -16,7 +16,7 @@ TARGETS = {
     "table4": "experiments",
     "fig4": "experiments",
 }
-"""Table or figure -> module of `gmlp_lm` that defines a function of that name."""
+"""Table or figure -> module of `gmlp_lm` that defines a function with the name of the table or figure."""
 
 
 def main() -> None:

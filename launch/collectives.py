@@ -145,7 +145,7 @@ def _group(rest: str, devices: int) -> int:
     """Returns the number of devices in a replica group, or the number of slices of a collective between slices.
 
     HLO has three notations for replica groups. A collective between slices lists its slices and their devices,
-    as in {1,2}x{0:7}, or the ids of all its devices.
+    as in {1,2}x{0:7}, or the ids of all its devices. If `rest` lists no group, returns `devices`.
     """
     if between := _MEGASCALE.search(rest):
         first = re.match(r"\{+([^}]*)\}", between["groups"])[1]

@@ -42,8 +42,8 @@ class Bound:
 
     Attributes:
       compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations (`Topology.peak`).
-      memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
-        value may exceed the actual time. None for GPUs, and if the CPU compiler compiled the step.
+      memory: seconds for the HBM traffic (`Estimate.traffic`). Part of this traffic may stay on the chip, so the value
+        may exceed the actual time. None for GPUs, and if the CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI or NVLink).
       network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
         the host's bandwidth equally. None if there is one slice, or if the speed of the network is unknown.

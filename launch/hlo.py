@@ -103,7 +103,8 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> floa
     """Returns the trip count of a `while` instruction, or None if it is unknown.
 
     Reads the compiler's annotation. Without an annotation, recognises loops that count from a constant up to a constant
-    in constant steps. Of all other loops, the scope may state the mean number of iterations (`common.train.flops`).
+    in constant steps. For any other loop, returns the mean number of iterations if a name scope of the loop states this
+    number (`common.train.flops`).
 
     Args:
       within: the computation that contains the loop.
@@ -196,7 +197,7 @@ def array_bytes(type_: str) -> int:
 
 
 def size_of(kind: str, shape: str) -> int:
-    """Returns the bytes of an array, such as ("bf16", "512,2048")."""
+    """Returns the bytes of an array from its type and shape, such as "bf16" and "512,2048"."""
     if kind == "token":
         return 0
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])

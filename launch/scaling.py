@@ -1,4 +1,4 @@
-"""Estimates weak scaling and the exchange of gradients without hardware: python -m launch.scaling --out=DIR
+"""Estimates weak scaling, gradient exchange and memory traffic without hardware: python -m launch.scaling --out=DIR
 
 Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives
 in a step, with one and with four microbatches. `--attention` instead writes how many bytes a chip reads and writes in a

@@ -1,4 +1,7 @@
-"""Estimates which mesh and batch size are fastest and fit into memory: python -m launch.plan --sweep"""
+"""Estimates which mesh, batch size and gradient accumulation are fastest and fit into memory.
+
+python -m launch.plan --sweep --config=configs/wmt_ffn_res.py --topology=v5e:4x4
+"""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +36,9 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 
 
 def best(config: ConfigDict, topology: Topology) -> Estimate:
-    """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
+    """Returns the estimate with the most tokens per second, over all meshes.
+
+    Prints a line for each attempt, and the options of the returned estimate.
 
     For each mesh: if the configured batch size is too large for memory, multiplies `train.accumulate` by the factors in
     PARTS until the batch size fits or fails for another reason. Otherwise tries the multiples of the batch size in

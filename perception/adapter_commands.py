@@ -167,7 +167,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code to use them."""
+    """Writes the encoder (adapters merged), tokenizer and classification head of a run, and a README.md with code."""
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)

@@ -33,9 +33,10 @@ class Relative:
     Attributes:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
         which every layer projects to queries and keys (DeBERTa).
-      buckets: number of groups of distances in both directions together; half of this number if `kind` is
-        "disentangled". Groups of larger distances are wider.
-      farthest: in each direction, the last group has all distances from this distance on, and may have smaller ones.
+      buckets: number of groups of distances, of earlier and of later keys together; if `kind` is "disentangled", half
+        of the number of groups. Groups of larger distances are wider.
+      farthest: the last group of earlier keys and the last group of later keys have all distances from this distance
+        on, and may have smaller distances.
     """
 
     kind: str

@@ -211,7 +211,7 @@ def fit(
 ) -> Baseline:
     """Trains on "train", chooses the inverse penalty on "valid" (or on "test" without "valid"), and predicts "test".
 
-    The texts of an example are joined with a space.
+    The texts of an example are joined with a space. Multi-label: the split for the penalty also chooses thresholds.
 
     Args:
       balance: whether all classes have equal total weight in the loss (`objective.balanced_weights`).

@@ -279,8 +279,8 @@ class PackedKernel(QuantizedKernel):
     def __init__(self, kernel: nnx.Variable, axes: KernelAxes, kind: str):
         matrices = axes.to_matrices(kernel[...])
         _, inputs, _ = matrices.shape
-        # Concatenate the matrices of a batch along the outputs: concatenated along the inputs, 64 consecutive inputs
-        # that share a scale could belong to two matrices.
+        # Concatenate the matrices of a batch along the outputs. If they were concatenated along the inputs, a block of
+        # 64 inputs that share a scale could belong to two matrices.
         matrix_MN = matrices.transpose(1, 0, 2).reshape(inputs, -1)
         super().__init__(Frozen(matrix_MN), kind)
         self.axes, self.shape, self.dtype = axes, kernel.shape, kernel.dtype

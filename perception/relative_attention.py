@@ -46,8 +46,8 @@ def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the row of each offset in DeBERTa's table of 2 * `buckets` rows (He et al., 2021).
 
     Each offset from -buckets / 2 to buckets / 2 has its own row. Offsets of larger magnitude share rows: a row has a
-    range of offsets. The limits of the ranges are evenly spaced in log |offset|, except that the last range in each
-    direction has no outer limit.
+    range of offsets. The limits of the ranges are evenly spaced in log |offset|, except that the first and the last
+    range have no outer limit.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)

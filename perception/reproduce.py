@@ -12,7 +12,7 @@ from typing import Any
 from common.runtime import program
 
 TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
-"""Target -> module that defines the target."""
+"""Table or figure -> module of `perception` that defines a function with the name of the table or figure."""
 
 
 def main() -> None:
