@@ -228,10 +228,10 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
 def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
 
-    The horizon is the end of the shortest curve. A row has two numbers per model: the best value up to the horizon, and
-    AUCC / horizon, the best value so far averaged up to the horizon. If parameter counts differ by less than 1 %, the
-    row "data" is called "parameters and data". The row of equal seconds exists only for models that were trained in
-    turns (--turns).
+    The horizon is the end of the shortest curve. A row has two numbers per model: the best value so far at the horizon,
+    interpolated between evaluations, and AUCC / horizon, the average of this value up to the horizon. If parameter
+    counts differ by less than 1 %, the row "data" is called "parameters and data". The row of equal seconds exists only
+    for models that were trained in turns (--turns).
     """
     counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {

@@ -116,8 +116,8 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
 def _received(kind: str, instruction: Instruction, devices: int) -> float:
     """Returns the bytes that each of n devices must receive for a collective with a result of S bytes.
 
-    All-gather and all-to-all: (n - 1) / n S. All-reduce: 2 (n - 1) / n S, as a reduce-scatter and an all-gather.
-    Reduce-scatter: (n - 1) S, because its result is one of n parts. Permute and broadcast: S. Between slices,
+    All-gather and all-to-all: S (n - 1) / n. All-reduce: 2 S (n - 1) / n, as a reduce-scatter and an all-gather.
+    Reduce-scatter: S (n - 1), because its result is one of n parts. Permute and broadcast: S. Between slices,
     n is the number of slices.
     """
     arrays = ARRAY.findall(instruction.type)
