@@ -1,7 +1,7 @@
 """Reproduces the paper's tables and figure: python -m gmlp_lm.reproduce table3 --scale=tiny
 
 Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. --config.FIELD=VALUE
-overrides a field of every run's configuration, as in gmlp_lm.train. Tables 1 and 2 train nothing.
+overrides a field of every run's configuration, except the seed, as in gmlp_lm.train. Tables 1 and 2 train nothing.
 """
 
 from argparse import Namespace
