@@ -1,4 +1,4 @@
-"""Error messages for exceptions in a user's part (`common.plugin`). Imported only for such parts."""
+"""Error messages for exceptions in a user's code (`common.plugin`). Imported only for configurations with such code."""
 
 import re
 import traceback
@@ -13,20 +13,20 @@ from common.errors import UserError, last_frame, reason_of
 
 @contextmanager
 def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
-    """Context manager that turns any exception of a user's part into a UserError.
+    """Context manager that turns any exception of a user's code into a UserError.
 
     The message names function, file and line of the user's code, unless the exception is a ValueError.
 
     Args:
-      option: command-line option that names the part, for the error message.
-      kind: type of the part, such as a dataclass with the field `options`; None if the part has no options.
-      fields: name of the configuration that the part reads, such as "model", for the error message.
+      option: command-line option that names the user's object, for the error message.
+      kind: type of the object, such as a dataclass with the field `options`; None if the object has no options.
+      fields: name of the configuration that the object reads, such as "model", for the error message.
     """
     try:
         yield
     except ValueError as error:
         raise UserError(f"{option}: {reason_of(error)}") from error
-    except Exception as error:  # a user's part may raise any exception
+    except Exception as error:  # a user's code may raise any exception
         frame, raised = last_frame(error), traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
         # If the code reads a missing field, the message of ml_collections begins with the name of the field, in quotes.

@@ -2,7 +2,7 @@
 
     python -m explicit_opt.train --config=configs/babylm_cat.py --config.model.context=4 --config.start=warm
 
-Reproduces: Table 1, Figure 1 (right) and Figure 3, Cat. --config.model.context=K (1, 2, 4) and
+Reproduces: Table 1, Figure 1 (right) and Figure 3 for concatenation (Cat). --config.model.context=K (1, 2, 4) and
 --config.start=cold|explicit|warm choose a model.
 Hardware: one accelerator, or a few hours on CPUs for each start. The explicit solution alone takes seconds.
 Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. Other files:

@@ -1,4 +1,4 @@
-"""Recipes of byte language models with and without reservoirs (section 4.2).
+"""Recipes of byte language models with and without reservoirs (section 4.2 of the reservoir paper).
 
 configs/enwik8_transformer.py, configs/enwik8_t_res.py and configs/enwik8_ffn_res.py import this module.
 """

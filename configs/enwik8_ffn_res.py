@@ -1,4 +1,4 @@
-"""A byte language model of enwik8 with FFN reservoirs: 48 layers, 8 of them frozen.
+"""A byte language model of enwik8, FFN reservoirs: 8 of 48 layers are frozen and have no attention.
 
     python -m reservoir.train --config=configs/enwik8_ffn_res.py
 

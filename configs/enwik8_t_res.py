@@ -1,4 +1,4 @@
-"""A byte language model of enwik8 with T reservoirs: 48 layers, 8 of them frozen.
+"""A byte language model of enwik8, transformer reservoirs: 8 of 48 layers are frozen.
 
     python -m reservoir.train --config=configs/enwik8_t_res.py
 

@@ -1,4 +1,4 @@
-"""RoBERTa's fine-tuning recipe for GLUE (section 4.3), and two smaller sizes.
+"""RoBERTa's fine-tuning recipe for GLUE (section 4.3 of the reservoir paper), and two smaller sizes.
 
 configs/sst2.py and configs/mnli.py import this module.
 """

@@ -28,9 +28,10 @@ FIXED = {
         "gmlp_attn": {"width": 64, "hidden": 192},
     },
 }
-"""Size -> kind of model -> fields of the recipe "fixed". Parameter counts within a size differ by at most 0.5 %.
+"""Size ("" is the full size) -> kind of model -> fields of the recipe "fixed".
 
-The GPT's feed-forward layers have four times the width of the model, as in GPT-2.
+Parameter counts within a size differ by at most 0.5 %. The GPT's feed-forward layers have four times the width of the
+model, as in GPT-2.
 """
 
 CORPORA = {

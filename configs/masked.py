@@ -1,4 +1,4 @@
-"""RoBERTa's pretraining recipe (section 4.3), and two smaller sizes.
+"""RoBERTa's pretraining recipe (section 4.3 of the reservoir paper), and two smaller sizes.
 
 configs/roberta_*.py import this module.
 """

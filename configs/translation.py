@@ -1,4 +1,4 @@
-"""The translation recipes of section 3.1, a recipe for Multi30k, and two smaller sizes.
+"""The translation recipes of the reservoir paper's section 3.1, a recipe for Multi30k, and two smaller sizes.
 
 configs/iwslt_*.py, configs/wmt_*.py and configs/multi30k_*.py import this module.
 """

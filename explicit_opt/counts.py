@@ -23,7 +23,7 @@ TABLE_AXES = (None, "embed", "vocab")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
-    """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1. The rows of E sum to 1.
+    """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1, for one-hot e_v. The rows of E sum to 1.
 
     q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where f_v is the number of times that token v is a target.
     The matrix E is never stored, because E A = q * A + (1 - q) (p^T A) for any matrix A.

@@ -241,7 +241,7 @@ def table1(suite: ExperimentSuite) -> None:
 def fig1(suite: ExperimentSuite) -> None:
     """Draws mean co-occurrence against token count, K = 1 (left), and training perplexity of Cat by epoch (right).
 
-    Also writes the points as CSV files.
+    Cat concatenates the K previous tokens. Also writes the points as CSV files.
     """
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
@@ -261,8 +261,8 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and without noise in H, this mean has a single factor:
-    # the co-occurrence of the context token and the target. `mean` holds, for each target, the average of this
+    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and inputs without noise, this mean has a single
+    # factor: the co-occurrence of the context token and the target. `mean` holds, for each target, the average of this
     # co-occurrence over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()
     seen = counts.sum(0) > 0
@@ -272,7 +272,7 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
 def fig3(suite: ExperimentSuite) -> None:
     """Draws the development perplexity of Cat, and the training and development perplexities of Sum, over epochs.
 
-    Also writes the points as CSV files.
+    Cat concatenates the K previous tokens, Sum adds them up. Also writes the points as CSV files.
     """
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)

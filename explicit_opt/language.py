@@ -84,7 +84,7 @@ constant_matvec.defvjp(
 
 
 class FeedForward(nnx.Module):
-    """Computes the logits H U, where H is the sum or the concatenation of W noisy embeddings (section 3.1)."""
+    """Computes the logits H U: H is the sum or the concatenation of W noisy embeddings, U the weights (section 3.1)."""
 
     def __init__(self, vocabulary: int, context: int, aggregate: str, cold: str, *, rngs: nnx.Rngs):
         tables = context if aggregate == "cat" else 1

@@ -33,7 +33,7 @@ def _task(config: ConfigDict) -> tuple[Callable[[ConfigDict], None], type[Task]]
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
-    """Returns a copy of `config` with `train.epochs` converted to `train.steps`. `start=explicit` has 0 steps.
+    """Returns a copy of `config` with `train.epochs` converted to `train.steps`: 0 if `config.start` is "explicit".
 
     If `eval.steps` or `checkpoint.steps` is 0, the field becomes the number of steps of an epoch.
     """

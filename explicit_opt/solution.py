@@ -125,10 +125,10 @@ def fit_scale(loss: Callable[[float], float]) -> float:
 def cooccurrences(
     features_EM: jax.typing.ArrayLike, targets_E: jax.typing.ArrayLike, outputs: int
 ) -> jax.Array:
-    """Returns F = H^T Y (eq. 2), (M, N) float32. With more than 256 outputs, the one-hot targets Y are never built.
+    """Returns F = H^T Y (eq. 2) for features H and one-hot targets Y, (M, N) float32.
 
-    Targets outside 0 to N - 1 are ignored. Sums over blocks of examples are added in float64. Features may be sharded
-    over the examples.
+    With more than 256 outputs, Y is never built. Targets outside 0 to N - 1 are ignored. Sums over blocks of examples
+    are added in float64. Features may be sharded over the examples.
     """
     return _one_pass(features_EM, targets_E, outputs)[0]
 
@@ -151,7 +151,8 @@ def _on_host(features_EM, targets_E, outputs):
     for start in range(0, len(features_EM), _BLOCK):
         part_BM = np.asarray(features_EM[start : start + _BLOCK], np.float32)
         hits_NB = (targets_E[start : start + _BLOCK] == number_N).astype(np.float32)
-        # Suppress NumPy's warning about infinite features, because `explicit_solution` raises an error.
+        # Suppress NumPy's warning about infinite features: `explicit_solution` raises an error, and the result of
+        # `cooccurrences` has infinite and NaN values.
         with np.errstate(invalid="ignore"):
             found_NM += hits_NB @ part_BM
         lowest = np.minimum(lowest, part_BM.min())

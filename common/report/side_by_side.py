@@ -23,7 +23,8 @@ def write(
 ) -> None:
     """Prints tables that compare groups of runs, and writes the tables and figures to `out`.
 
-    Verdicts compare each group with the first group. A figure over depth needs two groups of different depths.
+    Verdicts compare each group with the first group. A figure over depth needs the layers of every group, and two
+    groups of different depths.
 
     Args:
       margins: see `versus.against_first`.

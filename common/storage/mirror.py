@@ -175,6 +175,9 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
       wanted: function (path of a file) -> whether the file may be changed.
       ours: whether the last writer of the folder in the bucket used this local copy. If True, keeps files that have
         changed only locally, because they are newer than their objects. If False, discards all local changes.
+
+    Raises:
+      UserError: an object's name is not a valid file path, or other processes change the folder during every attempt.
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
@@ -271,8 +274,10 @@ def identity() -> str:
 def roles(word: str) -> tuple[bool, bool]:
     """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
 
-    The first process of each copy leads: only this process downloads to the copy, and deletes in it. All processes must
-    call this function.
+    If the copies differ, the first process of each copy leads: only this process downloads to the copy, and deletes in
+    it. If all processes share one copy, the second value is True on every process.
+
+    All processes must call this function.
 
     Args:
       word: the word in the lock of the run in this process's copy (`common.train.workdir.lock_word`). Processes of

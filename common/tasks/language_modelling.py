@@ -163,7 +163,7 @@ class LanguageModelling(Task):
         return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters. A function named by `config.head_start` computes the output layer."""
+        """Returns the initial parameters. The function of `config.head_start`, if set, computes the output layer."""
         if not self.config.get("head_start"):
             return trainable
         from common.tasks.head_start import output_layer

@@ -31,7 +31,11 @@ def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, 
 
 
 def _modules(config: ConfigDict) -> dict[str, str]:
-    """Returns {name: fingerprint} of the files of all modules in the values "module:name" of a configuration."""
+    """Returns {name: fingerprint} of the files of the modules that a configuration names.
+
+    The configuration names a module by a value "module:name" or "import:module:name". Modules without a readable file
+    are left out.
+    """
     found = {}
     for value in flatten(config).values():
         named = re.fullmatch(r"(?:import:)?([\w.]+):\w+", str(value))

@@ -3,7 +3,7 @@
 A checkpoint has a JSON part, `meta` (`Run.metadata`), the dictionaries {path: array} "trainable" and "frozen" and, only
 if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except pretrained weights,
 once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints
-of all other kinds, "frozen" is empty, unless the run is from before 939e222 (22 November 2026).
+of all other kinds, "frozen" is empty, unless the run is from before commit 939e222 (22 November 2026).
 """
 
 import itertools
@@ -213,7 +213,7 @@ class Checkpoints:
         manager.save(step, args=ocp.args.Composite(**parts), force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Deletes the frozen values of a killed attempt; starts writing frozen values, except pretrained weights."""
+        """Deletes the frozen values of a killed attempt; starts writing `values`, which has no pretrained weights."""
         self._delete("frozen")
         self.save_as("frozen", 0, {"frozen": values}, meta)
 

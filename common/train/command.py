@@ -79,7 +79,7 @@ def fit(
     Args:
       module: module with the function `prepare` and optionally `ended`, as in `train`. The default is the module `run`
         of the paper that the configuration names.
-      profile: see `loop.fit`. With a profile, the run is trained even if it has ended.
+      profile: see `loop.fit`. With a profile, `ended` is not called.
 
     Raises the errors of `prepare`, `ended` and `loop.fit`.
     """

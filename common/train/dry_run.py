@@ -30,7 +30,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
     """Compiles the step for a batch, without allocating parameters. The batch may be abstract.
 
     Returns:
-      {use of memory, such as "optimizer": number of bytes on each device}.
+      A dictionary from each use of memory, such as "optimizer", to its number of bytes on each device.
     """
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):

@@ -5,9 +5,9 @@ whenever the model reads the parameter. A split over the mesh axis tensor remain
 pass gathers the shards again.
 
 A scan over layers (`common.model.scan`) gathers the parameters of one layer at a time. Unless blocks are
-rematerialized, the backward pass needs them again, so the scan stores what it has gathered. Without gradient
-accumulation, the backward pass of a scan reduce-scatters the gradients of one layer at a time, so that no device ever
-holds the whole gradients of all layers.
+rematerialized, the scan stores the gathered parameters for the backward pass. Without gradient accumulation, the
+backward pass of a scan reduce-scatters the gradients of one layer at a time, so that no device ever holds the whole
+gradients of all layers.
 """
 
 import dataclasses

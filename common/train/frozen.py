@@ -36,9 +36,9 @@ def load(
 ) -> Params:
     """Returns the frozen values of a run, on the mesh. Warns if this platform draws other values from the seed.
 
-    A run from before 939e222 (22 November 2026) has not written its frozen values, so this function initialises the
-    values again from the seed. The caller replaces these values by the frozen values in the checkpoint, if there are
-    any.
+    A run from before commit 939e222 (22 November 2026) has not written its frozen values, so this function initialises
+    the values again from the seed. The caller replaces these values by the frozen values in the checkpoint, if there
+    are any.
 
     Args:
       meta: the JSON part of a checkpoint of the run.

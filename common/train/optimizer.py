@@ -115,7 +115,7 @@ def _for_each_layer(rule: optax.GradientTransformation) -> optax.GradientTransfo
     """Returns a rule that updates each layer of a stacked array as `rule` updates a separate array.
 
     The state has the form of the state of `rule`; in its dictionaries {name: array}, a stacked array has the layers as
-    first axis. What is not in a dictionary, such as a counter, is the same for all arrays.
+    first axis. A value outside of the dictionaries, such as a counter, is the same for all arrays.
     """
 
     def is_dict(node: Any) -> bool:

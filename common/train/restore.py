@@ -39,8 +39,8 @@ def read_config(
             f"{option}={shown(workdir)} holds no run ({CONFIG} is missing): give the workdir of a run",
         )
     config = from_json(saved_config(path))
-    # Runs from before a3ffa8f (22 November 2026) lack the field `paper`. Runs from before 22489c7 (21 November 2026)
-    # also lack the field `task`.
+    # Runs from before commit a3ffa8f (22 November 2026) lack the field `paper`. Runs from before commit 22489c7
+    # (21 November 2026) also lack the field `task`.
     found = config.get("paper", ""), config.get("task", "")
     check(
         paper in ("", found[0] or paper) and task in ("", found[1] or task),

@@ -19,7 +19,9 @@ from common.train.state import Step, TrainState
 from common.variables import Params
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""{old name: current name} of the fields of `RunState` that 939e222 (22 November 2026) renamed."""
+"""Old name -> current name of the renamed fields of `RunState`.
+
+`run_state` needs the old names to read checkpoints from before commit 939e222 (22 November 2026)."""
 
 
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
@@ -117,7 +119,7 @@ def run_state(meta: dict[str, Any]) -> RunState:
     state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
     state.conditions = Conditions(meta.get("sessions", ["alone"]), meta.get("stopped", False))
     points = [(point.step, point.seconds) for point in state.curve.points]
-    # Checkpoints from before fc5cf5c (23 November 2026) lack the field `last_evaluation`.
+    # Checkpoints from before commit fc5cf5c (23 November 2026) lack the field `last_evaluation`.
     last = points[-1] if points else state.last_evaluation
     state.last_evaluation = tuple(meta.get("last_evaluation", last))
     return state

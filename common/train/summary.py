@@ -46,7 +46,7 @@ def finish(run: Run, signals: Signals) -> dict:
         best = replace(last, trainable=arrays["trainable"], keep=kept.__setitem__)
         with run.clock.section("eval"):
             tests["test"] = run.task.evaluate(best, "test")
-            # An own `evaluate` that does not call `Task.evaluate` keeps no predictions.
+            # A subclass's `evaluate` that does not call `Task.evaluate` keeps no predictions.
             predictions = kept.get("test") or run.task.predict(best, "test")
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")

@@ -42,14 +42,14 @@ FREE = (
     *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),
     "decode.",
     *(f"checkpoint.{name}" for name in ("steps", "seconds", "keep", "snapshots")),
-    "checkpoint.store_frozen",  # only in runs from before 939e222 (22 November 2026)
+    "checkpoint.store_frozen",  # only in runs from before commit 939e222 (22 November 2026)
     "data.cache_dir",
     "mesh.",
     "model.remat",
     "wandb.",
 )
 
-# {field that older configurations lack: value with which the code behaves as before the field was added}.
+# Field that older configurations lack -> value with which the code behaves as before the field was added.
 ADDED = {
     "data.balance": False,
     "data.multi_label": False,
@@ -152,7 +152,7 @@ def saved_config(path: Path) -> dict:
 
 def upgrade(config: dict) -> dict:
     """Converts fields of an older run's configuration to their current form, in place; returns the configuration."""
-    # Runs from before 82be4da (23 November 2026) store `model.remat` as a boolean.
+    # Runs from before commit 82be4da (23 November 2026) store `model.remat` as a boolean.
     model = config.get("model", {})
     if isinstance(model.get("remat"), bool):
         model["remat"] = "full" if model["remat"] else "none"
