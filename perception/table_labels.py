@@ -35,7 +35,7 @@ LOOKED_AT = 1000
 """Maximum number of rows that are examined to recognise lists of classes."""
 
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
-"""Values, in lower case, of a column that says whether a text has the class named like the column."""
+"""Value, in lower case, in the column of a class -> whether the text has this class."""
 
 
 def is_missing(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Writes Table 1 with measured and printed F1, and Table 2 with counted and printed numbers of parameters."""
+"""Writes Table 1 (F1) and Table 2 (numbers of parameters), with our values beside the values printed in the paper."""
 
 import itertools
 import sys
@@ -30,7 +30,10 @@ def shortened(number: int) -> str:
 
 @cache
 def parameters(name: str) -> tuple[int, int]:
-    """Counts the parameters of a backbone and of rank-1 adapters on the paper's layers, without allocating them."""
+    """Counts the parameters of a backbone and of rank-1 adapters, without allocating them.
+
+    The adapters are on the layers that the paper adapts.
+    """
     shape = BACKBONES[name]
 
     def adapted(rngs: variables.ParamKeys) -> nnx.Module:
@@ -43,11 +46,12 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step, and printed F1.
+    """Writes the weighted F1 of every cell at the best and the last step, and the paper's F1.
 
-    The files are updated after the cells of each backbone and finetuning method. A cell stays empty if its data or
-    weights are missing, or if its training fails or runs out of memory. With `turns` or a `sweep`, all cells are
-    trained together, and one failure ends the command. A row has a mean only if all its cells have values.
+    A cell is a backbone, a finetuning method and a data set. The files are updated after the cells of each backbone and
+    finetuning method. A cell stays empty if its data or weights are missing, or if its training fails or runs out of
+    memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command. A row has a
+    mean only if all its cells have values.
 
     Raises:
       UserError: the configuration of a cell is invalid (then no cell is trained), or a cell failed. If a cell failed
@@ -99,7 +103,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes counted and printed parameters of every backbone, except the tiny ones, and of its adapters.
+    """Writes the parameters of every backbone, except the tiny ones, and of its adapters: our counts and the paper's.
 
     The column "original" includes an untied output layer. Adapter parameters are proportional to the rank. The column
     "share" is the number of adapter parameters with rank 32, in percent of the parameters of the backbone without an

@@ -131,8 +131,9 @@ class TextClassification(Classification):
         return corpus, cut
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Returns the batch of `Classification._labelled`. If the model has segments, adds the lengths of the first
-        segments, (B,).
+        """Returns the batch of `Classification._labelled`.
+
+        If the model has segments, adds "firsts" (B,), the number of tokens in the first segment of each row.
         """
         found = super()._labelled(batch, split)
         if not self._segments:

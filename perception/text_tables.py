@@ -72,8 +72,8 @@ class Table(Protocol):
 
         Raises:
           UserError: the file is missing, damaged or in another encoding, a row lacks a text column, a value in a text
-            column is not text or is not valid Unicode, a line of plain text does not have exactly one tab although the
-            table has pairs, a column has the name of a column of `added`, two columns have the same name, or pyarrow is
+            column is not text or is not valid Unicode, a line of plain text with pairs is not blank and has no tab or
+            several tabs, a column has the name of a column of `added`, two columns have the same name, or pyarrow is
             missing for a Parquet file.
         """
 

@@ -46,8 +46,9 @@ class WindowBatch(NamedTuple):
     Attributes:
       texts_B: index of the text of each row.
       weights_B: weight of each row in the mean over the windows of its text, float64. Padding rows have the weight 0.
-      inputs: int32 arrays: tokens (B, L) and lengths (B,), and for pairs of texts firsts (B,), the lengths of the first
-        segments. The length of a padding row is 0.
+      inputs: int32 arrays "tokens" (B, L) and "lengths" (B,), the number of tokens of each row. The array "firsts"
+        (B,), the number of tokens in the first segment of each row, is present only if the argument `firsts` of
+        `batches` is not empty. Both numbers are 0 in padding rows.
     """
 
     texts_B: np.ndarray

@@ -5,7 +5,7 @@ F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropag
 step does not differentiate F. In this step, P is a policy with density N(mu, sigma^2) and action a, and gets the
 REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
 REINFORCE is learned and called the value. D is the width of the model. r is the root mean square of g over D and over
-the positions where g is not 0, so without padding:
+the positions where g is not 0. Padding is left out, because g is 0 there. The formulas are:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
@@ -132,7 +132,10 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (V - R, r): value minus reward, (B, L), and the root mean square of `g_BLD`. V - R is 0 at padding."""
+    """Returns (V - R, r). V - R is the value minus the reward, (B, L), and 0 at positions where `g_BLD` is 0.
+
+    r is the root mean square of `g_BLD` over D and over the positions where `g_BLD` is not 0.
+    """
     reward_BL, valid_BL, size = rewards(g_BLD, rule)
     return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 

@@ -336,7 +336,10 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
 
 
 def table4(suite: "ExperimentSuite") -> None:
-    """Writes Table 4: the probing accuracy of every layer and, for models of 12 layers, the paper's accuracy."""
+    """Writes Table 4: the probing accuracy of the majority class and of every layer.
+
+    For models of 12 layers, also writes the paper's accuracy.
+    """
     folder = suite.data_paths.get("probing")
     check(
         folder is not None,

@@ -115,7 +115,7 @@ METHODS = {
     "tune": Method(
         "tuned", lambda config, layers: 0, _tune, row="reservoirs tuned", check=_check_tune
     ),
-    "freeze_now": Method(  # the paper's control, which it calls "frozen finetuned"
+    "freeze_now": Method(  # the control that the paper calls "frozen finetuned"
         "frozen in fine-tuning",
         lambda config, layers: config["freeze_now"],
         _freeze_now,

@@ -65,7 +65,10 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3: backskipping with the paper's reward and with our reward, and controls with other gradients."""
+    """Writes Table 3: backskipping with the paper's reward and with our reward.
+
+    The table also has models without backskipping, and controls with other gradients.
+    """
     (groups,) = suite.groups("table3").values()
     areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
     paper = printed("reservoir", "table3")

@@ -46,7 +46,7 @@ gc.set_threshold(100_000, 20, 20)
 
 
 LONG = ("test_resume", "test_configs", "test_sharding", "test_experiments", "test_processes")
-"""Names of slow test modules. They run first, so that no worker starts one last while the other workers are idle."""
+"""Names of slow test modules. They run first, so that no worker starts a slow module when the others are done."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -131,7 +131,7 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
         checkpoint.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
-    # Configurations from before 22489c7 (21 November 2026) have no field `task`: translation was the only task.
+    # Configurations from before 21 November 2026 have no field `task`, because translation was the only task.
     task = read_config(workdir, paper="reservoir").get("task", "translation")
     check(
         task in openers,

@@ -1,4 +1,4 @@
-"""benchmarks.overview draws its figure from the kept runs."""
+"""benchmarks.overview writes a table and a figure of the kept runs."""
 
 import json
 from pathlib import Path

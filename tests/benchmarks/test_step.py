@@ -1,4 +1,4 @@
-"""The table of `benchmarks.step`: verdicts, merged rows and the interval of a ratio."""
+"""The table of `benchmarks.step`, the interval of a ratio, and steps and matrix products of `benchmarks.ours`."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""benchmarks.word_counts generates reviews from the sentences of real reviews."""
+"""benchmarks.word_counts reads the sentences of reviews, grouped by the number of stars."""
 
 import gzip
 

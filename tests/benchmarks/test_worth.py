@@ -1,4 +1,4 @@
-"""benchmarks.worth compares perception.worth with a script of transformers and peft."""
+"""benchmarks.worth compares perception.worth with a script that uses transformers and peft."""
 
 import ast
 import json

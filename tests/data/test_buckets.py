@@ -1,4 +1,4 @@
-"""Bucketed batches: each epoch contains every example once, in fixed shapes, for any number of processes."""
+"""Bucketed batches of training and evaluation, for any number of processes, and tokenized corpora."""
 
 import json
 from itertools import islice
@@ -291,7 +291,7 @@ def test_tokenized_corpus_is_cached(tmp_path, monkeypatch):
 
 
 def test_end_and_padding_tokens_of_the_corpus() -> None:
-    """Pretrained tokenizers have their own padding id and already append the end of text."""
+    """By default, sentences end with EOS and are padded with PAD. `end` and `pad` are for pretrained tokenizers."""
     texts = [[7, 8, 9], [5]]
     plain = TokenizedCorpus.from_lists(texts)
     (batch,) = evaluation_batches(plain, None, buckets=(4,), tokens_per_batch=12)

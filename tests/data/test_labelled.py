@@ -70,7 +70,7 @@ def test_csv_quoted_field_with_lines_and_commas(folder):
 
 
 def test_csv_field_length_is_unlimited(folder):
-    """Python's default limit is 131,072 characters."""
+    """By default, Python's csv module rejects a field of more than 131,072 characters."""
     (folder / "train.jsonl").unlink()
     (folder / "train.csv").write_text(f"text,label\n{'long ' * 40_000},0\nfour,1\n")
     (text,) = load_labelled(data(f"files:{folder}"))[0]["train"].texts[0]

@@ -1,4 +1,4 @@
-"""Tokenizers: encoding and decoding, vocabularies, and the cache of trained tokenizers."""
+"""Tokenizers: encoding and decoding, vocabularies, the cache of trained tokenizers, and atomic writes of files."""
 
 import errno
 import os
