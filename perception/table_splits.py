@@ -58,7 +58,7 @@ def shown(faults: Sequence[str]) -> str:
 def without_copies(
     split: str, examples: Sequence[Example], notes: list[str], strict: bool
 ) -> list[Example]:
-    """Keeps one of the examples with equal text: the first with the most frequent label of this text.
+    """Keeps one example of each text: the first example with the most frequent label of this text.
 
     If two labels of a text are equally frequent and no label is more frequent, all examples with this text are removed.
     Texts are compared as `near_duplicates.normalise` returns them. Appends sentences to `notes`.
@@ -102,7 +102,7 @@ def without_copies(
 
 
 def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
-    """Returns the index of each example's group of near-duplicates, by location of the example."""
+    """Returns {location of an example: index of the example's group of near-duplicates}."""
     examples = [e for some in found.values() for e in some]
     numbers = near_duplicates.groups([e.text for e in examples])
     return {e.place: int(n) for e, n in zip(examples, numbers, strict=True)}

@@ -32,7 +32,7 @@ def shortened(number: int) -> str:
 def parameters(name: str) -> tuple[int, int]:
     """Counts the parameters of a backbone and of rank-1 adapters, without allocating them.
 
-    The adapters are on the layers that the paper adapts.
+    The adapters are on the layers in `Backbone.targets`.
     """
     shape = BACKBONES[name]
 

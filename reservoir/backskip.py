@@ -90,7 +90,7 @@ class Rewards(NamedTuple):
     """Rewards of a batch, computed in float32 from the gradient g of the loss at the output of the reservoirs.
 
     Attributes:
-      reward_BL: reward R, 0 at padding.
+      reward_BL: reward R; 0 where `valid_BL` is False.
       valid_BL: whether g is not 0 at the position. False at padding.
       size: r, the root mean square of g over D and over the valid positions.
     """
