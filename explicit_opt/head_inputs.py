@@ -26,7 +26,7 @@ def checked_features(features: Any) -> Any:
     )
     check(
         bool(np.isfinite(values).all()),
-        "features must be finite numbers, but one is NaN or infinite",
+        "features must be finite numbers, but one is NaN or infinite: correct the features",
     )
     return features_EM
 

@@ -64,7 +64,7 @@ def explicit_solution(
     counts, lowest = _one_pass(features, targets, outputs)
     total = float(counts.sum())
     valid = "every feature must be finite and non-negative, but"
-    check(not math.isnan(lowest), f"{valid} one is NaN")
+    check(not math.isnan(lowest), f"{valid} one is NaN: correct the features")
     check(math.isfinite(total), f"{valid} one is infinite or too large: correct the features")
     check(lowest >= 0, f"{valid} the lowest is {lowest:g}: subtract the minimum of each feature")
     if priming is None:

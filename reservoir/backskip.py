@@ -181,8 +181,8 @@ def _skip_backward(rule, residuals, g_BLD):
     noise_BLD, value_BL = residuals
     error_BL, size = _error(rule, value_BL, g_BLD)
     gradient_BLD = (rule.scale / rule.sigma) * size * error_BL[..., None] * noise_BLD
-    zero_BLD = jnp.zeros_like(g_BLD)
-    return zero_BLD, gradient_BLD.astype(g_BLD.dtype), zero_BLD, 2 * error_BL
+    zero_BLD = jnp.zeros_like(noise_BLD)
+    return jnp.zeros_like(g_BLD), gradient_BLD.astype(noise_BLD.dtype), zero_BLD, 2 * error_BL
 
 
 skip.defvjp(_skip_forward, _skip_backward)

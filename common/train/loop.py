@@ -84,6 +84,11 @@ def fit(
         signals = stack.enter_context(Signals())
         run = open_run(config, task, workdir, mesh, stack)
         if run.state.stop_reason:
+            check(
+                profile is None,
+                f"--profile: the run in {shown(workdir)} has ended, so no step can be traced: raise"
+                " --config.train.steps, or choose another --workdir",
+            )
             from common.train.finished import kept_summary
 
             if (summary := kept_summary(run)) is not None:

@@ -216,10 +216,10 @@ def test_parameter_in_a_tuple_raises_user_error():
 class Below(nnx.Module):
     """A trained layer, a reservoir that may be skipped, and a trained layer."""
 
-    def __init__(self, reservoir: nnx.Module, rngs: nnx.Rngs, **options):
+    def __init__(self, reservoir: nnx.Module, rngs: nnx.Rngs, width: int = D, **options):
         self.below = nnx.Linear(D, D, rngs=rngs)
         self.reservoir = Backskip(reservoir, D, rngs=rngs, **options)
-        self.above = nnx.Linear(D, D, rngs=rngs)
+        self.above = nnx.Linear(width, D, rngs=rngs)
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         return self.above(self.reservoir(self.below(x_BD)))
@@ -250,6 +250,13 @@ def test_a_skipping_step_changes_only_the_gradients_below_the_reservoir(estimato
         same = not name.startswith("below") or estimator == "noise"
         assert np.allclose(gradient, skipping[name], rtol=1e-4, atol=1e-7) == same, name
     assert np.any(skipping["below/kernel"]) == (estimator != "zero")
+
+
+@pytest.mark.parametrize("estimator", ["policy", "zero", "noise"])
+def test_output_may_have_another_width_than_the_input(estimator: str):
+    reservoir = freeze(nnx.Linear(D, D // 2, rngs=nnx.Rngs(1)), rngs=nnx.Rngs(2))
+    made = skipped(estimator, reservoir, width=D // 2, reward="own_rms")
+    assert np.any(gradients(made, skipping=True)["below/kernel"]) == (estimator != "zero")
 
 
 def test_identity_is_exact_where_the_reservoir_is_the_identity():

@@ -48,6 +48,13 @@ def test_profile_writes_its_trace_when_the_run_ends_early(tmp_path: Path) -> Non
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
+def test_profile_of_an_ended_run_raises_user_error(tmp_path: Path) -> None:
+    config = toy.config(train__steps=2)
+    fit(config, toy.Toy(), tmp_path, toy.mesh())
+    with pytest.raises(UserError, match=r"--profile: the run in .* has ended, so no step can be"):
+        fit(config, toy.Toy(), tmp_path, toy.mesh(), Profile.parse("1:2"))
+
+
 def test_profile_after_the_last_step_raises_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begins after the last step of the run, 6"):
         fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
