@@ -1,6 +1,5 @@
 """Learning-rate schedules and optimizers by name."""
 
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 
 from common.config import check_choice, check_number
 from common.errors import check
-from common.model.layers import is_stacked, layers_of
+from common.model.layers import is_stacked
 
 WARMUP = 0.05
 """Warm-up if `optimizer.warmup_steps` is -1, as a fraction of the run's steps."""
@@ -111,64 +110,20 @@ def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTr
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 
 
-def _for_each_layer(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns a rule that updates each layer of a stacked array as `rule` updates a separate array.
-
-    The state has the form of the state of `rule`; in its dictionaries {name: array}, a stacked array has the layers as
-    first axis. A value outside of the dictionaries, such as a counter, is the same for all arrays.
-    """
-
-    def is_dict(node: Any) -> bool:
-        return isinstance(node, dict)
-
-    def axes(tree: Any) -> Any:
-        return jax.tree.map(lambda node: 0 if is_dict(node) else None, tree, is_leaf=is_dict)
-
-    def run(function: Callable, result: Any, *trees: Any) -> Any:
-        """Returns function(*trees), computed for each group of arrays with the same number of layers.
-
-        Args:
-          result: a tree of the form of the result.
-        """
-        groups: dict[int, list[str]] = {}
-        for name in trees[0]:
-            groups.setdefault(len(layers_of(name)) if is_stacked(name) else 0, []).append(name)
-        results = []
-        for layers, names in groups.items():
-
-            def select(node: Any, names: list[str] = names) -> Any:
-                return {name: node[name] for name in names} if is_dict(node) else node
-
-            own = jax.tree.map(select, trees, is_leaf=is_dict)
-            of_group = jax.vmap(function, axes(own), axes(result)) if layers else function
-            results.append(of_group(*own))
-
-        def merge(*nodes: Any) -> Any:
-            return dict(ChainMap(*nodes)) if is_dict(nodes[0]) else nodes[0]
-
-        return jax.tree.map(merge, *results, is_leaf=is_dict)
-
-    def init(params: Any) -> Any:
-        return run(rule.init, jax.eval_shape(rule.init, params), params)
-
-    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        return run(rule.update, (updates, state), updates, state, params)
-
-    return optax.GradientTransformation(init, update)
-
-
 def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Returns Adafactor (Shazeer & Stern, 2018) with an external learning rate and no first moment.
 
     As in Hugging Face transformers, the second moment of a matrix is factored into row and column means, updates are
     clipped at a root mean square of 1, and weight decay is decoupled.
     """
+    from common.train.layerwise import layerwise  # only Adafactor treats an array as a whole
+
     factored = optax.scale_by_factored_rms(
         decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
     )
     return optax.chain(
-        _for_each_layer(factored),
-        _for_each_layer(optax.clip_by_block_rms(1.0)),
+        layerwise(factored),
+        layerwise(optax.clip_by_block_rms(1.0)),
         _decay(optimizer),
         optax.scale_by_learning_rate(schedule),
     )
