@@ -304,7 +304,8 @@ class ExperimentSuite:
             summaries = fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:
             # Messages of the training loop name --workdir. The programs of a suite have the option --out instead.
-            raise UserError(str(fault).replace("--workdir", "--out")) from fault
+            line = str(fault).replace("--workdir=", "the run ").replace("--workdir", "--out")
+            raise UserError(line) from fault
         for name, values in requested.items():
             text = json.dumps(values, indent=2) + "\n"
             (workdirs[name] / REQUESTED_CONFIG).write_text(text)

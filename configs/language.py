@@ -77,7 +77,7 @@ def base(paper: str, corpus: str) -> ConfigDict:
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
     # "MODULE:FUNCTION", such as "explicit_opt:head_start": a function that computes the initial output layer from
-    # features and next tokens of the training text. "" draws the output layer at random.
+    # features and next tokens of the training text; needs model.tied=False. "" keeps the model's initialization.
     config.head_start = ""
     return config
 

@@ -261,7 +261,7 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and inputs without noise, this mean has a single
+    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and one-hot inputs, this mean has a single
     # factor: the co-occurrence of the context token and the target. `mean` holds, for each target, the average of this
     # co-occurrence over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()

@@ -1,4 +1,5 @@
-"""The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program.
+"""The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program,
+whose layers are tiny attentions alone.
 
 The models have one of two initializations: GPT-2's, or PyTorch's default, which the authors' program uses.
 """

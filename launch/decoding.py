@@ -1,8 +1,8 @@
-"""Counts the bytes that a device receives for each generated token: python -m launch.decoding --out=DIR
+"""Counts the bytes that a device receives to generate one token of every row: python -m launch.decoding --out=DIR
 
-Compiles two versions of decoding for devices that this machine lacks. In the version that programs run, the rows of a
-batch are split over the devices. In the other version, the weights stay sharded and the compiler partitions the same
-function.
+Compiles two versions of decoding for devices that this machine lacks. In the version that translation and sampling
+use, all weights are gathered once (their bytes are spread over the tokens), and each device decodes its own rows. In
+the other version, weights and rows keep the shardings of training, and the compiler inserts the collectives.
 """
 
 from pathlib import Path

@@ -167,7 +167,10 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes the encoder (adapters merged), tokenizer and classification head of a run, and a README.md with code."""
+    """Writes the encoder (adapters merged), tokenizer and classification head of a run, and a README.md.
+
+    The README.md has Python code that classifies a text.
+    """
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)

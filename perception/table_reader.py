@@ -77,8 +77,10 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
       download: whether a Hugging Face data set may be downloaded.
 
     Raises:
-      UserError: the source is missing, damaged, empty, or of an unknown format; the files of a folder do not form one
-        table or complete splits; `encoding` is unknown; or a package that the format needs is missing.
+      UserError: the source is missing, empty, of an unknown format, or damaged so that rows could be lost (single
+        damaged rows are listed in `Table.damaged`); the files of a folder do not form one table or complete splits;
+        `encoding` is unknown; a package that the format needs is missing; or a Hugging Face data set has no split
+        "train" or is cached in another revision.
     """
     check_encoding(encoding)
     if source.startswith("hf:"):

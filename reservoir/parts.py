@@ -228,7 +228,10 @@ class Backskip(nnx.Module):
     ):
         check_choice("estimator", estimator, ESTIMATORS)
         check_choice("reward", reward, REWARDS)
-        check(callable(function), f"function must be a module or a function, got {function!r:.80}")
+        check(
+            callable(function),
+            f"function must be a function or a module with __call__, got {function!r:.80}",
+        )
         check_int("width", width)
         check_number("sigma", sigma, positive=True)
         check_number("scale", scale)

@@ -102,8 +102,8 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
         (lambda: freeze(model(), None, only=model()), "only must be an NNX filter, .* got Seq"),
         (lambda: freeze(model(), None, only=[0] * 99), r"an NNX filter, .* got \[0, .{76}$"),
         # Backskip
-        (lambda: backskip(None), "function must be a module or a function, got None"),
-        (lambda: backskip([0] * 99), r"a module or a function, got \[0, .{76}$"),
+        (lambda: backskip(None), "function must be a function or a module with __call__, got None"),
+        (lambda: backskip([0] * 99), r"a module with __call__, got \[0, .{76}$"),
         *[
             (lambda w=w: backskip(width=w), f"width {WHOLE}, got")
             for w in (0, 2.5, "4", None, True)

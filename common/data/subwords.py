@@ -189,7 +189,8 @@ def _from_json(content: bytes) -> Subwords:
 def _byte_of_character() -> dict[str, int]:
     """Returns {character: byte} for byte-level BPE (GPT-2).
 
-    188 bytes with a printable Latin-1 character have this character. The other 68 bytes have code points from 256 on.
+    188 bytes are represented by their own printable Latin-1 character. The other 68 bytes, such as the space, are
+    represented by the characters from code point 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [n for n in range(256) if n not in printable]

@@ -108,7 +108,7 @@ def open_run(
 
         return agreement.inputs(config, task)
 
-    check_agreement(inputs)  # If the processes differ, fail before any file is written.
+    check_agreement(inputs)  # Before any file is written, compare data and configuration.
     step = Step.of(config, task, mesh)
     stack.callback(step.cancel)
     upload = open_workdir(workdir, config, stack) if is_main() else None

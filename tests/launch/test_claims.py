@@ -80,7 +80,7 @@ def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
             "--config=configs/mnist_explicit.py --topology=cpu:1 --decode", quick=True
         )
     told = call("launch.scaling", "--exchange", "--kind=cpu", code=2)
-    assert "--exchange always use the same devices: leave out --kind=cpu" in told
+    assert "--kind=cpu has no effect with --exchange, whose devices are fixed: leave it out" in told
     monkeypatch.setattr(topology, "has_compiler", lambda *_: False)
     with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):
         claims.estimate_of("--config=configs/mnist_explicit.py --topology=v5e:1x1", quick=True)

@@ -523,7 +523,7 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     """The export reproduces the probabilities of a run whose position table has more rows than the base model's.
 
-    The run averages over padding too.
+    The run's pooling also averages over padding.
     """
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
