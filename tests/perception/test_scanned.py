@@ -14,8 +14,9 @@ from common import variables
 from common.model.layers import is_stacked, layers_of, scan_layers
 from common.model.low_rank import Lora, adapt
 from common.track.tracker import read_metrics
+from common.train.command import fit
 from configs import perception as recipes
-from perception import adapter_commands, run
+from perception import adapter_commands
 from perception.backbones import Backbone, Relative, Stretch, bert, openelm, phi
 from perception.finetuning import make_model
 from perception.model import block
@@ -162,11 +163,11 @@ def test_scanned_run_resumes_an_unrolled_run(make, mesh: Mesh, tmp_path: Path) -
     # A smaller epsilon would amplify rounding errors of gradients that are 0.
     fields |= {"optimizer.epsilon": 1e-6, "model.dropout": 0.0}
 
-    def fit(name: str, *sessions: tuple[int, int]) -> tuple[list[float], TensorFiles]:
+    def trained(name: str, *sessions: tuple[int, int]) -> tuple[list[float], TensorFiles]:
         """Returns the losses of all training steps and of the test, and the exported weights."""
         for steps, least in sessions:
             config = make(**fields, **{"train.steps": steps, "train.scan_layers": least})
-            summary = run.fit(config, tmp_path / name, mesh)
+            summary = fit(config, tmp_path / name, mesh)
         rows, out = read_metrics(tmp_path / name), tmp_path / f"{name}_exported"
         given = {"run": tmp_path / name, "pretrained": None, "out": out, "mesh": mesh}
         adapter_commands.export(Namespace(**given))
@@ -174,8 +175,8 @@ def test_scanned_run_resumes_an_unrolled_run(make, mesh: Mesh, tmp_path: Path) -
         return [*losses, summary["test"]["loss"]], TensorFiles(out)
 
     (losses, files), (mixed_losses, mixed_files) = (
-        fit("whole", (4, 2)),
-        fit("mixed", (2, 0), (4, 2)),
+        trained("whole", (4, 2)),
+        trained("mixed", (2, 0), (4, 2)),
     )
     assert mixed_losses == pytest.approx(losses, rel=1e-4)
     for name in files.names:
