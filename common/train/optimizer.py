@@ -116,7 +116,7 @@ def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gradient
     As in Hugging Face transformers, the second moment of a matrix is factored into row and column means, updates are
     clipped at a root mean square of 1, and weight decay is decoupled.
     """
-    from common.train.layerwise import layerwise  # only Adafactor treats an array as a whole
+    from common.train.layerwise import layerwise  # only Adafactor needs it
 
     factored = optax.scale_by_factored_rms(
         decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
