@@ -1,6 +1,7 @@
 """The code computes the tables of results/ from the runs kept in results/, without training."""
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -115,6 +116,44 @@ def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
     assert "LoRA on pretrained weights" in text
     for name in ("worth.md", "verdicts.md"):
         assert (tmp_path / name).read_text() == (folder / name).read_text()
+
+
+ENCODERS = {
+    "plain, 6 layers (5 seeds)": "iwslt_6_transformer_seed?_learning_rate=2e-3",
+    "T: 2 of 6 layers frozen, orthogonal (5)": "iwslt_6_t_reservoir_seed?_learning_rate=4e-3",
+    "FFN: 2 of 6 frozen, without attention (5)": "iwslt_6_ffn_reservoir_seed?_learning_rate=4e-3",
+    "plain, 4 layers: as many trained layers (5)": "iwslt_4_transformer_seed?_learning_rate=4e-3",
+    "LayerDrop, p = 1/3, 6 layers (5)": "iwslt_6_layerdrop_seed?_learning_rate=2e-3_layerdrop=0.3333",
+    "T, orthogonal but trained": "iwslt_6_orthogonal_t_trained_seed?_learning_rate=4e-3",
+    "FFN, orthogonal but trained": "iwslt_6_orthogonal_ffn_trained_seed?_learning_rate=4e-3",
+    "T, frozen but Xavier": "iwslt_6_xavier_t_reservoir_seed?_learning_rate=4e-3",
+    "FFN, frozen but Xavier": "iwslt_6_xavier_ffn_reservoir_seed?_learning_rate=4e-3",
+}
+"""Rows of the first table of results/reservoir/README.md, and patterns of their kept runs."""
+
+
+@pytest.mark.parametrize("row", ENCODERS)
+def test_table_of_encoders_has_the_numbers_of_its_kept_runs(row):
+    folders = sorted((RESULTS / "reservoir/laptop/runs").glob(ENCODERS[row]))
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    losses = [
+        min(json.loads(line)["valid/loss"] for line in (folder / "metrics.jsonl").open())
+        for folder in folders
+    ]
+    expected = [
+        _spread([summary["test"]["bleu"] for summary in summaries], 2),
+        _spread([summary["best_valid"] for summary in summaries], 2),
+        _spread(losses, 3),
+        _spread([summary["aucc"]["step"] for summary in summaries], 0),
+        f"{summaries[0]['flops'] / 1e12:.1f}",
+        f"{summaries[0]['params']['trainable'] / 1e6:.2f}",
+    ]
+    page = (RESULTS / "reservoir/README.md").read_text()
+    assert f"| {' | '.join([row, *expected])} |" in page
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{np.mean(values):,.{digits}f} ± {np.std(values, ddof=1):,.{digits}f}"
 
 
 def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
