@@ -1,4 +1,4 @@
-"""Measures the bits per byte of a trained run on any text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
+"""Measures the bits per byte of a trained model on a text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
 
 import math
 
@@ -19,7 +19,7 @@ def main() -> None:
         required=True,
         type=open_file,
         metavar="FILE",
-        help="text to score; .gz and .zip are unpacked",
+        help="text file to score; .gz and .zip are unpacked",
     )
     parser.add_argument(
         "--stride",

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--recipe",
         default="fixed",
-        help="paper (the paper's text), code (the authors' program) or fixed (default; equal parameter counts)",
+        help="paper (the paper's text), code (the authors' program) or fixed (default; nearly equal parameter counts)",
     )
     parser.add_argument(
         "--corpora",

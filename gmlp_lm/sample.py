@@ -18,14 +18,16 @@ def main() -> None:
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
     given = parser.add_mutually_exclusive_group()
-    given.add_argument("--prompt", default="\n", help="text to continue")
+    given.add_argument("--prompt", default="\n", help="text to continue (default: a line feed)")
     given.add_argument(
         "--prompts",
         type=open_file,
         metavar="FILE",
         help='file with a prompt per line; in a .jsonl file, the string or the field "prompt" of each line',
     )
-    parser.add_argument("--samples", type=int_arg("--samples"), default=1, help="texts per prompt")
+    parser.add_argument(
+        "--samples", type=int_arg("--samples"), default=1, help="texts per prompt (default: 1)"
+    )
     parser.add_argument(
         "--length",
         type=int_arg("--length"),
@@ -48,13 +50,13 @@ def main() -> None:
         "--top_p",
         type=float_arg("--top_p"),
         default=1.0,
-        help="sample from the likeliest bytes or subwords with a total probability of P; 1 (default) samples from all",
+        help="sample from the likeliest bytes or subwords with total probability P or more; 1 (default) means all",
     )
     parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
     parser.add_argument(
         "--stream",
         action="store_true",
-        help="print several texts while they are generated: one JSON line per piece, with the number of its text",
+        help="print several texts while they are generated: JSON lines with the number of a text and its next piece",
     )
     options = parser.parse_args()
 
@@ -100,7 +102,7 @@ def read(path: Path) -> list[bytes]:
 
     Raises:
       UserError: the file cannot be read or has no prompts, or a prompt is empty. In a .jsonl file, also: a line is not
-        JSON, is not Unicode text or has no prompt.
+        UTF-8, is not JSON or has no prompt, or a prompt is not Unicode text.
     """
     from common.arguments import check_file
     from common.data.files import read_bytes
@@ -112,7 +114,7 @@ def read(path: Path) -> list[bytes]:
     prompts = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         where = f"{shown(path)}, line {number}"
-        if path.name.removesuffix(".gz").endswith(".jsonl"):
+        if path.name.removesuffix(".gz").removesuffix(".zip").endswith(".jsonl"):
             try:
                 value = json.loads(line)
             except UnicodeDecodeError as error:

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -253,6 +254,10 @@ def test_invalid_prompts_raise_errors_with_the_line(tmp_path, content, message):
 def test_compressed_prompts_are_read(tmp_path):
     path = tmp_path / "prompts.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "In "}\n'))
+    assert sample.read(path) == [b"In "]
+    path = tmp_path / "prompts.jsonl.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("prompts.jsonl", '{"prompt": "In "}\n')
     assert sample.read(path) == [b"In "]
 
 
