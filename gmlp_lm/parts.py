@@ -5,7 +5,7 @@
     block = GatedMLP(width=256, hidden=1024, length=512, rngs=nnx.Rngs(0))
     y_BLD = block(x_BLD)  # causal: position m reads positions n <= m
 
-Parameters are float32 `nnx.Param`. Layers compute in the dtype of their input.
+Parameters are float32 `nnx.Param`. The output has the dtype of a floating-point input, otherwise float32.
 """
 
 from typing import Any, Literal
@@ -79,7 +79,8 @@ def _check_cache(cache: Any, batch: int) -> None:
 class SpatialGating(nnx.Module):
     """The spatial gating unit: u * (W norm(v) + b), for the halves u and v of the features.
 
-    W is a trained matrix over positions. Initially W is near 0 and b is 1, so the unit returns nearly u.
+    W is a trained matrix over positions. Initially b is 1 and, for a small `epsilon`, W is near 0, so the unit returns
+    nearly u.
 
     A causal unit multiplies some later positions by 0. So NaN or infinity at a later position can make earlier outputs
     NaN, as in masked attention. A causal unit has no forward-mode derivative (`jax.jvp`).
@@ -93,7 +94,8 @@ class SpatialGating(nnx.Module):
       rngs: source of the parameters (stream "params").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range, or 2 * `heads` does not divide `features`.
+      ValueError: a numeric argument is out of range or of the wrong type, `rngs` lacks the stream, or 2 * `heads` does
+        not divide `features`.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class SpatialGating(nnx.Module):
 
         Args:
           lengths_B: number of positions of each row, (B,). Later positions are padding. None means no padding. A causal
-            unit ignores `lengths_B`.
+            unit only checks the shape of `lengths_B`.
 
         Raises:
           ValueError: L exceeds `length`, the input is not an array of real numbers, or the input or `lengths_B` has the
@@ -143,7 +145,8 @@ class GatedMLP(nnx.Module):
       rngs: source of the parameters (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range, or 2 * `heads` does not divide `hidden`.
+      ValueError: a numeric argument is out of range or of the wrong type, `activation` is unknown, `rngs` lacks a
+        stream, or 2 * `heads` does not divide `hidden`.
     """
 
     def __init__(
@@ -209,8 +212,8 @@ class GatedMLP(nnx.Module):
         The time of a step is linear in `length`.
 
         Raises:
-          ValueError: `index` is not an integer, `index` is known (not traced) and not from 0 to `length` - 1, the input
-            has the wrong type or shape, or the cache has a different number of rows.
+          ValueError: `index` is not a scalar of an integer dtype, `index` is known (not traced) and not from 0 to
+            `length` - 1, the input has the wrong type or shape, or the cache has a different number of rows.
         """
         x_B1D = _checked(x_B1D, self.width)
         check(
@@ -223,7 +226,7 @@ class GatedMLP(nnx.Module):
         is_known = not isinstance(index, jax.core.Tracer)
         check(
             is_index and not (is_known and not 0 <= index <= last),
-            f"index must be a whole number from 0 to {last}, got {index}",
+            f"index must be a scalar of an integer dtype, from 0 to {last}, got {index!r:.80}",
         )
         y_B1D, cache = self.gated.step(self.norm(x_B1D), cache, index, Context())
         return x_B1D + y_B1D, cache

@@ -227,8 +227,8 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
         (lambda: step(X_BLD), "a decoding step takes one position, got 5: use prefill"),
         (lambda: step(X_BLD[:, :1, :3]), "the input must have the shape"),
         *[
-            (lambda i=i: step(index=i), "index must be a whole number from 0 to 4")
-            for i in (5, -1, 1.5)
+            (lambda i=i: step(index=i), "index must be a scalar of an integer dtype, from 0 to 4")
+            for i in (5, -1, 1.5, jnp.float32(3))
         ],
     ],
 )
