@@ -1,4 +1,4 @@
-"""Writes Tables 3 and 4 and Figure 4: trains the runs and compares their results with the paper's numbers."""
+"""Trains the runs of Tables 3 and 4 and Figure 4, and writes the tables and the figure."""
 
 import math
 import os
@@ -63,7 +63,7 @@ PRINTED = {
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
 """Quantity held equal in a comparison of models -> curve axis.
 
-The axis of equal data is the step, because a step reads the same number of bytes in all models.
+Equal data means equal numbers of training steps.
 """
 
 WHOLE = "whole_valid.json"
@@ -74,10 +74,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     """The experiments of the gMLP paper, with the options of `gmlp_lm.reproduce`.
 
     Attributes:
-      recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (equal parameter counts).
+      recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (parameter counts within 0.5 %).
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> file or folder of its text. A corpus without an entry is read from data/CORPUS. At the scale
-        "tiny", such a corpus is replaced by the Python manual (embedded:python).
+      data_paths: corpus -> file or folder of its text. The default is data/CORPUS, or at the scale "tiny" the Python
+        manual (embedded:python).
     """
 
     recipe: str = "fixed"
@@ -110,9 +110,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{corpus}_{kind}_{self.recipe}"
 
     def side(self, text: str) -> Side:
-        """Returns the experiment "CORPUS: KIND", such as "wikitext2: gmlp". A claim compares two such experiments."""
+        """Returns the side "CORPUS: KIND" of a claim, such as "wikitext2: gmlp". Other texts raise a UserError."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        check_choice("in a claim, experiment", text, known)
+        check_choice("in claims.csv, experiment", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, path = experiment(1).data.source.partition(":")
@@ -125,7 +125,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3, and a second table that compares the models at equal data, FLOPs and time (`_comparison`)."""
+    """Writes Table 3, and a second table that compares the models at equal data and FLOPs (`_comparison`)."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
@@ -207,10 +207,9 @@ def _if_all(name: str, metrics: list[dict], digits: int) -> str:
 
 
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
-    """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder.
+    """Returns the metrics of the best checkpoint on the whole validation split, cached in the run's folder.
 
-    Returns:
-      The metrics; {} if the run has neither a checkpoint nor cached metrics.
+    Returns {} if the folder has neither a checkpoint nor the cache file.
     """
     if not has_checkpoints(workdir) and not (workdir / WHOLE).exists():
         return {}
@@ -226,12 +225,12 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
 
 
 def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
-    """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
+    """Returns table rows that compare validation bits per byte at equal data and at equal FLOPs.
 
-    The horizon is the end of the shortest curve. A row has two numbers per model: the best value so far at the horizon,
-    interpolated between evaluations, and AUCC / horizon, the average of this value up to the horizon. If parameter
-    counts differ by less than 1 %, the row "data" is called "parameters and data". The row of equal seconds exists only
-    for models that were trained in turns (--turns).
+    A third row compares at equal seconds if the models were trained in turns (--turns). If parameter counts differ by
+    less than 1 %, the row "data" is called "parameters and data". The horizon of a row is the end of the shortest curve
+    on its axis. A row has two numbers per model: the best value so far at the horizon, interpolated between
+    evaluations, and AUCC / horizon, the average of the best value so far up to the horizon.
     """
     counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {
@@ -303,12 +302,12 @@ def _draw(
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
 """Fractions of the training steps. Table 4 prints the samples of the nearest evaluations.
 
-In the paper: epochs 1, 10, 100, 500 and 1000 of 1000.
+The paper's Table 4 has the epochs 1, 10, 100, 500 and 1000 of 1000.
 """
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or else on the first of `corpora`.
+    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or, without it, the first of `corpora`.
 
     All samples continue the same prompt with the same random key. Steps without a sample of every model are left out.
     """
@@ -325,5 +324,5 @@ def table4(suite: ExperimentSuite) -> None:
 
 
 def _printable(text: str) -> str:
-    """Returns the text on one line, with "·" for each character that is not printable."""
+    """Returns the text on one line, with single spaces, and "·" for each character that is not printable."""
     return "".join(c if c.isprintable() else "·" for c in " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Causal maps over positions with fewer weights than `common.model.spatial.Spatial`: Toeplitz matrices and windows."""
+"""Causal maps over positions with shared weights: Toeplitz matrices, and one matrix for all windows."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from common.model.spatial import Spatial, dense_product, per_head
 
 
 def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
-    """Cuts the positions into windows, (B * windows, `size`, D). Zeros fill the last window.
+    """Cuts the positions into windows; returns (B * windows, `size`, D). Zeros fill the last window.
 
     Args:
       before: number of positions of zeros to insert before the first position. The number of windows stays the same, so

@@ -1,5 +1,5 @@
 """The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program,
-whose layers are tiny attentions alone.
+whose layers have a tiny attention, but neither a gMLP nor a feed-forward sublayer.
 
 The models have one of two initializations: GPT-2's, or PyTorch's default, which the authors' program uses.
 """
@@ -102,9 +102,10 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initialises like PyTorch: kernels and biases of a linear layer with M inputs from U(-1/sqrt(M), 1/sqrt(M)).
+    """Draws parameters like PyTorch. Other parameters keep their values.
 
-    Draws the embedding table from N(0, 1). Other parameters keep their values.
+    Draws kernels and biases of linear layers with M inputs from U(-1/sqrt(M), 1/sqrt(M)), and the embedding table from
+    N(0, 1).
     """
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
@@ -120,7 +121,7 @@ INITIALIZATIONS = {"gpt2": as_gpt2, "torch": as_torch}
 
 
 def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
-    """Returns the initialized model of a configuration."""
+    """Returns the initialized model of `config.model`. `vocabulary` is the number of token ids."""
     blocks: list[Block] = [
         transformer.make_block(model, sublayers(model, layer, rngs=rngs), rngs=rngs)
         for layer in range(model.layers)
@@ -147,10 +148,10 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of `config.model`.
+    """Checks fields of `config.model`. `language_modelling.validate` checks `dtype`.
 
     Raises:
-      UserError: a field has an invalid value, or two fields contradict each other.
+      UserError: a checked field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.model.kind", model.kind, ("gpt", "gmlp", "tiny_attention"))
     check_choice("--config.model.spatial", model.spatial, ("full", "toeplitz"))

@@ -13,8 +13,8 @@ PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
 """Parameter counts in the paper's Table 1, in millions, without its row GPT_origin, which is from another paper."""
 
 UNUSED = {"gpt": 4_202_496}
-"""Kind of model -> number of parameters in the authors' model that its forward pass never uses. Our counts leave them
-out."""
+"""Kind of model -> number of parameters in the authors' model that its forward pass never uses. Our models lack
+these parameters."""
 
 PRINTED_SETTINGS = {
     "batch size": 64,
@@ -51,7 +51,7 @@ def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
     """Applies the command line's overrides to a configuration in place, validates it and returns it.
 
     Raises:
-      UserError: an override is invalid.
+      UserError: an override or the resulting configuration is invalid.
     """
     run.validate(suite.override(config))
     return config
@@ -101,7 +101,7 @@ def _settings(config: ConfigDict) -> dict[str, object]:
         "beta 2": optimizer.beta2,
         "epsilon": optimizer.epsilon,
         "total steps": train.steps,
-        # No field of the configuration sets this rate, because our models have no dropout directly after the GELU.
+        # No field sets the GELU dropout, because our models have no dropout directly after the GELU.
         "GELU dropout": 0,
         "weight decay": optimizer.weight_decay,
         "weights that decay": optimizer.decay if optimizer.weight_decay else "none",

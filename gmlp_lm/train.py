@@ -17,7 +17,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
     from common.report.table import text
     from common.storage.addresses import shown
 
-    unit = summary.get("unit", "tokens")  # Summaries from before 24 November 2026 lack the unit.
+    unit = summary.get("unit", "tokens")  # missing before commit 9c07d7a (24 November 2026)
     rows = [
         *((f"test {name}", f"{value:.4f}") for name, value in summary["test"].items()),
         (
