@@ -1,4 +1,4 @@
-"""Checks and converts the arguments of `explicit_opt.heads`: features, labels and weights.
+"""Checks and converts arguments of `explicit_opt.heads`: features, labels and weights of examples.
 
 A wrong argument raises a UserError that names the argument and the fault.
 
@@ -15,7 +15,7 @@ from common.errors import UserError, check, reason_of
 
 
 def checked_features(features: Any) -> Any:
-    """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
+    """Returns the features in float64, as a NumPy array or, if they are sparse, as a scipy.sparse.csr_array."""
     features_EM = values = _array("features", features, np.float64)
     if sparse.issparse(features):
         features_EM = sparse.csr_array(features_EM)
@@ -93,7 +93,7 @@ def checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
 
 
 def _array(name: str, values: Any, dtype: Any = None) -> Any:
-    """Converts `values` to an array of `dtype`. None keeps the type of the values. A sparse array remains sparse.
+    """Converts `values` to an array of `dtype`. `dtype=None` keeps the dtype. A sparse array remains sparse.
 
     Raises:
       UserError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.

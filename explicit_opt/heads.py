@@ -22,8 +22,8 @@ Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
 
 LOGITS = 50_000_000
-"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, the fit uses 100
-examples and exceeds this number."""
+"""Maximum number of logits that `scale="fit"` computes. With more than 500,000 outputs, the fit uses up to 100
+examples and may exceed this number."""
 
 
 def head_start(
@@ -42,15 +42,15 @@ def head_start(
       features: (E, M), a NumPy, JAX or scipy.sparse array.
       labels: (E,) integers from 0 to N - 1, or (E, N) probabilities of the outputs (soft labels).
       method: "explicit": explicit optimization (eq. 3), which needs non-negative features. A feature with negative
-        values is shifted so that its lowest value is 0, and the bias compensates. "lda": linear discriminant analysis.
-        "ridge": least squares with the target 1 for the label and -1 for all other outputs.
+        values is shifted so that its lowest value is 0, and the bias undoes the shift. "lda": linear discriminant
+        analysis. "ridge": least squares with the target 1 for the label and -1 for all other outputs.
       outputs: N. None takes the largest label + 1, or the number of columns of soft labels.
       scale: factor of all logits. "fit" takes the factor from 0.001 to 10 with the least cross-entropy on a random
         sample of at most 10,000 examples (fewer with more than 5,000 outputs: see `LOGITS`). The factor does not change
         the order of the logits.
       smoothing: its meaning depends on the method. "explicit": number added to every co-occurrence. "lda": weight, in
-        examples, of an isotropic covariance that is averaged with the measured covariance. "ridge": penalty of the
-        squared weights without the bias.
+        examples, of an isotropic covariance that is averaged with the measured covariance. "ridge": factor of
+        the squared norm of the kernel in the loss.
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
@@ -117,10 +117,10 @@ class HeadStart:
         self._sample: _Sample | None = None
 
     def add(self, features: Any, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Adds a batch of examples. `head_start` documents the arguments and most errors.
+        """Adds a batch of examples. `head_start` documents the arguments.
 
         Raises:
-          ValueError: also if the number of features differs from earlier batches.
+          ValueError: an argument is invalid, or the number of features differs from earlier batches.
         """
         features_EM = checked_features(features)
         examples, width = features_EM.shape
@@ -199,7 +199,7 @@ class HeadStart:
         products_MM: np.ndarray | None,
         lowest_M: np.ndarray,
     ) -> None:
-        """Adds the sums of a batch or of another head. New labels append rows, unless `outputs` fixes N."""
+        """Adds the sums of a batch or of another head. Labels above all earlier labels append rows."""
         if not self._mass_N.size:
             self._sums_NM, self._mass_N = sums_NM.copy(), mass_N.copy()
             self._products_MM, self._lowest_M = products_MM, lowest_M
@@ -229,8 +229,8 @@ class HeadStart:
         """Returns the kernel, (M, N), and the bias, (N,), both float32. `add` may be called again afterwards.
 
         Raises:
-          ValueError: no example has a positive weight, the features are linearly dependent ("lda" and "ridge" with
-            smoothing 0), or all features are constant within each class ("lda").
+          ValueError: no example has a positive weight, the linear system is singular ("lda" and "ridge" with linearly
+            dependent features and too small a `smoothing`), or all features are constant within each class ("lda").
         """
         check(
             self._mass_N.sum() > 0,
@@ -244,9 +244,10 @@ class HeadStart:
         return (scale * kernel_MN).astype(np.float32), (scale * bias_N).astype(np.float32)
 
     def _explicit(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first.
+        """Returns the kernel of eq. (3) for shifted features, and the bias that undoes the shift.
 
-        The priming number K is the mean L1 norm of the features, but at least 1.
+        The shift subtracts the minimum of each feature that has negative values. The priming number K is the mean L1
+        norm of the shifted features, weighted by the weights of the examples, but at least 1.
         """
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
@@ -287,8 +288,8 @@ class HeadStart:
         total, width = self._mass_N.sum(), self._sums_NM.shape[1]
         mean_M = self._sums_NM.sum(0) / total
         target_N = 2 * self._mass_N / total - 1
-        # The product H^T (2 Y - 1) of features H and targets 2 Y - 1, both centred. Row e of Y is the label of example
-        # e, one-hot or soft.
+        # The weighted product H^T (2 Y - 1) of features H and targets 2 Y - 1, both centred. Row e of Y is the label of
+        # example e, one-hot or soft.
         right_MN = 2 * self._sums_NM.T - total * np.outer(mean_M, 1 + target_N)
         left_MM = self._products_MM - total * np.outer(mean_M, mean_M)
         kernel_MN = _solve(left_MM + self.smoothing * np.eye(width), right_MN)
@@ -335,7 +336,7 @@ def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:
     """Solves left X = right for X, (M, N). `left_MM` is symmetric and positive definite.
 
     Raises:
-      ValueError: `left_MM` is singular.
+      ValueError: `left_MM` is not positive definite.
     """
     try:
         return linalg.solve(left_MM, right_MN, assume_a="pos")

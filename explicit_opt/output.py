@@ -22,7 +22,7 @@ from explicit_opt.heads import HeadStart
 
 
 class _Recorder(nnx.Module):
-    """Wraps a layer and records the input of the last call."""
+    """Wraps a layer and records the input of the most recent call."""
 
     def __init__(self, layer: Linear):
         self.layer = layer

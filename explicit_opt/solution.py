@@ -41,11 +41,11 @@ def explicit_solution(
       priming: K. None takes the mean L1 norm of the feature vectors (section 2.1).
       outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
-      sign: -1 as in eq. (3), or +1 as in the sentence before eq. (3). The sentence contradicts eq. (14).
+      sign: -1 as in eq. (3) and (14), or +1 as in the sentence before eq. (3).
 
     Raises:
-      UserError: an array has the wrong shape, a feature is negative or not finite, there are no examples, K < 1, or a
-        target is not an integer or out of range.
+      UserError: an array has the wrong shape, a feature is negative, too large or not finite, there are no examples,
+        K is infinite, NaN or below 1, or a target is not an integer or out of range.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     check(
@@ -89,8 +89,8 @@ def separate_intercept(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 5).
 
-    If every feature vector has the norm K, the logits are the same as with eq. (3). If norms differ, the prior in eq.
-    (3) grows with the norm, whereas the bias is constant.
+    If every feature vector has the L1 norm K, the logits are the same as with eq. (3). If norms differ, the
+    term of f in eq. (3) grows with the norm, whereas the bias is constant.
     """
     _check_priming(priming)
     totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), FLOOR)
