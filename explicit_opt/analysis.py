@@ -40,8 +40,8 @@ def formula(suite: ExperimentSuite) -> None:
 
     Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
     perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The
-    table also has the paper's values. For contexts of one token (K = 1), it has the training perplexity of the
-    maximum-likelihood bigram, on all training tokens (a bound, see `bigram_perplexity`) and on the measured tokens.
+    table also has the paper's values and, for contexts of one token (K = 1), the training perplexity of the
+    maximum-likelihood bigram: on all training tokens (a bound, see `bigram_perplexity`) and on the measured tokens.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -72,12 +72,13 @@ def formula(suite: ExperimentSuite) -> None:
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
-    """Returns the readings of eq. (3) to compare: (name, exponent of the prior f, sign of the exponent).
+    """Returns the readings of eq. (3) to compare: (name, exponent of f, sign of the exponent).
 
-    Section 2.1 has the sign +. This sign is compared for K > 1 only, because for K = 1 the exponent (K - 1) / K is 0.
+    Eq. (3) has the sign -, the sentence before eq. (3) the sign +. The sign + is compared for K > 1 only, because for
+    K = 1 the exponent (K - 1) / K is 0.
 
     Args:
-      context: the paper's K.
+      context: number of context tokens, the paper's K.
     """
     printed, other = (context - 1) / context, context / (context + 1)
     readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]
@@ -85,7 +86,7 @@ def _readings(context: int) -> list[tuple[str, float, int]]:
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram, a lower bound for all models with K = 1."""
+    """Returns the training perplexity of the maximum-likelihood bigram: a lower bound with one context token."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
@@ -119,7 +120,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(suite: ExperimentSuite) -> None:
-    """Writes test metrics and numbers of epochs of one softmax layer on digits, for `STARTS` and `OPTIMIZERS`."""
+    """Trains one softmax layer on digits for `STARTS` and `OPTIMIZERS`; writes test metrics and numbers of epochs."""
     cases = {
         (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS

@@ -37,7 +37,7 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
 
 
 def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
-    """Returns `baselines(task)`, cached in the JSON file `path`. Computes them again if the data have changed."""
+    """Returns `baselines(task)`, cached in the JSON file `path` until the data change."""
     data = {
         split: [sha256(array).hexdigest() for array in arrays]
         for split, arrays in task.splits.items()

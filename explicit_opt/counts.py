@@ -1,6 +1,6 @@
 """Counts co-occurrences of tokens and computes eq. (3) for the noisy embedding of section 3.1.1.
 
-The input vectors of the examples are never stored. A table (W, V, V) has the axes lag, context token and target token.
+The input vectors of the examples are not stored. A table (W, V, V) has the axes lag, context token and target token.
 
 Shape letters of this module: L tokens of a text, V vocabulary, W lags (the paper's K).
 """
@@ -26,7 +26,7 @@ class Noise:
     """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1, for one-hot e_v. The rows of E sum to 1.
 
     q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where f_v is the number of times that token v is a target.
-    The matrix E is never stored, because E A = q * A + (1 - q) (p^T A) for any matrix A.
+    The matrix E is not stored. Products use E A = q * A + (1 - q) (p^T A), for any matrix A.
 
     Attributes:
       keep_V: q, (V,).
@@ -86,7 +86,7 @@ def language_solution(
     """Computes eq. (3) for inputs that are W noisy embeddings, concatenated or (`concatenate=False`) summed.
 
     At each lag, the counts C of `count_pairs` give the co-occurrences F = E^T C = q * C + p (1 - q)^T C. Every row of E
-    sums to 1. So the L1 norm of every input (K) is W, and F summed over the features is W times the target counts.
+    sums to 1. So K, the L1 norm of every input, is W, and F summed over all features is W times the target counts.
 
     Args:
       counts_WVV: result of `count_pairs`.

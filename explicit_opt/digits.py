@@ -33,16 +33,16 @@ _HELD_OUT_DIGITS = 360  # test images: about a fifth of scikit-learn's digits
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration of a digit classifier.
+    """Checks the configuration fields of a digit classifier without reading data.
 
     Raises:
-      UserError: a field has an invalid value.
+      UserError: a field has an invalid value, or two fields contradict each other.
     """
     check_least(config, ("model.layers",))
     check_least(config, ("data.held_out",), 0)
     check(
         config.solution.priming == 0 or config.solution.priming >= 1,
-        "--config.solution.priming must be at least 1, or 0 for the average norm of the features,"
+        "--config.solution.priming must be at least 1, or 0 for the mean L1 norm of the features,"
         f" got {config.solution.priming}",
     )
     check(
@@ -189,9 +189,9 @@ class Digits(StartTask):
     def solution(self) -> list[jax.Array]:
         """Returns the kernels of all layers: the explicit solution with the classes as targets of every layer.
 
-        Layers are solved from the first to the last. The input of a later layer is a softmax, whose L1 norm is 1, so
-        its K is 1 (section 3.3). With `start=scaled`, each kernel is multiplied by the factor that minimises the
-        cross-entropy of the layer's outputs on the training images (`fit_scale`).
+        Layers are solved from the first to the last. The input of a later layer is a softmax with L1 norm 1, so K
+        is 1 for this layer (section 3.3). With `start=scaled`, each kernel is multiplied by the factor that minimises
+        the cross-entropy of the layer's outputs on the training images (`fit_scale`).
         """
         features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
 

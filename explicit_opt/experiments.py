@@ -44,8 +44,8 @@ PRINTED = {
         4: (24.6, 31.6, 40.3, 55.4, 20.7, 31.2),
     },
 }
-"""Table 1: input ("sum" or "cat") -> K -> six perplexities: training and development perplexity of the cold start after
-training, of the explicit solution without training, and of the warm start after training."""
+"""Table 1: input ("sum" or "cat") -> number of context tokens -> six perplexities: training and development perplexity
+of the cold start after training, of the explicit solution without training, and of the warm start after training."""
 
 PRINTED_DIGITS = {
     (1, "explicit, no training"): 82.86,
@@ -69,8 +69,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
       protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" follows the paper and
         reports the last epoch: language models train for all epochs (Table 1), digit classifiers until the first epoch
         that does not lower the test loss (section 4).
-      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS. At the
-        scale "tiny", such a corpus is replaced by small data that need no download.
+      data: corpus ("babylm" or "mnist") -> its directory. The default is data/CORPUS, or at the scale "tiny" small data
+        that need no download.
     """
 
     protocol: str = "ours"
@@ -108,7 +108,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self._override(config, "mnist", values)
 
     def _override(self, config: ConfigDict, corpus: str, values: dict[str, object]) -> ConfigDict:
-        """Applies the overrides of the command line, and then `values`, to `config`; returns `config`."""
+        """Applies the command line's overrides, then `eval.start`, `data` and `values`, to `config`. Returns it."""
         if directory := self.data.get(corpus):
             values["data.source"] = f"files:{shown(directory)}"
         return self.override(config, **{"eval.start": True, **values})
@@ -128,9 +128,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.named(f"digits_{layers}_{start}"), partial(self.digits, layers, start)
 
     def side(self, text: str) -> Side:
-        """Returns the experiment "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
+        """Returns the side "sum K: START", "cat K: START" or "digits LAYERS: START" of a claim, such as "cat 2: warm".
 
-        A claim compares two such experiments. A language model ignores command-line overrides of fields that only digit
+        K is the number of context tokens. A language model ignores command-line overrides of fields that only digit
         classifiers have, and vice versa.
 
         Raises:
@@ -140,9 +140,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         found = re.fullmatch(known, text)
         check(
             found is not None and re.fullmatch(r"digits (?!1:).* zero", text) is None,
-            f"unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or 'digits LAYERS: START', such as"
-            f" 'cat 2: warm'; K and LAYERS are at least 1, START is one of {', '.join(STARTS)}, and digits with the"
-            " start zero have 1 layer",
+            f"claims.csv has the unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or"
+            f" 'digits LAYERS: START', such as 'cat 2: warm'; K and LAYERS are at least 1, START is one of"
+            f" {', '.join(STARTS)}, and digits with the start zero have 1 layer",
         )
         family, number, start = found.groups()
         corpus = "mnist" if family == "digits" else "babylm"
@@ -178,9 +178,9 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 def language_runs(
     suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
-    """Trains missing runs. Returns {(input, K, `config.start`): runs, one per seed}.
+    """Trains missing runs. Returns {(input, context tokens, `config.start`): runs, one per seed}.
 
-    A run is (curve, test perplexity at the best step).
+    A run is (`Points` of training and development perplexity, test perplexity at the best step).
     """
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
@@ -206,15 +206,15 @@ COLUMNS = {
     "sp": ("scaled", True),
     "sw": ("scaled", False),
 }
-"""Suffix of a column of Table 1 -> (`config.start`, whether the column has the perplexity before training). The paper
-has the first three columns."""
+"""Suffix of columns of Table 1 -> (`config.start`, whether the columns have perplexities before training). The paper
+has the columns of the first three suffixes."""
 
 
 def table1(suite: ExperimentSuite) -> None:
     """Writes training (T), development (D) and test (X) perplexities, and the paper's T and D.
 
-    The protocol "ours" takes the epoch with the lowest D, so D is biased downwards. X is the test perplexity at this
-    epoch. The protocol "printed" takes the last epoch and has no X.
+    For trained models, the protocol "ours" takes the epoch with the lowest D, so D is biased downwards. X is the test
+    perplexity at this epoch. The protocol "printed" takes the last epoch and has no X.
     """
     ours, every, rows = suite.protocol == "ours", language_runs(suite), []
     for aggregate, printed in PRINTED.items():
@@ -239,9 +239,9 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws mean co-occurrence against token count, K = 1 (left), and training perplexity of Cat by epoch (right).
+    """Draws mean co-occurrence against token count for one context token, and training perplexity of Cat by epoch.
 
-    Cat concatenates the K previous tokens. Also writes the points as CSV files.
+    The input of Cat concatenates the K previous tokens. Also writes the points as CSV files.
     """
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
@@ -256,12 +256,12 @@ def fig1(suite: ExperimentSuite) -> None:
 
 
 def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the count and the mean co-occurrence of every token that is a target (section 2.2, K = 1)."""
+    """Returns the count and mean co-occurrence of each target token (section 2.2), for a task of one context token."""
     counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
     cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # Eq. (13) has a geometric mean of co-occurrences. With K = 1 and one-hot inputs, this mean has a single
+    # Eq. (13) has a geometric mean of co-occurrences. With one-hot inputs (K = 1), this mean has a single
     # factor: the co-occurrence of the context token and the target. `mean` holds, for each target, the average of this
     # co-occurrence over all context tokens of the text.
     mean = counts.sum(1) @ cooccurrences / counts.sum()
@@ -270,9 +270,10 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Draws the development perplexity of Cat, and the training and development perplexities of Sum, over epochs.
+    """Draws the development perplexity of Cat, and the training and development perplexities of Sum, by epoch.
 
-    Cat concatenates the K previous tokens, Sum adds them up. Also writes the points as CSV files.
+    The input of Cat concatenates the embeddings of the K previous tokens, the input of Sum adds the embeddings up. Also
+    writes the points as CSV files.
     """
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)
@@ -288,10 +289,10 @@ def fig3(suite: ExperimentSuite) -> None:
 
 
 def fig2(suite: ExperimentSuite) -> None:
-    """Draws the accuracy of digit classifiers over epochs, and the explicit solution's test accuracy over K.
+    """Draws digit classifiers' accuracy by epoch, and the explicit solution's test accuracy by priming number K.
 
     The left panel has a curve of seed 1 for each number of layers and each start in `TRAINED` ("zero" for one layer
-    only). Also writes the numbers, and the results of the baselines, as tables.
+    only). Also writes the points of both panels as CSV files, and a table of test results that includes the baselines.
     """
     # `digits.validate` explains why two layers cannot start from zeros.
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
@@ -364,11 +365,11 @@ def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) 
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
-    """Measures the explicit solution's test accuracy for K = 1, 2, ..., number of pixels (section 3.2.1).
+    """Measures the explicit solution's test accuracy for the priming numbers K = 1, 2, ... (section 3.2.1).
 
     Returns:
-      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), and the mean L1 norm
-      of the training features.
+      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), for K up to the
+      number of pixels, and the mean L1 norm of the training features.
     """
     features, labels = jnp.asarray(task.features("test")), task.splits["test"][1]
     train = task.features("train")
@@ -385,7 +386,7 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
 
 
 def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
-    """Returns {input ("sum" or "cat"): {label, such as "K = 2, warm": curve of seed 1}}."""
+    """Trains missing runs. Returns {input ("sum" or "cat"): {label, such as "K = 2, warm": curve of seed 1}}."""
     runs = language_runs(replace(suite, seeds=1), aggregates)
     curves: dict[str, dict[str, Points]] = {aggregate: {} for aggregate in aggregates}
     for (aggregate, context, start), [(points, _)] in runs.items():

@@ -18,8 +18,8 @@ def scaling_and_curves(
 ) -> None:
     """Draws Figure 1: mean co-occurrence against token count, and training perplexity of the model Cat by epoch.
 
-    Cat concatenates K previous tokens. The left panel also has a line of slope 1, because the paper's theorem assumes
-    this slope.
+    The input of Cat concatenates the K previous tokens. The left panel also has a line of slope 1, because the paper's
+    theorem assumes this slope.
     """
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])
@@ -44,7 +44,7 @@ def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
 def digits(
     curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path, split: str
 ) -> None:
-    """Draws Figure 2: accuracy on `split` by epoch, and test accuracy of the explicit solution over K."""
+    """Draws Figure 2: accuracy on `split` by epoch, and the explicit solution's test accuracy by priming number K."""
     figure, (left, right) = panels(2)
     _draw(left, curves, f"{split} accuracy (%)", "trained", log_y=False)
     primings, weights, intercept = zip(*scan, strict=True)
@@ -59,7 +59,7 @@ def digits(
 
 
 def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
-    """Plots curves, with a line style per `config.start` and a colour per model. Epoch 0.5 is before training."""
+    """Plots curves: a line style per `config.start`, a colour per model. Epoch 0.5 has the value before training."""
     groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
     for name, points in curves.items():
         colour = COLOURS[groups.index(name.split(",")[0]) % len(COLOURS)]

@@ -46,10 +46,10 @@ tokens because the losses of neighbouring tokens are not independent."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration of a language model.
+    """Checks the configuration fields of a language model without reading data.
 
     Raises:
-      UserError: a field has an invalid value.
+      UserError: a field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.model.aggregate", config.model.aggregate, ("sum", "cat"))
     check_least(config, ("data.vocab_size",), 8)
@@ -157,7 +157,7 @@ def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
 
 
 def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
-    """Counts the pairs (context token, target) at each lag, (W, V, V) int32. Each device counts its own text shard."""
+    """Counts the pairs (context token, target) at each lag, (W, V, V) int32. Each device counts in its text shard."""
     total, shards = len(windows), mesh.shape["data"]
     padded = -(-total // shards) * shards
     at_L = np.minimum(np.arange(padded), total - 1)
@@ -217,7 +217,7 @@ class NextToken(StartTask):
         for split, windows in self.splits.items():
             check(
                 len(windows) > 0,
-                f"the {split} split of --config.data.source has no tokens: choose a text that is not blank",
+                f"the {split} split of --config.data.source={data.source} has no tokens: use a text that is not blank",
             )
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
@@ -320,6 +320,6 @@ class NextToken(StartTask):
         """Writes the tokenizer.
 
         Raises:
-          UserError: the run in `workdir` was started with another tokenizer, or its saved tokenizer is damaged.
+          UserError: the run in `workdir` is resumed with another tokenizer, or its saved tokenizer is damaged.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

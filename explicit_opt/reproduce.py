@@ -1,8 +1,8 @@
 """Reproduces the paper's table and figures: python -m explicit_opt.reproduce table1 --scale=tiny
 
 Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG files to --out. --config.FIELD=VALUE
-overrides a field of every run's configuration, as in explicit_opt.train. --protocol=printed stops training as the paper
-does, and reports the metrics of the last epoch.
+overrides a field of every run's configuration, except fields that the target sets, such as the seed.
+--protocol=printed stops training as the paper does, and reports the metrics of the last epoch.
 """
 
 from argparse import Namespace
@@ -46,8 +46,8 @@ def main() -> None:
         action="append",
         default=[],
         metavar="CORPUS=DIR",
-        help="directory of babylm (texts) or mnist (IDX files); may be repeated; default data/CORPUS, or data without"
-        " download with --scale=tiny",
+        help="directory of babylm (texts) or mnist (IDX files); may be repeated; default data/CORPUS, or small data"
+        " that need no download with --scale=tiny",
     )
     reproduce("explicit_opt", TARGETS, parser, _own)
 

@@ -14,7 +14,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the configuration without reading data.
 
     Raises:
-      UserError: a field is missing or has an invalid value.
+      UserError: a field is missing or has an invalid value, or two fields contradict each other.
     """
     with complete("--config"):
         _task(config)[0](config)
@@ -49,7 +49,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     """Returns the configuration for the training loop, and the task.
 
     With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. The exception is a language
-    model with `data.tokens` above 0, because an epoch has this number of tokens.
+    model with `data.tokens` above 0, the number of tokens that is assumed for an epoch.
 
     Raises:
       UserError: the configuration or the data are invalid.

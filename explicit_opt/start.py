@@ -33,10 +33,10 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
 
 
 def validate_start(config: ConfigDict) -> None:
-    """Checks the configuration fields that language models and digit classifiers share.
+    """Checks configuration fields that language models and digit classifiers share.
 
     Raises:
-      UserError: a field has an invalid value.
+      UserError: a checked field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.start", config.start, STARTS)
     check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
@@ -65,7 +65,7 @@ class StartTask(Task, ABC):
     Attributes:
       examples: number of training examples (tokens or images). Before the data are read: `data.tokens` for a language
         model, 0 for a digit classifier.
-      multiple: number that must divide the number of rows of a batch.
+      multiple: number that must divide `train.batch`, the number of rows of a training batch.
     """
 
     mode = "min"
@@ -84,10 +84,10 @@ class StartTask(Task, ABC):
 
     @abstractmethod
     def explicit_start(self, trainable: Params) -> Params:
-        """Returns the explicit solution, with fitted factors if `config.start` is "scaled"."""
+        """Returns {path: explicit solution} of all parameters, with fitted factors if `config.start` is "scaled"."""
 
     def with_parameters(self, trainable: Params) -> ModelState:
-        """Returns the model with the given parameters, for evaluation."""
+        """Returns the model state with the parameters `trainable`, for evaluation."""
         abstract_model = variables.abstract(self.build)
         return ModelState(abstract_model, trainable, {}, self.mesh)
 
