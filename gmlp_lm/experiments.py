@@ -74,7 +74,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     """The experiments of the gMLP paper, with the options of `gmlp_lm.reproduce`.
 
     Attributes:
-      recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (parameter counts within 0.5 %).
+      recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (nearly equal parameter counts).
       corpora: keys of `language.CORPORA`.
       data_paths: corpus -> file or folder of its text. The default is data/CORPUS, or at the scale "tiny" the Python
         manual (embedded:python).

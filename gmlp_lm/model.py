@@ -102,10 +102,10 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Draws parameters like PyTorch. Other parameters keep their values.
+    """Draws parameters as PyTorch does by default.
 
     Draws kernels and biases of linear layers with M inputs from U(-1/sqrt(M), 1/sqrt(M)), and the embedding table from
-    N(0, 1).
+    N(0, 1). Other parameters keep their values.
     """
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
