@@ -1,7 +1,8 @@
-"""Estimates the chip-hours of claims that need runs at the paper's scale: python -m launch.claims PAPER
+"""Estimates the chip-hours of the runs at the paper's scale that claims need: python -m launch.claims PAPER
 
-A plan is a list of options of `launch.plan` in PAPER/claims.csv. This program compiles the step of each plan that
-PAPER/claims_plans.csv lacks, and adds the plan's chip-hours to this file, which `reproduce claims` reads.
+A plan is the options of `launch.plan` for one run, in PAPER/claims.csv. This program compiles the training step of each
+plan that PAPER/claims_plans.csv lacks, and adds the plan's chip-hours to PAPER/claims_plans.csv, for `python -m
+PAPER.reproduce claims`.
 """
 
 import csv
@@ -31,7 +32,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
       ask: function from the options of a plan to its estimate.
 
     Raises:
-      UserError: a plan is invalid or has no chip-hours. The estimates of all other plans are written.
+      UserError: the claims are invalid; or, after the estimates of all other plans are written, a plan is invalid or
+        has no chip-hours.
     """
     from common.errors import UserError, check
     from common.report import claims
@@ -55,16 +57,16 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             estimate = ask(plan)
             check(
                 estimate.bound is not None,
-                f"the speed of --topology={estimate.topology.name} is unknown: set a TPU slice, such as v5e:4x4, in"
-                f" this plan in {paper}/{claims.CLAIMS}",
+                f"the speed of --topology={estimate.topology.name} is unknown: in {paper}/{claims.CLAIMS}, give the"
+                " plan a TPU slice, such as v5e:4x4",
             )
             check(
                 estimate.chip_hours is not None,
-                "the number of steps is unknown without data: add --config.train.steps=N to the plan in"
-                f" {paper}/{claims.CLAIMS}, or --config.data.tokens=N for a language model of explicit_opt",
+                f"the number of steps is 0, or unknown without data: in {paper}/{claims.CLAIMS}, add to the plan"
+                " --config.train.steps=N, or --config.data.tokens=N for a language model of explicit_opt",
             )
         except UserError as fault:
-            print(f"error: {fault}", file=sys.stderr, flush=True)
+            print(f"error: {plan}: {fault}", file=sys.stderr, flush=True)
             failed.append(plan)
             continue
         row = (plan, f"{estimate.chip_hours:,.2f}", estimate.bound.binds, commit())
@@ -74,7 +76,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     print(f"{len(rows)} plans in {path}")
     check(
         not failed,
-        f"{len(failed)} of {len(plans)} plans could not be estimated (errors above): {'; '.join(failed)}",
+        f"{len(failed)} of {len(plans)} plans could not be estimated; correct the errors above: {'; '.join(failed)}",
     )
 
 
@@ -107,7 +109,7 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
 
     Args:
       plan: options of `launch.plan` as text.
-      quick: whether to compile with less optimization.
+      quick: whether to compile with less optimization. The option --quick of the plan has the same effect.
 
     Raises:
       UserError: the options are invalid, the TPU compiler is missing, or `launch.estimate.estimate` fails, for example
@@ -120,7 +122,8 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
 
     options, experiment = program.parse(shlex.split(plan))
     ignored = [name for name in ("sweep", "decode", "price") if getattr(options, name)]
-    check(not ignored, f"{plan}: a plan of a claim has no --{' and no --'.join(ignored)}")
+    names = " and ".join(f"--{name}" for name in ignored)
+    check(not ignored, f"a plan of a claim cannot have {names}: leave out {names}")
     check(
         topology.has_compiler(),
         f"the TPU compiler is not installed: pip install {topology.LIBTPU}",

@@ -19,7 +19,7 @@ BETWEEN = " between slices"
 
 # The TPU compiler may split an asynchronous collective over several fusions, which share a channel.
 _PART = "async_collective_fusion_config"
-# The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice.
+# The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice. The fusion's name begins so.
 _SCATTERED = "all-reduce-scatter"
 
 # The TPU compiler writes the inter-slice part of a collective as a send and a receive of the "megascale" runtime.
@@ -81,7 +81,7 @@ class Collectives(NamedTuple):
 
 
 def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collectives:
-    """Counts the collectives in the text of a program that runs on slices of `devices` devices.
+    """Counts the collectives in the text of a compiled program (HLO) for slices of `devices` devices.
 
     The body of a loop counts once per iteration. All branches of a conditional count.
 

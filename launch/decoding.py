@@ -1,8 +1,9 @@
 """Counts the bytes that a device receives to generate one token of every row: python -m launch.decoding --out=DIR
 
-Compiles two versions of decoding for devices that this machine lacks. In the version that translation and sampling
-use, all weights are gathered once (their bytes are spread over the tokens), and each device decodes its own rows. In
-the other version, weights and rows keep the shardings of training, and the compiler inserts the collectives.
+Compiles two versions of decoding for devices that this machine may lack. In the version that translation and sampling
+use, all weights are gathered once, and each device decodes its own rows. The bytes of this gather are divided by the
+number of tokens. In the other version, weights and rows keep the shardings of training, and the compiler inserts the
+collectives.
 """
 
 from pathlib import Path
@@ -27,8 +28,8 @@ RUNS = {
 }
 """Name of a run -> (configuration, fields to override).
 
-The overrides reduce the number of layers, so that compilation is faster. In decoding by rows, the number of layers
-changes only the bytes of weights.
+The overrides reduce the number of layers, so that compilation is faster. In decoding by rows
+(`common.decode.rows`), the number of layers changes only the bytes of weights.
 """
 
 MESHES = ("fsdp", "data")
@@ -83,8 +84,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
         compiler insert all collectives.
 
     Raises:
-      UserError: the configuration is invalid, its mesh does not match the devices, its task does not decode, or the
-        compiler fails.
+      UserError: `launch.estimate.prepare` fails, the task does not generate text, or the compiler fails.
     """
     import jax
     from jax.sharding import NamedSharding

@@ -1,4 +1,4 @@
-"""Compiles a training step for devices that this machine lacks; estimates memory, FLOPs, communication and time."""
+"""Compiles a training step for devices that this machine may lack; estimates memory, FLOPs, communication and time."""
 
 import re
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class TooLarge(UserError):
-    """Raised if a training step needs more memory than a chip has.
+    """Raised if a training step needs more memory of a chip than a program may use (`Chip.memory`).
 
     Attributes:
-      missing: bytes by which the step exceeds the memory of each chip.
+      missing: bytes by which the step exceeds this memory on each chip.
     """
 
     def __init__(self, message: str, missing: int):
@@ -41,9 +41,9 @@ class Bound:
     """Seconds that each part of a chip needs for a training step at full speed.
 
     Attributes:
-      compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations (`Topology.peak`).
+      compute: seconds for the FLOPs at the chip's peak FLOP/s (`Topology.peak`).
       memory: seconds for the HBM traffic (`Estimate.traffic`). Part of this traffic may stay on the chip, so the value
-        may exceed the actual time. None for GPUs, and if the CPU compiler compiled the step.
+        may exceed the actual time. None if the GPU or CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI or NVLink).
       network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
         the host's bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
@@ -103,10 +103,10 @@ class Estimate:
     Attributes:
       held: {use of memory, such as "optimizer": bytes on each device}.
       flops: FLOPs of all matrix products and convolutions on all devices (`common.train.flops`).
-      compiled_flops: FLOPs of one device by the compiler's count, which includes all operations and counts each loop
-        body once; None for GPUs, whose compiler does not count.
-      traffic: bytes that one device reads and writes: the compiler's count plus `kernels`, multiplied by a factor for
-        loop iterations (`loop_factor`); None for GPUs.
+      compiled_flops: FLOPs of one device by the compiler's count, which counts each loop body once; None if the
+        GPU compiler compiled the step, because it does not count FLOPs.
+      traffic: bytes that one device reads and writes: (the compiler's count + `kernels`) * `loop_factor`; None if
+        the GPU compiler compiled the step.
       kernels: bytes of the operands and results of Pallas kernels on one device. Each loop body counts once.
       dtype: dtype of activations.
       bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
@@ -128,7 +128,7 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Estimated tokens per second; None if the speed of the devices is unknown."""
+        """Estimated tokens (`BatchSpec.tokens`) per second; None if the speed of the devices is unknown."""
         return self.batch.tokens / self.bound.seconds if self.bound else None
 
     @property
@@ -147,7 +147,8 @@ def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, M
     """Returns the validated configuration, its task without data, and its mesh on the topology's devices.
 
     Raises:
-      UserError: the configuration is invalid or lacks a field, or its mesh does not match the devices.
+      UserError: the configuration lacks a field, its mesh does not match the devices, or the paper's `run.prepare`
+        fails.
     """
     program = run_module(config)
     with complete("--config"):
@@ -163,8 +164,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
     Raises:
       TooLarge: the step does not fit into the memory of the chips.
-      UserError: the configuration is invalid, its mesh does not match the devices, its task returns None from
-        `batch_spec`, or the compiler fails.
+      UserError: `prepare` fails, the task returns None from `batch_spec`, or the compiler fails.
     """
     config, task, mesh = prepare(config, topology)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
@@ -242,7 +242,7 @@ def _missing(message: str, capacity: int) -> int | None:
     """Returns how many bytes of HBM are missing according to a compiler error, or None if the error has another cause.
 
     Args:
-      capacity: bytes of HBM of a chip.
+      capacity: bytes of HBM that a program may use of a chip.
     """
     amount = r"([\d.]+)([KMGT]?)"
     if match := re.search(rf"Exceeded hbm capacity by {amount}", message):
@@ -262,8 +262,8 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
     capacity = topology.chip.memory
     by = " (by the CPU compiler's count)" if topology.stands_in else ""
     return TooLarge(
-        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, but a chip has"
-        f" {capacity / 2**30:.2f} GiB ({missing / 2**30:.2f} GiB are missing): use more chips or a larger"
+        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, but a program may"
+        f" use {capacity / 2**30:.2f} GiB of a chip ({missing / 2**30:.2f} GiB are missing): use more chips or a larger"
         " --config.train.accumulate",
         missing,
     )

@@ -187,7 +187,7 @@ def count_executions(
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list such as "512,2048"."""
+    """Returns the integers of a list such as "512,2048"."""
     return tuple(map(int, filter(None, text.split(","))))
 
 
@@ -197,7 +197,7 @@ def array_bytes(type_: str) -> int:
 
 
 def size_of(kind: str, shape: str) -> int:
-    """Returns the bytes of an array from its type and shape, such as "bf16" and "512,2048"."""
+    """Returns the bytes of an array from its HLO type and its shape, such as "bf16" and "512,2048"."""
     if kind == "token":
         return 0
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])

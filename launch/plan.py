@@ -1,4 +1,4 @@
-"""Estimates memory and time of a run on devices that this machine lacks.
+"""Estimates memory, FLOPs, communication and time of a run on devices that this machine may lack.
 
 python -m launch.plan --config=configs/wmt_ffn_res.py --topology=v5e:4x4
 """

@@ -97,7 +97,8 @@ def main() -> None:
     compared = [name for name in COMPARISONS if getattr(options, name)]
     check(
         not (compared and options.kind),
-        f"--kind={options.kind} has no effect with --{' and --'.join(compared)}, whose devices are fixed: leave it out",
+        f"--kind={options.kind} has no effect with --{' and --'.join(compared)}, whose devices are fixed: leave out"
+        " --kind",
     )
     kind = options.kind or "v5e"
     for name in compared:

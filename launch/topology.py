@@ -135,7 +135,7 @@ class Topology:
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"--config.mesh.tensor={tensor} spans several processes: it must divide {self.host}, the number of"
+            f"--config.mesh.tensor={tensor} spans several processes: choose a divisor of {self.host}, the number of"
             " chips of a host, because each host runs one process",
         )
         return mesh
@@ -156,8 +156,8 @@ def find(name: str) -> Topology:
     CPU devices replace the chips of one slice, or the GPUs, if their compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, the compiler rejects it, it has several slices but the TPU compiler is
-        missing, or it needs more CPU devices than `prepare` has configured.
+      UserError: the topology does not exist, the compiler cannot compile for it, it has several slices but the TPU
+        compiler is missing, or it needs more CPU devices than `prepare` has configured.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -177,7 +177,7 @@ _KNOWN = (
 
 
 def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
-    """Parses "2xv5e:4x4" to (2, "v5e", (4, 4)), and "cpu:8" to (1, "cpu", (8,)). Raises a UserError for other names."""
+    """Parses "2xv5e:4x4" to (2, "v5e", (4, 4)), and "cpu:8" to (1, "cpu", (8,)). Unknown names raise a UserError."""
     match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", name)
     unknown = f"--topology={name!r} is unknown: {_KNOWN}"
     check(match is not None and match[2] in ("cpu", *CHIPS), unknown)
@@ -270,7 +270,7 @@ def prepare(name: str, quick: bool = False) -> None:
         # Disable the compilation cache: JAX can load a cached program only if this machine has the program's devices.
         jax.config.update("jax_enable_compilation_cache", False)
         if CHIPS[kind].gpu:
-            # Without a GPU, XLA uses fixed tiles for Triton's matrix products. They do not fit all shapes: use cuBLAS.
+            # Without a GPU, XLA gives Triton's matrix products fixed tiles, which do not fit all shapes: use cuBLAS.
             flags = os.environ.get("XLA_FLAGS", "")
             os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}"
         return

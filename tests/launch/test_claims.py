@@ -63,24 +63,27 @@ def test_failing_plan_does_not_stop_the_others(paper, capsys):
             raise UserError("the step does not fit")
         return found(2.0)
 
-    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated .*: --config=a"):
+    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated; .*: --config=a"):
         claims.write(paper, claims.plans_path(paper), ask)
-    assert "error: the step does not fit" in capsys.readouterr().err
+    assert "error: --config=a: the step does not fit" in capsys.readouterr().err
     assert report.chip_hours(paper) == {"--config=b": "2.00"}
-    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated .*: --config=a"):
+    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated; .*: --config=a"):
         claims.write(paper, claims.plans_path(paper), lambda plan: found(None))
-    assert "the number of steps is unknown" in capsys.readouterr().err
+    assert "the number of steps is 0, or unknown without data" in capsys.readouterr().err
 
 
 def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
     told = call("launch.claims", "reservoirs", code=2)
     assert "unknown paper 'reservoirs'" in told
-    with pytest.raises(UserError, match="a plan of a claim has no --decode"):
+    with pytest.raises(UserError, match="a plan of a claim cannot have --decode: leave out"):
         claims.estimate_of(
             "--config=configs/mnist_explicit.py --topology=cpu:1 --decode", quick=True
         )
     told = call("launch.scaling", "--exchange", "--kind=cpu", code=2)
-    assert "--kind=cpu has no effect with --exchange, whose devices are fixed: leave it out" in told
+    assert (
+        "--kind=cpu has no effect with --exchange, whose devices are fixed: leave out --kind"
+        in told
+    )
     monkeypatch.setattr(topology, "has_compiler", lambda *_: False)
     with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):
         claims.estimate_of("--config=configs/mnist_explicit.py --topology=v5e:1x1", quick=True)

@@ -387,7 +387,7 @@ def test_too_large_step_reports_missing_bytes() -> None:
     config = small()
     config.train.batch = 2**26
     with pytest.raises(
-        estimate.TooLarge, match=r"on each chip of v5e:2x4, but a chip has 15\.75 GiB"
+        estimate.TooLarge, match=r"of v5e:2x4, but a program may use 15\.75 GiB of a chip"
     ) as error:
         estimate.estimate(config, find("v5e:2x4"))
     needed = 2**26 / 8 * (784 + 2) * 4
