@@ -33,13 +33,13 @@ mutants: $(VENV)/.mutants ## mutation testing of metrics, verdicts and the train
 	rm -rf mutants
 	$(BIN)/python -m tests.mutants
 
-claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results/; trains nothing
+claims: $(VENV)/.run ## write results/CLAIMS.md from the runs that are kept in results/; trains nothing
 	for folder in $(patsubst %/claims.csv,%,$(wildcard results/*/*/claims.csv)); do \
 	  set -- $$(echo $$folder | tr / ' ') && \
 	  $(BIN)/python -m $$2.reproduce claims --scale=$$3 --kept --out=$$folder || exit; done
 	$(BIN)/python -m benchmarks.claims
 
-bench: $(VENV)/.bench ## times compared with PyTorch; see benchmarks/README.md
+bench: $(VENV)/.bench ## compare times with PyTorch and other baselines; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.reservoir_step
 	$(BIN)/python -m benchmarks.loop_overhead
@@ -58,7 +58,7 @@ format: $(VENV)/.dev ## ruff, fixing files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove caches and builds; the virtual environment and runs/ stay
+clean: ## remove builds and the caches of Python, pytest and ruff
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache mutants
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

@@ -71,7 +71,7 @@ find_python() {
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
-# Sets $commit to the full hash of commit $1. An empty $1 means HEAD and requires a clean working tree.
+# Sets $commit to the full hash of commit $1. An empty $1 means HEAD, without uncommitted changes to tracked files.
 find_commit() {
   git -C "$root" rev-parse --verify --quiet HEAD >/dev/null ||
     fault "$root is not a git checkout with a commit: clone the repository with git"
@@ -82,7 +82,8 @@ find_commit() {
     fault "unknown commit $1: give --commit a commit of $root"
 }
 
-# Checks that $commit contains the file of CONFIG $1. The path is relative to the repository root.
+# Checks that $commit contains the file of CONFIG $1, unless its path is absolute. A relative path is relative to the
+# repository root.
 need_committed() {
   local file=${1%%:*}
   [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||

@@ -24,15 +24,16 @@ case $action in
   install) # SETUP
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     rm -rf "$home/code"
-    mv "$home/code.new" "$home/code" || fail "cannot replace the code"
+    mv "$home/code.new" "$home/code" || fail "cannot replace the code: make $home writable"
     [[ -z $1 ]] || bash -c "$1" || fail "--setup failed: see the messages of its command above"
     # uv installs Python 3.12, because the Python of the VM images is older than 3.11.
     uv=$home/uv/bin/uv
-    [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
-    "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" || fail "cannot install Python"
+    [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv: see the error of pip above"
+    "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" ||
+      fail "cannot install Python: see the error of uv above"
     "$uv" pip install --quiet --python "$home/venv/bin/python" \
       -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 gcsfs==2026.10.1 ||
-      fail "cannot install the packages"
+      fail "cannot install the packages: see the error of uv above"
     ;;
   start) # SECONDS LOG_DIR COMMIT CACHE TYPE LIBTPU_INIT_ARGS ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
@@ -42,7 +43,7 @@ case $action in
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     TRAINLESS_TOKEN=$(<"$home/../train-less.token") || fail "cannot read the token: repeat the command"
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN PYTHONUNBUFFERED=1
-    export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # JAX reads a cache in a bucket with gcsfs, which needs fewer requests
+    export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # gcsfs, which JAX uses for a cache in a bucket, then sends fewer requests
     LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$5 # the user's flags come last and win
     recommend "$4"
     shift 5
@@ -54,7 +55,7 @@ case $action in
     # A process in a new session survives the end of the ssh connection.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
     until [[ -s $home/pid ]]; do
-      ((SECONDS < 60)) || fail "the process did not start within 60 s, see $log"
+      ((SECONDS < 60)) || fail "the process did not start within 60 s: see $log"
       sleep 0.1
     done
     # Watch the process for a while to report early failures, such as a mistyped argument or a missing package.
@@ -62,7 +63,7 @@ case $action in
     until [[ -s $home/exit ]] || ((SECONDS >= deadline)); do sleep 0.2; done
     if [[ -s $home/exit && $(<"$home/exit") != 0 ]]; then
       tail -n 5 "$log" >&2
-      fail "exited with code $(<"$home/exit"), see the end of $log above"
+      fail "exited with code $(<"$home/exit"): see the end of $log above"
     fi
     printf 'host %s: started, log in %s\n' "$TRAINLESS_PROCESS_ID" "$log"
     ;;
@@ -77,7 +78,7 @@ case $action in
     kill -TERM "$(cat "$home/pid")"
     deadline=$((SECONDS + $1))
     while running; do
-      ((SECONDS < deadline)) || fail "still running $1 s after SIGTERM; launch/tpu.sh status shows its state"
+      ((SECONDS < deadline)) || fail "the process still runs $1 s after SIGTERM: see its state with launch/tpu.sh status"
       sleep 0.2
     done
     ;;

@@ -30,10 +30,10 @@ Each process writes to its own log; the output of process 0 is also shown here. 
 the repository's .venv/bin/python, or python3.
 
 Ctrl-C and SIGTERM are forwarded to every process, and the launcher waits until all have saved and
-exited, at most --grace seconds after the first exit; a second signal kills them. If a process fails,
-the others get SIGTERM, then SIGKILL. The launcher exits with the code of the first process that failed,
-or with 0. Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost or
-missed the rendezvous.
+exited, at most --grace seconds after the first exit with a nonzero code; a second signal kills them. If
+a process fails, the others get SIGTERM, then SIGKILL. The launcher exits with the code of the first
+process that failed, or with 0. Processes exit with 143 after saving on SIGTERM, and with 75 if another
+process is lost or missed the rendezvous.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF

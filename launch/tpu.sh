@@ -161,7 +161,7 @@ read_request() {
   done <"$folder/request"
   # Check the number, because bash would run a command in the subscript of "a[...]" when it computes with $slices.
   [[ $stage =~ ^(asked|started|deleted)$ && $slices =~ ^[1-9][0-9]*$ ]] ||
-    fault "$folder/request is damaged or of an older version: remove it"
+    fault "$folder/request is damaged or of an older version: remove the file"
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "follow https://cloud.google.com/sdk/docs/install"; }
 thing() {
