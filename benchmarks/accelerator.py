@@ -3,7 +3,7 @@
 Uses the recipes of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
 instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. A row of the table is a
 recipe. Its cases are our step, PyTorch's eager step, and PyTorch's step with `torch.compile`. PyTorch uses autocast,
-fused attention and fused Adam.
+fused attention, and fused Adam or AdamW.
 
 A timed call runs several steps and waits only for the last. The cases of a row take turns: one call runs at a time.
 Every case has its own process. The processes of a group of rows (GROUPS) compile at the same time and share the GPU's
@@ -34,10 +34,10 @@ from common.runtime import program
 
 
 class Row(NamedTuple):
-    """A recipe of `benchmarks.step` with a batch that fills a GPU.
+    """A recipe of `benchmarks.step` with a larger batch, for a GPU.
 
     Attributes:
-      model: size of the model, for the page.
+      model: sizes and dropout of the model, as text for the table.
       batch, length: rows of a batch, and tokens of a row.
       options: further options of `make_our_step` and `make_peer`.
     """
@@ -66,8 +66,7 @@ GROUPS = (
     ("translation", "reservoirs", "gpt", "bert_full"),
     ("gmlp", "bert_lora", "qwen2_full", "qwen2_lora"),
 )
-"""Groups of rows. The processes of a group run at the same time, and need at most 60 GB of GPU memory by our estimate.
-"""
+"""Groups of rows. The processes of a group together need at most 60 GB of GPU memory, by our estimate."""
 
 CASES = ("ours", "PyTorch", "torch.compile")
 PRODUCT = "product"  # case of the large matrix product
@@ -148,7 +147,7 @@ def measure(
     """Builds all cases of all rows at the same time, then times one row after the other.
 
     Args:
-      rows: {row: {case: picklable function that makes the case}}. Case names differ between rows.
+      rows: {row: {case: picklable function that makes the case}}. No two rows share the name of a case.
 
     Returns:
       {case: seconds of its calls}, without cases that have an error; {case: result of the second function of its
@@ -251,7 +250,7 @@ def main() -> None:
         "--product",
         type=int_arg("--product"),
         default=8192,
-        help="rows and columns of the large matrices",
+        help="number of rows, and of columns, of the large matrices",
     )
     options = parser.parse_args()
     check(options.batch_factor > 0, f"--batch_factor must be above 0, got {options.batch_factor}")

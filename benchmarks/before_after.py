@@ -1,4 +1,4 @@
-"""Writes a table of measurements before and after a change of the code: python -m benchmarks.before_after
+"""Writes a table of measurements before and after changes of the code: python -m benchmarks.before_after
 
 The program measures nothing. It reads the tables in results/launch and results/benchmarks; the last column of each row
 names the command that measures.
@@ -51,10 +51,10 @@ def _read(path: Path) -> list[dict[str, str]]:
 def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
-    A case is a topology, a mesh and a dtype of the exchange. If two commits were measured in a case, `before` is the
-    older commit and `after` the newer commit. If only one commit was measured, `before` is its traffic with one
-    microbatch and `after` with four; the case is left out if four microbatches were not measured. The target with four
-    microbatches is 2 % above the newer (or only) commit's traffic with one microbatch.
+    A case is a topology, a mesh and a dtype of the exchange. If several commits were measured in a case, `before` is
+    the first commit in exchange.csv and `after` the last. If only one commit was measured, `before` is its traffic with
+    one microbatch and `after` with four; the case is left out if four microbatches were not measured. The target with
+    four microbatches is 2 % above the last (or only) commit's traffic with one microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}

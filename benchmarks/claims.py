@@ -16,7 +16,7 @@ def page(results: Path) -> str:
     runs, and the stand-ins for the paper's data and models.
 
     Raises:
-      UserError: there is no such file, or a folder is not named after a scale.
+      UserError: no claims.md exists, or the folder of a claims.md is not named after a scale.
     """
     scales = ("paper", "laptop", "tiny")
     files = list(results.glob("*/*/claims.md"))

@@ -2,8 +2,8 @@
 
 Initialises the model of configs/wmt_ffn_res.py and compiles its step for the bucket of 24 tokens, for a CPU, in float32
 and without data. Each measurement has its own process, without a compilation cache. The two columns "before step 1"
-count from the start of the process to the end of the compilation, in CPU seconds and in wall-clock seconds. Rows have
-medians over the rounds. Measures unrolled and scanned layers in turns.
+count from the start of the process to the end of the compilation, in CPU seconds and in wall-clock seconds. Each
+row has medians over the rounds. Measures unrolled and scanned layers in turns.
 """
 
 import json

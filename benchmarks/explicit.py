@@ -47,7 +47,7 @@ def random_text(tokens: int) -> np.ndarray:
 
 
 def random_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns random features (60000, 784) and labels (60000,), with MNIST's shape and range."""
+    """Returns random features (60000, 784), from 1/256 to 1, and random labels (60000,), from 0 to 9."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, 60_000)
     ink = generator.uniform(size=(10, 784)) < 0.2
@@ -85,7 +85,8 @@ def make_solution(context: int, tokens: int) -> Callable[[], None]:
 def make_dense(tokens: int) -> Callable[[], None]:
     """Returns a function that computes H^T Y for `tokens` tokens.
 
-    H has the noisy embedding of each previous token (`explicit_opt.counts.Noise`). Y has the one-hot targets.
+    H has a row for each token: the noisy embedding of the previous token (`explicit_opt.counts.Noise`). Y has the
+    one-hot targets.
     """
     text = random_text(tokens + 1)
     targets_V = np.bincount(text, minlength=VOCABULARY)
@@ -165,7 +166,7 @@ def main() -> None:
         check_installed("torch")
         sides |= {"one-hot": 2, "embedding": 8, "sparse": 32}
     dense = 2048
-    # {case: (factory, factor that scales a call to the whole text or to all digits)}.
+    # {case: (factory, factor from the time of a call to the time of the whole text or of all digits)}.
     cases = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),
         "solution K=4": (partial(make_solution, 4, options.tokens), 1),

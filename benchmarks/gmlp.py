@@ -1,8 +1,8 @@
 """Times generation of byte language models against PyTorch: python -m benchmarks.gmlp
 
 The models have width 512, hidden 2048, 4 layers and 768 positions, and generate 256 bytes of one text after prompts of
-1 and of 512 bytes. The times include the prefill. Also compares the training steps of our three models with equal
-parameter counts (`:fixed,laptop`). `benchmarks.step` compares training steps with PyTorch.
+1 and of 512 bytes. The times include the prefill. Also compares the training steps of our three models of the recipe
+`:fixed,laptop` with each other, in twice as many rounds. `benchmarks.step` compares training steps with PyTorch.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STARTS = (1, 512)
 KINDS = ("gmlp", "gmlp_attn", "gpt")
 WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}  # {our model: model of the peer}
 
-TARGETS = {"gpt": 1 / 3}  # {model: upper bound of (time of our generation) / (time of the peer's)}
+TARGETS = {"gpt": 1 / 3}  # {our model: upper bound of our time / the peer's time}
 BYTES_PER_SECOND = 1000  # lower bound of the speed of generation with the gMLP
 
 

@@ -1,7 +1,7 @@
 """Times the cases of a benchmark in interleaved rounds, compares pairs of cases, and describes the machine.
 
 A machine's speed drifts (other programs, heat, clock rates). Therefore every round times each case once. The ratio of
-two cases is the median over rounds of the ratio within a round, which cancels the drift.
+two cases is the median over rounds of the ratio within a round, so drift from round to round cancels.
 """
 
 import argparse
@@ -112,7 +112,8 @@ def isolated(
 
     In one process, cases would disturb each other by spinning threads and unreleased memory. If a key is a name, its
     factory returns the function of this case. If a key is a tuple of names, its factory returns a tuple of functions,
-    one for each case, and these cases share a process. Factories and the results of cases must be picklable.
+    one for each case, and these cases share a process. Factories and the results of cases must be picklable. If the
+    process of a case has ended, calling the case raises an EOFError or an OSError.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -171,7 +172,7 @@ def interval(rounds: Sequence[float]) -> tuple[float, float]:
     """Returns an interval for the true median of ratios, given the ratios of all rounds.
 
     From six rounds on, the interval covers the true median with a probability of at least 95 %. This is the interval
-    of the sign test, which makes no assumption about the distribution. With fewer rounds, the interval goes from the
+    of the sign test, which assumes only that rounds are independent. With fewer rounds, the interval goes from the
     smallest to the largest ratio, and covers the true median less often.
     """
     n, ordered = len(rounds), sorted(rounds)
@@ -244,9 +245,9 @@ def peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
 
 def machine() -> dict[str, object]:
     """Describes the machine, the package versions and the commit of a measurement."""
-    # List devices only if this process uses JAX, because listing them reserves an accelerator.
+    # List devices only if this process has imported JAX, because listing them reserves an accelerator.
     jax = sys.modules.get("jax")
-    from common.train.conditions import cores  # imports JAX, so import it after the check for JAX
+    from common.train.conditions import cores  # imports JAX; must follow the check for JAX
 
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -268,7 +269,7 @@ def machine() -> dict[str, object]:
 
 
 def _cpu_info(field: str) -> str:
-    """Returns a field of the first CPU in /proc/cpuinfo, or "" if the field is missing."""
+    """Returns a field of the first CPU in /proc/cpuinfo, or "" if the field or the file is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -277,9 +278,9 @@ def _cpu_info(field: str) -> str:
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
-    """Returns the short commit hash, with "-dirty" if tracked files differ from it.
+    """Returns the short commit hash, with "-dirty" if tracked files differ from the commit.
 
-    Returns "no commit" if git is missing or `checkout` is not in a repository.
+    Returns "no commit" if git is missing or `checkout` is not in a repository with a commit.
     """
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:

@@ -2,7 +2,8 @@
 
 Trains a softmax head by Adam from zeros, from random values and from each method of `explicit_opt.head_start`, and
 measures the test cross-entropy and accuracy after 0 to 1,000 steps. For each start and number of steps, the learning
-rate is chosen on held-out training examples with seed 1. Features are divided by the largest feature value.
+rate is chosen on held-out training examples with seed 1. Features are divided by the largest feature of the training
+examples.
 
 Shape letters of this module: E examples, M features, N outputs.
 """
@@ -76,7 +77,7 @@ def cross_entropy(head: tuple[jax.Array, jax.Array], features_EM, labels_E) -> j
 
 @partial(jax.jit, static_argnames="steps")
 def trained(head, train: Split, rate: float, seed: int, steps: int):
-    """Returns a head (kernel, bias) after `steps` more steps of Adam with the learning rate `rate`."""
+    """Returns the head (kernel, bias) after `steps` steps of Adam from `head`, with the learning rate `rate`."""
     optimizer = optax.adam(rate)
 
     def step(carry, key):
@@ -94,7 +95,7 @@ def trained(head, train: Split, rate: float, seed: int, steps: int):
 def measured(
     splits: dict[str, Split], start: str, steps: int
 ) -> tuple[list[float], list[float], float]:
-    """Returns test accuracies in % and test cross-entropies, one of each per seed, and the chosen learning rate."""
+    """Returns test accuracies (%) and test cross-entropies (nats), both for each seed, and the chosen learning rate."""
     train, valid, test = (tuple(map(jnp.asarray, splits[n])) for n in ("train", "valid", "test"))
     rates = RATES if steps else RATES[:1]
     begin = {seed: started(start, splits["train"], seed) for seed in range(1, 1 + SEEDS)}

@@ -1,8 +1,8 @@
 """Counts the lines of the modules that a training run imports: python -m benchmarks.imported_lines
 
-For each paper, a new process trains the tiny model for one step (explicit_opt: one epoch). Counts the lines of the
-modules of this project that the process has imported: all lines, and lines of code (without blank lines, comments and
-docstrings). Also counts the lines of the whole folder `common/`.
+For each paper, a new process trains the tiny configuration for one step (explicit_opt: one epoch). Counts the lines of
+the modules of this project that the process has imported: all lines, and lines of code (without blank lines, comments
+and docstrings). Also counts the lines of all Python files in `common/`.
 """
 
 import ast
@@ -23,7 +23,7 @@ CONFIGS = {
     "perception": "perception",
     "explicit_opt": "mnist_explicit",
 }
-"""{paper: configuration}."""
+"""{paper: name of a configuration file in configs/}."""
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,7 +50,7 @@ def code_lines(text: str) -> int:
 
 
 def counts(paths: Iterable[Path]) -> tuple[int, int]:
-    """Returns the numbers of lines and of lines of code in Python files."""
+    """Returns (number of lines, number of lines of code) of Python files."""
     texts = [path.read_text() for path in paths]
     return sum(len(text.splitlines()) for text in texts), sum(map(code_lines, texts))
 

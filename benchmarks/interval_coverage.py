@@ -4,8 +4,8 @@
 
 Also counts false verdicts for equal systems. Each experiment tests two systems, each with n seeds, on the same E
 examples. Examples differ in difficulty and seeds in quality. Right and wrong answers are drawn from a known
-distribution, so the true difference is known. For comparison, also simulates the percentile interval of a plain
-two-level bootstrap.
+distribution, so the true difference is known. For comparison, also simulates the percentile interval of a bootstrap
+that resamples seeds and test examples (`plain_interval`).
 
 Shape letters of this module: B resamples, E examples, R runs.
 """
@@ -29,21 +29,21 @@ from common.runtime import program
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
-"""Mean qualities of two systems with about 71 % and 75 % accuracy.
+"""Mean qualities, over seeds, of two systems. Their expected accuracies are about 71 % and 75 %.
 
-A system's answer to an example is right if the system's quality exceeds the example's difficulty plus standard normal
-noise.
+A run has its system's mean quality plus a normal deviation (SEED_DEVIATION). The run answers an example right if this
+sum exceeds the example's difficulty plus standard normal noise.
 """
 SEED_DEVIATION = 0.05
-"""Standard deviation of the quality over seeds; 0.05 is about 1.2 points of accuracy."""
+"""Standard deviation of the quality of a system's runs; 0.05 is about 1.2 points of accuracy."""
 DIFFICULTY = 1.0
-"""Standard deviation of the difficulty over examples."""
+"""Standard deviation of the examples' difficulty, which has mean 0."""
 
 _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
 def true_difference(qualities: tuple[float, float]) -> float:
-    """Returns the expected difference of the accuracies of two systems with these mean qualities, in points."""
+    """Returns the expected accuracy of the first system minus the second, in points, for these mean qualities."""
     scale = np.sqrt(1 + DIFFICULTY**2 + SEED_DEVIATION**2)
     first, second = (100 * stats.norm.cdf(quality / scale) for quality in qualities)
     return float(first - second)
@@ -52,7 +52,7 @@ def true_difference(qualities: tuple[float, float]) -> float:
 def draw(
     qualities: tuple[float, float], seeds: int, examples: int, generator: np.random.Generator
 ) -> list[list[Run]]:
-    """Draws the runs of both systems of one experiment."""
+    """Returns the simulated runs of one experiment: a list of `seeds` runs for each system."""
     difficulty_E = generator.normal(0, DIFFICULTY, examples)
     return [
         [
@@ -85,7 +85,7 @@ def _accuracy(runs: list[list[Run]]) -> Comparison:
 
 
 def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tuple[float, float]:
-    """Returns the 95 % percentile interval of a bootstrap that resamples seeds and test examples."""
+    """Returns the 95 % percentile interval of A - B from a bootstrap that resamples seeds and test examples."""
     means = []
     for sample in (comparison.a, comparison.b):
         runs, resamples = sample.resampled_RB.shape

@@ -11,7 +11,7 @@ from common.arguments import int_arg
 from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
-"""Lower bounds of ratios of tokens per second."""
+"""{ratio of tokens per second: lower bound of the ratio}."""
 
 
 def main() -> None:

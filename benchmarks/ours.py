@@ -42,7 +42,7 @@ CHUNK = 16  # tokens of each row that the generator draws per call of its compil
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
-    """Returns the configuration of a translator of IWSLT's size with 8 encoder layers and dropout rate 0.
+    """Returns the configuration of IWSLT, with 8 encoder layers and dropout rate 0 unless `fields` overrides them.
 
     Args:
       variant: kind of reservoir, a key of `reservoir.kinds.RESERVOIRS`, or "none".
@@ -152,7 +152,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """Trains a text classifier, whose frozen parameters are random instead of pretrained, on given batches."""
+    """The task of a text classifier whose frozen parameters are random instead of pretrained. The task has no data."""
 
     objective = "accuracy"
 
@@ -192,7 +192,8 @@ def classifier_step(
     """Returns a function that runs a training step of a text classifier and returns the loss.
 
     Args:
-      sizes: see `benchmarks.lora.SIZES`.
+      family, sizes: a key of `benchmarks.lora.SIZES`, and sizes in the order of its values.
+      finetune: "full" or "lora".
       optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes
@@ -227,7 +228,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[...,
     The function waits for the device only after the last step, so steps are dispatched as in the training loop.
 
     The function has attributes `memory`, the bytes of temporary memory of the compiled step; `flops`, the model FLOPs
-    of a step (`common.train.flops`); and `products`, a function that returns the matrix products of the compiled step.
+    of a step (`common.train.flops`); and `products`, a function that returns {matrix product: executions in a step}.
     """
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
@@ -259,7 +260,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[...,
 def make_generate(beams: int) -> Callable[[], None]:
     """Returns a function that translates random sentences into exactly LENGTH tokens each, in float32.
 
-    The function has an attribute `products`: a function that returns the matrix products of a call.
+    The function has an attribute `products`: a function that returns {matrix product: executions in one call}.
     """
     config = iwslt(dtype="float32")
     task = _translation(config)

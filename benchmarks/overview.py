@@ -1,4 +1,4 @@
-"""Draws test scores of all papers over training FLOPs and over trained parameters: python -m benchmarks.overview
+"""Draws test scores of all papers against training FLOPs and trained parameters: python -m benchmarks.overview
 
 The figure has a column for each paper. Reads the runs that are kept in results/. Writes results/overview.png and its
 numbers, results/overview.csv and overview.md.
@@ -99,7 +99,7 @@ PANELS = (
 
 
 class Measured(NamedTuple):
-    """The test metric of each seed of a case, and the training FLOPs and number of trained parameters of the case."""
+    """Results of a case: the test metric of each seed, mean training FLOPs, and number of trained parameters."""
 
     case: str
     values: list[float]
@@ -108,7 +108,7 @@ class Measured(NamedTuple):
 
 
 def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
-    """Returns the measurements of a panel's cases, in order. Leaves out cases without the test metric."""
+    """Returns the measurements of a panel's cases, in order. Leaves out runs without the test metric."""
     # {case: {tuned values in the run's name: summaries}}
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):

@@ -1,11 +1,11 @@
 """Times training steps of translation models with and without reservoirs: python -m benchmarks.reservoir_step
 
-The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with the
-plain model. "deep" has 24 encoder layers with 8 reservoirs. Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8
-encoder layers of which 2 are reservoirs, 2 decoder layers, vocabulary 10,000, batches of 64 x 32 tokens. Each case has
-its own process, and the cases of a group take turns. Also compares the temporary memory of the steps. LayerDrop drops
-random layers in each step (two of eight on average), so its mean time needs many rounds. `benchmarks.step` compares
-with PyTorch.
+The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with a plain
+model of 8 encoder layers; 2 of 8 layers are reservoirs. "deep" has 24 encoder layers, of which 8 are reservoirs. All
+models have width 512, feed-forward 1024, 4 heads, 2 decoder layers and vocabulary 10,000. Batches have 64 x 32 tokens.
+Each case has its own process, and the cases of a group (KINDS, DEEP) take turns. Also compares the temporary memory of
+the steps. LayerDrop drops random encoder layers in each step (two of eight on average), so its times differ from round
+to round. `benchmarks.step` compares with PyTorch.
 """
 
 from collections.abc import Callable

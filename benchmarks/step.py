@@ -2,8 +2,8 @@
 
 A recipe is a training step, with its dropout, or a decoder. Each row of the table is a recipe in one dtype. In every
 round our program of the recipe, PyTorch's program, and the matrix products of our program take turns. The products are
-the `dot` instructions of our compiled program. Each runs alone, with the same shapes and dtypes and as often as in the
-program, on the same operands in every execution.
+the `dot` instructions of our compiled program, without the prefill of the recipe "writing". Each product runs alone,
+with the same shapes and dtypes and as often as in the program, on the same operands in every execution.
 
 The program writes a row after the last round of the row. A new row replaces an earlier row with the same CPU, AMX,
 number of cores, recipe, dtype and commit.

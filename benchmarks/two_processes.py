@@ -66,7 +66,7 @@ def measure(size: str, count: int) -> list[dict[str, float]]:
             rounds.append({name: train(groups[name], steps) for name in order})
         workers = [worker for group in groups.values() for worker in group]
         for worker in workers:
-            worker.stdin.close()  # A worker exits only after all workers of its group have reached this end of input.
+            worker.stdin.close()  # A worker exits only after all workers of its group have reached their end of input.
         for worker in workers:
             worker.wait()
     return rounds

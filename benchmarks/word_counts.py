@@ -5,7 +5,7 @@
 Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget that is too small
 for networks. `perception.worth` reads the file, makes splits without near-duplicates, chooses the inverse penalty C,
 fits, tests and writes the report. A generated review consists of sentences of random reviews with the same number of
-stars, so it has about as many different word pairs as real text.
+stars, so the generated reviews have about as many different word pairs as real reviews.
 """
 
 import json
@@ -55,12 +55,13 @@ def sentences_of(folder: Path) -> dict[int, list[str]]:
     from common.data.files import read_bytes
 
     found: dict[int, list[str]] = {}
-    for line in read_bytes(folder / "train.jsonl.gz").splitlines():
+    lines = read_bytes(folder / "train.jsonl.gz").splitlines()
+    for number, line in enumerate(lines, start=1):
         review = json.loads(line)
         check(
             {"text", "stars"} <= review.keys(),
-            f"--data={folder}: a line of train.jsonl.gz lacks the field text or stars: give the folder with the reviews"
-            " of IMDb",
+            f"--data={folder}: line {number} of train.jsonl.gz lacks the field text or stars: give the folder with the"
+            " reviews of IMDb",
         )
         text = review["text"].replace("<br />", " ")
         found.setdefault(review["stars"], []).extend(re.findall(r"[^.!?]+[.!?]+", text))

@@ -3,16 +3,16 @@
     python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
 
 Measures lines of code, words of the command, seconds and F1. Both programs train with the same methods on the same
-splits, with the same steps, batches, ranks, learning rates and seeds. Round n trains seed n. The first round also
-trains the methods without a seed (the head, TF-IDF) and includes all compilation. In each round the two programs run
-one after the other, in an order that changes from round to round. Reports wall-clock seconds, and CPU seconds of all
-threads, which depend less on other programs.
+splits, with the same numbers of steps, batch sizes, LoRA ranks, learning rates and seeds. Round n trains seed n. The
+first round also trains the methods without a seed (the head, TF-IDF) and includes all compilation. In each round the
+two programs run one after the other, in an order that changes from round to round. Reports wall-clock seconds, and CPU
+seconds of all threads, which depend less on other programs.
 
 `common.report` compares the test weighted F1. A verdict on a method with seeds needs at least three rounds. The main
 differences between the programs are these. Our classifiers read the mean over tokens and the state of the last token;
 the script's fine-tuned classifiers read BERT's pooler, and the script's head reads the mean. Only our head standardises
 its features. Our TF-IDF features are hashed n-grams; the script has one feature for each n-gram of the training texts.
-The candidate inverse penalties of the head and of TF-IDF differ.
+For the head and for TF-IDF, the two programs choose the inverse penalty from different candidates.
 """
 
 import ast
@@ -51,7 +51,7 @@ def lines_of_code(script: str) -> int:
 
 
 def our_command(options, seeds: int) -> list[str]:
-    """Returns the command of perception.worth with `seeds` seeds. The program does not repeat finished runs."""
+    """Returns the command of perception.worth for the seeds 1 to `seeds`. perception.worth skips finished runs."""
     fields = {
         "data.source": f"files:{options.data}",
         "data.cache_dir": options.runs / "cache",
@@ -210,7 +210,7 @@ def main() -> None:
 
     parser = make_parser(__doc__, "worth", rounds=3)
     parser.add_argument("--data", required=True, type=Path, help="folder with *.jsonl.gz")
-    parser.add_argument("--pretrained", required=True, type=Path, help="BERT's folder")
+    parser.add_argument("--pretrained", required=True, type=Path, help="folder of BERT's weights")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument(
         "--steps", type=int_arg("--steps", 3), default=600, help="training steps of each run"

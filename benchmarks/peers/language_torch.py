@@ -1,7 +1,7 @@
 """Byte language models in PyTorch: two public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
 All models have the sizes of our models: width 512, hidden 2048, 4 layers, 768 positions (769 for Hugging Face's GPT-2),
-vocabulary of 256 bytes. Only the GPT has exactly as many parameters as our model.
+vocabulary of 256 bytes. Only the GPT has exactly as many parameters as our model of its kind.
 """
 
 from collections.abc import Callable
