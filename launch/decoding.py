@@ -9,6 +9,7 @@ collectives.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.arguments import check_folder
 from common.runtime.program import run
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
     options = parser.parse_args()
+    check_folder("--out", options.out)
 
     from common.report.table import publish
     from launch import topology

@@ -279,12 +279,15 @@ def test_weak_scaling_needs_tpu_compiler(without_compiler: None, monkeypatch):
         scaling.main()
 
 
-def test_weak_scaling_refuses_a_file_as_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("program", "option"), [(scaling, "--kind=cpu"), (decoding, "--topology=cpu:8")]
+)
+def test_file_as_folder_raises_error_before_compilation(program, option, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(sys, "argv", ["scaling", "--kind=cpu", f"--out={tmp_path}/file"])
+    monkeypatch.setattr(sys, "argv", ["program", option, f"--out={tmp_path}/file"])
     monkeypatch.setattr(topology, "prepare", None)
     with pytest.raises(UserError, match="file is not a folder; choose another folder"):
-        scaling.main()
+        program.main()
 
 
 def test_exchange_and_attention_together_write_both_tables(tmp_path, monkeypatch):
