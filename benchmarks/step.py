@@ -72,7 +72,7 @@ def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., o
     """Returns a function that runs our decoder, or as many of our training steps as its argument says (default: 1).
 
     Args:
-      options: arguments that replace those of the recipe, such as `batch`. Decoders have no options.
+      options: arguments that replace the recipe's arguments, such as `batch`. Decoders have no options.
     """
     from benchmarks import ours
 
@@ -94,7 +94,7 @@ def make_peer(recipe: str, dtype: str, **options: object) -> Callable[[], object
     """Returns a function that runs PyTorch's step or decoder.
 
     Args:
-      options: arguments that replace those of the recipe, such as `batch`; `device`; and `compiled` and `steps` of
+      options: arguments that replace the recipe's arguments, such as `batch`; `device`; and `compiled` and `steps` of
         `benchmarks.peers.training.make_runner`. Decoders have no options.
     """
     match recipe.split("_"):

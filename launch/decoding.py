@@ -67,7 +67,7 @@ class Traffic(NamedTuple):
 
     @property
     def per_token(self) -> float:
-        """Bytes that each device receives from its slice to generate one token per row, with a share of the weights."""
+        """Bytes that each device receives from its slice to generate one token per row, with `weights_per_token`."""
         return self.weights_per_token + self.program.received / self.steps
 
     @property
