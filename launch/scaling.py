@@ -135,7 +135,7 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
 
     Args:
       path: path of the table without suffix.
-      make: function from the commit, shortened to 8 digits, to the rows.
+      make: function from the commit to the rows. The commit is shortened to 8 digits, with "+" for uncommitted changes.
     """
     from common.report.table import publish
     from common.train.workdir import commit
@@ -147,7 +147,8 @@ def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterato
     )
     for name in ("cpu:8", "v5e:2x4"):
         topology.prepare(name, quick=True)
-    code, rows = commit()[:8], []
+    code, rows = commit(), []
+    code = code[:8] + "+" * code.endswith("+")
     if path.with_suffix(".csv").exists():
         with path.with_suffix(".csv").open() as file:
             earlier = [row for row in list(csv.reader(file))[1:] if row[0] != code]
