@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -233,7 +233,8 @@ def check_least(config: Mapping, names: Iterable[str], least: float = 1) -> None
     values = flatten(config)
     for name in names:
         check(
-            values[name] >= least, f"--config.{name} must be at least {least}, got {values[name]}"
+            _is_real(values[name]) and values[name] >= least,
+            f"--config.{name} must be at least {least}, got {values[name]!r}",
         )
 
 
@@ -245,13 +246,17 @@ def check_number(option: str, value: float, *, positive: bool = False) -> None:
     )
 
 
+_PLAIN = (NoneType, bool, int, float, str, tuple, list)
+"""Types of the values of configuration fields."""
+
+
 def _is_real(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @contextmanager
 def complete(source: object) -> Iterator[None]:
-    """Context manager that turns access to a missing configuration field into a UserError.
+    """Context manager that turns a missing configuration field, or an attribute that its value lacks, into a UserError.
 
     The message begins with `source`, the file or option of the configuration. A UserError that the block raises gets
     the same beginning, unless `source` is "--config": the message of such an error already names the option.
@@ -261,8 +266,19 @@ def complete(source: object) -> Iterator[None]:
     except UserError as error:
         raise UserError(str(error) if source == "--config" else f"{source}: {error}") from error
     except (AttributeError, KeyError) as error:
-        # The last word of the message is the missing field, as in "'NoneType' object has no attribute 'kind'".
-        field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]
+        found = getattr(error, "obj", None)
+        text = str(error).splitlines()[0]
+        if getattr(error, "name", None) and not isinstance(found, ConfigDict):
+            if not isinstance(found, _PLAIN):
+                raise  # A fault of the program: the object is no value of a configuration.
+            frame = last_frame(error)
+            raise UserError(
+                f"{source} is not a configuration of this program: a field has a value of a wrong type ({text} in"
+                f" {frame.filename}, line {frame.lineno}: {frame.line}); correct the field or choose another"
+                " configuration"
+            ) from error
+        # The text is the name of the field, or 'Key "NAME" does not exist ...' if the program sets the missing field.
+        field = (re.findall(r'Key "(.+?)"', text) or re.findall(r"[\w.]+", text))[-1]
         raise UserError(
             f"{source} is not a configuration of this program: the field {field} is missing; add the field or choose"
             " another configuration"

@@ -1,6 +1,7 @@
 """Configurations: files, command-line overrides, JSON."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 from common.arguments import check_file, check_folder, float_arg
 from common.config import (
     check_choice,
+    check_least,
     complete,
     flatten,
     from_json,
@@ -322,13 +324,39 @@ def test_configuration_without_a_mesh_raises_user_error(tmp_path):
     assert "not a configuration of this program: the field mesh is missing; add the field" in output
 
 
+def _set_kind(config: ConfigDict) -> None:
+    config.lock().model.kind = 1
+
+
 @pytest.mark.parametrize(
     "read",
-    [lambda c: c.model.kind, lambda c: c["kind"], lambda c: c.empty.kind],
-    ids=["field", "key", "field of None"],
+    [lambda c: c.model.kind, lambda c: c["kind"], _set_kind],
+    ids=["field", "key", "set"],
 )
 def test_missing_field_is_named(read):
-    config = ConfigDict({"model": {}, "empty": None})
+    config = ConfigDict({"model": {"size": 1}, "empty": None})
     line = "--config is not a configuration of this program: the field kind is missing"
     with pytest.raises(UserError, match=line), complete("--config"):
         read(config)
+
+
+@pytest.mark.parametrize("value", [None, 3, 0.5, True, (1, 2)], ids=str)
+def test_value_of_a_wrong_type_is_not_called_a_missing_field(value):
+    config = ConfigDict({"model": value})
+    line = (
+        f"^file is not a configuration of this program: a field has a value of a wrong type .*{type(value).__name__}.*"
+        rf" has no attribute 'kind' in {__file__}, line \d+: config.model.kind"
+    )
+    with pytest.raises(UserError, match=line), complete("file"):
+        config.model.kind  # noqa: B018
+
+
+def test_attribute_error_of_other_objects_is_not_blamed_on_the_configuration():
+    with pytest.raises(AttributeError, match="module 're' has no"), complete("--config"):
+        re.kind  # noqa: B018
+
+
+@pytest.mark.parametrize("value", [0, None, "2", True])
+def test_least_value_needs_a_number(value):
+    with pytest.raises(UserError, match=f"--config.a.b must be at least 1, got {value!r}"):
+        check_least(ConfigDict({"a": {"b": value}}), ["a.b"])
