@@ -51,12 +51,14 @@ def main() -> None:
     check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
     losses = WindowLosses(config, tokenizer)(values, tokens, stride)
     bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
-    print(f"{shown(options.text)}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
+    print(
+        f"{shown(options.text)}: {bits / scored:.4f} bits per byte of {scored:,} byte{'s' * (scored != 1)}"
+    )
     if count := words(text):
         per_word = bits / count
         perplexity = f"{2**per_word:,.6g}" if per_word < 1000 else "above 1e300"
         print(
-            f"{per_word:.4f} bits per word of {count:,} words, counting line ends as words"
+            f"{per_word:.4f} bits per word of {count:,} word{'s' * (count != 1)}, counting line ends as words"
             f" (perplexity {perplexity})"
         )
     print(

@@ -55,11 +55,12 @@ class PackedLocation:
                 " quantize",
             )
             found = files.shape(name)
+            blocks, outputs = -(-shape[0] // BLOCK), shape[1]
             check(
-                (*found[:1], *found[-1:]) == (-(-shape[0] // BLOCK), shape[1]),
+                (*found[:1], *found[-1:]) == (blocks, outputs),
                 f"{shown(files.directory)}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
-                f" {-(-shape[0] // BLOCK)} blocks and {shape[1]} outputs: quantize the model again with"
-                " perception.adapters quantize",
+                f" {blocks} block{'s' * (blocks != 1)} and {outputs} output{'s' * (outputs != 1)}: quantize the model"
+                " again with perception.adapters quantize",
             )
 
     def read(

@@ -58,11 +58,11 @@ def check_complete(
             f"{option} removes the parameter {name}, or changes its shape {wanted}: keep the parameter and its shape",
         )
     for name, variable in found.items():
-        axes = variable.get_metadata("axes", None)
+        axes, ndim = variable.get_metadata("axes", None), len(variable.shape)
         check(
-            axes is not None and len(axes) == len(variable.shape),
-            f"{option}: the parameter {name} has {len(variable.shape)} dimensions and the axes {axes}: name one logical"
-            f" axis, or None, for each dimension, such as nnx.Param(value, axes={(None,) * len(variable.shape)})",
+            axes is not None and len(axes) == ndim,
+            f"{option}: the parameter {name} has {ndim} dimension{'s' * (ndim != 1)} and the axes {axes}: name one"
+            f" logical axis, or None, for each dimension, such as nnx.Param(value, axes={(None,) * ndim})",
         )
     for name in abstract_model.frozen:
         check(

@@ -375,15 +375,15 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     [
         (b"  \t", None),
         (b"\n\n", r"\d\.\d{4} bits per word of 2 words, .* \(perplexity [\d,.]+\)"),
-        (b"ab", r"\d\.\d{4} bits per word of 1 words, .* \(perplexity [\d,.]+\)"),
-        (b"ab" * 1000, r"[\d.]+ bits per word of 1 words, .* \(perplexity above 1e300\)"),
+        (b"ab", r"of 1 byte\n\d\.\d{4} bits per word of 1 word, .* \(perplexity [\d,.]+\)"),
+        (b"ab" * 1000, r"[\d.]+ bits per word of 1 word, .* \(perplexity above 1e300\)"),
     ],
 )
 def test_short_texts_and_long_words_are_scored(trained, tmp_path, text, words):
     """A text of spaces has no words, so the program prints no bits per word."""
     (tmp_path / "text").write_bytes(text)
     said = call("gmlp_lm.evaluate", f"--workdir={trained[0]}", f"--text={tmp_path}/text")
-    assert re.search(rf"text: \d\.\d{{4}} bits per byte of {len(text) - 1:,} bytes", said)
+    assert re.search(rf"text: \d\.\d{{4}} bits per byte of {len(text) - 1:,} byte", said)
     assert re.search(words, said) if words else "per word" not in said
 
 

@@ -322,7 +322,7 @@ def test_adapters_of_a_users_method_are_merged(make, own_package, mesh, tmp_path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("others:no_axes", r"parameter encoder/gate has 1 dimensions and the axes None: name one"),
+        ("others:no_axes", r"parameter encoder/gate has 1 dimension and the axes None: name one"),
         ("others:no_value", r"parameter encoder/gate has no value, because the backbone lacks it"),
         ("others:not_loaded", r"encoder/stack/blocks/0/\S+ has no value, because pretrained is F"),
         ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),

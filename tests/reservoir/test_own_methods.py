@@ -202,7 +202,7 @@ def test_a_users_method_may_add_parameters(own_package, reservoirs, mesh):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("others:no_axes", "parameter encoder/gate has 1 dimensions and the axes None: name one"),
+        ("others:no_axes", "parameter encoder/gate has 1 dimension and the axes None: name one"),
         ("others:no_value", "encoder/gate has no value, because the pretraining run lacks it"),
         ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
         ("others:all_frozen", "freezes all parameters: train at least one"),
