@@ -147,8 +147,10 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
         path.is_file(),
-        f"--config.pretrained={shown(path.parent)} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory"
-        " (OpenELM uses the tokenizer of Llama 2)",
+        f"--config.pretrained={shown(path.parent)} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory;"
+        f" if the model is published without {TOKENIZER}, write the file with"
+        " transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or for OpenELM copy the file of"
+        " Llama 2",
     )
     return Subword.load(path)
 

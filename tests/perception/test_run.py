@@ -454,11 +454,15 @@ def test_missing_or_damaged_classes_json_raises_error(full, mesh, tmp_path):
         loading.load(workdir, mesh)
 
 
-def test_missing_tokenizer_error_mentions_llama_2(make, mesh, pretrained, tmp_path):
+def test_missing_tokenizer_error_names_remedies_for_models_without_tokenizer_json(
+    make, mesh, pretrained, tmp_path
+):
     shutil.copytree(pretrained, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     config = make(finetune="head", pretrained=str(tmp_path / "model"))
-    with pytest.raises(UserError, match=r"model has no tokenizer\.json: .*OpenELM.*Llama 2"):
+    with pytest.raises(
+        UserError, match=r"model has no tokenizer\.json: .*without .*save_pretrained.*Llama 2"
+    ):
         run.prepare(config, mesh)
 
 
