@@ -3,6 +3,7 @@
 Format (https://github.com/huggingface/safetensors#format): length of the header, header as JSON, bytes of all tensors.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -262,17 +263,29 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: `directory` is a file, not empty or not writable, or the caller's block raises an OSError.
+      UserError: `directory` is a file, not empty, not readable or not writable, or the caller's block cannot read a
+        file elsewhere.
     """
     require_empty(directory, option)
     place = f"{option}={shown(directory)}"
     directory = directory.absolute()
     temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+    writing = True
     try:
         temporary.mkdir(parents=True)
+        writing = False
         yield temporary
+        writing = True
         temporary.replace(directory)
     except OSError as error:
+        # The error of a full disk may name no file, or the file that was copied.
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not writing and not full:
+            if error.filename is None:
+                raise
+            path = Path(str(error.filename))
+            if temporary not in (path, *path.parents):
+                raise file_error(shown(path), error) from error
         raise UserError(
             f"cannot write to {place}: {error.strerror or error}; choose another directory"
         ) from error
@@ -281,16 +294,23 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
 
 
 def require_empty(directory: Path, option: str = "--out") -> None:
-    """Checks that an output directory is missing or empty, and writable.
+    """Checks that an output directory is writable, and missing or empty.
 
     Args:
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: `directory` is a file, not empty or not writable.
+      UserError: `directory` is a file, not empty, not readable or not writable.
     """
     check_folder(option, directory)
+    try:
+        empty = not directory.is_dir() or not any(directory.iterdir())
+    except OSError as error:
+        raise UserError(
+            f"cannot read {option}={shown(directory)}: {error.strerror or error}; choose another"
+            " directory"
+        ) from error
     check(
-        not directory.is_dir() or not any(directory.iterdir()),
+        empty,
         f"{option}={shown(directory)} is not empty: choose a new or empty directory",
     )

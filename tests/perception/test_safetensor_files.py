@@ -1,6 +1,8 @@
 """Safetensors: interoperability with the reference library, memory use, and damaged files."""
 
+import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -93,6 +95,49 @@ def test_staged_directory_appears_when_complete(tmp_path) -> None:
     with pytest.raises(UserError, match="out is not empty"), staged(out):
         raise AssertionError("too late")
     assert (out / "file").read_text() == "whole"
+
+
+def _copy_missing(folder: Path) -> None:
+    shutil.copyfile(folder.parent / "lost", folder / "file")
+
+
+def _read_only(folder: Path) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(folder / "file"))
+
+
+def _full(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(folder.parent / "lost"))
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (_copy_missing, r"^cannot read \S+/lost: No such file or directory; correct the path"),
+        (_read_only, r"^cannot write to --out=\S+/out: Permission denied; choose another"),
+        (_full, r"^cannot write to --out=\S+/out: No space left on device; choose another"),
+        (lambda folder: (folder / "a" / "b").touch(), r"^cannot write to --out=\S+/out: No such"),
+    ],
+    ids=["missing source", "read-only", "full disk", "missing folder"],
+)
+def test_staged_error_names_output_only_if_writing_fails(work, message: str, tmp_path) -> None:
+    with pytest.raises(UserError, match=message), staged(tmp_path / "out") as folder:
+        work(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_staged_does_not_blame_output_for_an_error_without_a_file(tmp_path) -> None:
+    with pytest.raises(ConnectionError, match="reset"), staged(tmp_path / "out"):
+        raise ConnectionError("reset")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mkdir", "replace"])
+def test_staged_directory_that_cannot_be_created_raises_error(name, monkeypatch, tmp_path) -> None:
+    fault = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+    monkeypatch.setattr(Path, name, Mock(side_effect=fault))
+    match = r"^cannot write to --out=\S+/out: Permission denied;"
+    with pytest.raises(UserError, match=match), staged(tmp_path / "out"):
+        pass
 
 
 def test_fingerprint_depends_on_content(sharded, tmp_path_factory) -> None:
@@ -201,6 +246,15 @@ def test_unwritable_output_raises_error(name: str, tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=rf"--out=\S+/{name}: \S+/file is not a folder; choose"):
         require_empty(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["is_dir", "iterdir"])
+def test_unreadable_output_raises_error(name: str, monkeypatch, tmp_path) -> None:
+    fault = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr("perception.safetensor_files.check_folder", lambda option, folder: None)
+    monkeypatch.setattr(Path, name, Mock(side_effect=fault))
+    with pytest.raises(UserError, match=r"^cannot read --save=\S+: Permission denied; choose"):
+        require_empty(tmp_path, "--save")
 
 
 @pytest.mark.parametrize("case", DAMAGE)
