@@ -227,6 +227,9 @@ class Comparison:
         if self.word != "undecided":
             return self.word
         if self.a.seedless and self.b.seedless:
+            # Without noise, such as in counts, only equal values with the margin 0 are undecided.
+            if self.a.resampled_RB is None:
+                return "undecided (equal values)"
             return "undecided (no seeds: only more test examples may decide)"
         more = self.more_seeds
         if more is None:

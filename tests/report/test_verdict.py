@@ -199,7 +199,7 @@ def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_exc
 
 def test_equal_noiseless_values_are_undecided():
     found = comparison((30.0,), (30.0,), seedless=True)
-    assert str(found) == "undecided (no seeds: only more test examples may decide)"
+    assert str(found) == "undecided (equal values)"
     assert found.more_seeds is None, "a half width of 0 is not below a difference of 0"
 
 
@@ -456,6 +456,8 @@ def test_seedless_runs_have_only_example_noise():
     fixed = [predicted(rights, seed=None)]
     found = compare(fixed, [predicted(~rights, seed=None)])[0]
     assert found.noise == "test examples" and found.example_variance > 0
+    same = compare(fixed, [predicted(np.roll(rights, 1), seed=None)])[0]
+    assert str(same) == "undecided (no seeds: only more test examples may decide)"
     assert len(found.a.values) == len(found.b.values) == 1
     mixed = compare(fixed, [predicted(~rights, seed=s) for s in (1, 2, 3)])[0]
     assert mixed.noise == "seeds, test examples"
