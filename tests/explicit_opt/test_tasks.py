@@ -22,7 +22,7 @@ from common.train.state import initial_params
 from configs import explicit
 from explicit_opt import run
 from explicit_opt.digits import Digits
-from explicit_opt.language import OOV, PAD, NextToken
+from explicit_opt.language import OOV, PAD, NextToken, held_out
 
 TEXT = "the cat sat\na dog sat on the mat\nthe dog ran\n" * 40
 
@@ -181,8 +181,8 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("must be 0, because --config.train.epochs determines the number", "train.steps", 5),
         ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
         ("must be a positive multiple of 2", "train.batch", 63),
-        ("fraction with numerator 1", "data.held_out_share", 0.0),
-        ("fraction with numerator 1", "data.held_out_share", 0.7),
+        ("share must be at least 0.00001 and at most 1, got 0.0", "data.held_out_share", 0.0),
+        ("share must be at least 0.00001 and at most 1, got 1.5", "data.held_out_share", 1.5),
         (r"vocab_size=5000 is too large for the training text", "data.vocab_size", 5000),
         ("vocab_size must be at least 8, got -3", "data.vocab_size", -3),
         ("line, paragraph, file", "data.documents", "page"),
@@ -208,6 +208,40 @@ def test_the_largest_possible_vocabulary_in_the_message_is_accepted(words, mesh)
         NextToken(words, mesh)
     words.data.vocab_size = int(str(caught.value).split()[-1])
     NextToken(words, mesh)
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        (0.3, [0, 3, 6, 10, 13, 16]),
+        (0.7, [0, 1, 2, 4, 5, 7, 8, 10, 11, 12, 14, 15, 17, 18]),
+        (1.0, list(range(20))),
+        (0.00001, [0]),
+    ],
+)
+def test_held_out_share_of_documents_is_kept_evenly_spaced(share, kept):
+    documents = [[str(number)] for number in range(20)]
+    assert held_out(documents, share) == [documents[number] for number in kept]
+
+
+def test_held_out_share_with_numerator_1_keeps_every_nth_document():
+    documents = [[str(number)] for number in range(1000)]
+    for step in range(1, 200):
+        for share in (1 / step, round(1 / step, 8)):
+            assert held_out(documents, share) == documents[::step]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_run_with_any_held_out_share_resumes(share, words, mesh, tmp_path, capfd):
+    words.data.held_out_share, words.train.epochs = share, 1
+    first = fit(words, tmp_path / "run", mesh)
+    words.train.epochs = 2
+    second = fit(words, tmp_path / "run", mesh)
+    assert second["steps"] == 2 * first["steps"]
+    assert f"resuming from step {first['steps']} " in capfd.readouterr().out
+    with pytest.raises(UserError, match=rf"held_out_share \(saved {share}, now 0.5\)"):
+        words.data.held_out_share = 0.5
+        fit(words, tmp_path / "run", mesh)
 
 
 def test_resume_with_other_text_fails(words, mesh, tmp_path):
