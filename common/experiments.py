@@ -26,8 +26,8 @@ from common.report.table import publish, write_csv
 from common.storage.addresses import shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train.finished import changed
+from common.train.loop import Job, fit_in_turns
 from common.train.task import Task
-from common.train.turns import Job, fit_in_turns
 from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
@@ -129,7 +129,7 @@ class ExperimentSuite:
       out: folder of the tables and figures. The workdirs are in `out`/runs.
       mesh: the device mesh of all runs.
       turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
-        run before it starts the next. See `common.train.turns.fit_in_turns`.
+        run before it starts the next. See `common.train.loop.fit_in_turns`.
       sweep: configuration field "a.b" -> values that `runs` tries for every case.
     """
 
@@ -273,7 +273,7 @@ class ExperimentSuite:
         Raises:
           UserError: a workdir has a summary that cannot be reused and no checkpoints, or preparing or training a run
             fails.
-          Preempted: a signal stopped the runs (see `common.train.turns.fit_in_turns`).
+          Preempted: a signal stopped the runs (see `common.train.loop.fit_in_turns`).
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():

@@ -28,9 +28,8 @@ from common.sharding import make_mesh
 from common.train import ahead, checkpoint, clock, frozen, loop
 from common.train import workdir as workdirs
 from common.train.evaluate import PerExample
-from common.train.loop import fit
+from common.train.loop import Job, fit, fit_in_turns
 from common.train.state import Step
-from common.train.turns import Job, fit_in_turns
 from common.train.workdir import lock_workdir
 from tests.train import toy
 
