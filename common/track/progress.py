@@ -48,7 +48,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
 
 class Progress:
-    """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU.
+    """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU. For process 0 only.
 
     Throughput and MFU are averages since the last refresh. The remaining time is estimated from the mean speed since
     the end of the first step, because the first step includes compilation.
@@ -61,7 +61,6 @@ class Progress:
         *,
         name: str = "",
         unit: str = "tokens",
-        enabled: bool = True,
         peak_flops: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
@@ -72,15 +71,14 @@ class Progress:
           initial_step: step at which the run resumes; 0 for a new run.
           name: prefix of every line, for runs that take turns; "" for no prefix.
           unit: unit of the throughput.
-          enabled: whether to show anything; False on all processes except process 0.
           peak_flops: peak FLOP/s of all devices together; None to show no MFU.
           stream: stream to write to; None for stderr.
         """
         self._total, self._unit, self._peak = total_steps, unit, peak_flops
         self._name = f"{name}: " if name else ""
-        self._enabled, self._stream = enabled, stream or sys.stderr
+        self._stream = stream or sys.stderr
         self._bar, self._interval = None, _LINE_INTERVAL
-        if enabled and _is_screen(self._stream):
+        if _is_screen(self._stream):
             from tqdm import tqdm
 
             self._interval = _BAR_INTERVAL
@@ -106,8 +104,6 @@ class Progress:
           flops: floating-point operations of all devices since the last update.
           left: remaining seconds of the time limit; None without a time limit.
         """
-        if not self._enabled:
-            return
         now = time.monotonic()
         self._step, self._loss, self._left = step, loss, left
         if self._first is None:
@@ -125,7 +121,7 @@ class Progress:
         line = self._name + line
         if self._bar is not None:
             self._bar.write(line, file=self._stream)
-        elif self._enabled:
+        else:
             print(line, file=self._stream, flush=True)
 
     def close(self) -> None:

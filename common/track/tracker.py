@@ -17,7 +17,7 @@ WANDB_MODES = ("offline", "online", "disabled")
 
 
 class Tracker:
-    """Writes the metrics of a run to its workdir and to wandb.
+    """Writes the metrics of a run to its workdir and to wandb. Only process 0 has a tracker.
 
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
     timestamps and no host names: apart from logged seconds and the AUCC over seconds, an interrupted and resumed run
@@ -25,43 +25,31 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        workdir: str | os.PathLike[str],
-        config: Mapping[str, Any],
-        *,
-        wandb_mode: str = "offline",
-        resume_step: int | None = None,
-        enabled: bool = True,
-        **names: str,
+        self, workdir: Path, config: Mapping[str, Any], resume_step: int | None = None
     ) -> None:
         """Opens `metrics.jsonl` and wandb.
 
         Args:
-          config: configuration of the run, for wandb.
-          wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
+          config: configuration of the run, for wandb. Its group `wandb` has the `mode`, which is "offline", "online"
+            (offline if the connection fails) or "disabled", and the names of the wandb run: `project`, `name` (default:
+            the folder name of `workdir`) and `group`.
           resume_step: step at which the run resumes. The lines of later steps are deleted, and the same wandb run
             continues. None starts an empty file and a new wandb run.
-          enabled: False on all processes except process 0. All methods then do nothing.
-          names: `project`, `name` (default: the folder name of `workdir`) and `group` of the wandb run.
 
         Raises:
           UserError: `metrics.jsonl` is damaged.
         """
-        self._workdir, self._enabled = Path(workdir), enabled
-        self._wandb = None
-        if not enabled:
-            return
-        self._workdir.mkdir(parents=True, exist_ok=True)
-        path = self._workdir / METRICS
+        self._workdir, self._wandb = workdir, None
+        path = workdir / METRICS
         kept = []
         if resume_step is not None and path.exists():
             kept = [line for line, values in _lines(path) if values["step"] <= resume_step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="ascii")
-        if wandb_mode != "disabled":
+        if config["wandb"]["mode"] != "disabled":
             from common.track.wandb_run import WandbRun
 
-            self._wandb = WandbRun(self._workdir, config, wandb_mode, resume_step, **names)
+            self._wandb = WandbRun(workdir, config, resume_step)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a line with step and values to `metrics.jsonl`, and sends the values to wandb.
@@ -70,10 +58,7 @@ class Tracker:
 
         Steps must not decrease, because wandb ignores values of earlier steps.
         """
-        if not self._enabled:
-            return
-        values = {key: _plain(value) for key, value in values.items()}
-        self._file.write(json.dumps(_without_nan({"step": step, **values})) + "\n")
+        self._file.write(json.dumps(_to_json({"step": step, **values})) + "\n")
         self._file.flush()
         if self._wandb:
             self._wandb.log(values, step)
@@ -95,18 +80,13 @@ class Tracker:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Overwrites `summary.json`, and updates the summary of the wandb run."""
-        if not self._enabled:
-            return
-        values = {key: _plain(value) for key, value in values.items()}
-        text = json.dumps(_without_nan(values), indent=2)
+        text = json.dumps(_to_json(values), indent=2)
         write_whole(self._workdir / SUMMARY, text + "\n")
         if self._wandb:
             self._wandb.summary(values)
 
     def finish(self) -> None:
         """Closes `metrics.jsonl` and the wandb run. A second call does nothing."""
-        if not self._enabled:
-            return
         self._file.close()
         if self._wandb:
             self._wandb.finish()
@@ -145,16 +125,11 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield line, values
 
 
-def _plain(value: Any) -> Any:
-    """Converts a NumPy or JAX scalar to a Python number; returns any other value unchanged."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def _without_nan(value: Any) -> Any:
-    """Replaces NaN and infinity with None, because JSON lacks both."""
+def _to_json(value: Any) -> Any:
+    """Converts NumPy and JAX scalars to Python numbers, and NaN and infinity to None, because JSON lacks both."""
     if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    value = _plain(value)
+        return [_to_json(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,20 +24,13 @@ class WandbRun:
     name or group stands for the default.
     """
 
-    def __init__(
-        self,
-        workdir: Path,
-        config: Mapping[str, Any],
-        mode: str,
-        resume_step: int | None,
-        **names: str,
-    ):
+    def __init__(self, workdir: Path, config: Mapping[str, Any], resume_step: int | None):
         self._step = resume_step or 0
         arguments = {"project": "train-less", "name": workdir.resolve().name}
-        arguments |= {argument: name for argument, name in names.items() if name}
+        arguments |= {key: value for key, value in config["wandb"].items() if value}
         arguments |= {"dir": str(workdir), "config": dict(config), "resume": "allow"}
         arguments["id"] = _wandb_id(workdir, anew=resume_step is None)
-        self._run = _start_wandb(mode, arguments)
+        self._run = _start_wandb(arguments)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._step = step
@@ -84,11 +77,9 @@ class WandbRun:
 def _wandb_id(workdir: Path, anew: bool) -> str:
     """Returns the wandb id that the workdir stores. If `anew`, or if no id is stored, makes and stores a new id."""
     path = workdir / "wandb_id"
-    if not anew and path.exists() and (identity := path.read_text().strip()):
-        return identity
-    identity = secrets.token_hex(4)
-    write_whole(path, identity + "\n")
-    return identity
+    if anew or not path.exists():
+        write_whole(path, secrets.token_hex(4) + "\n")
+    return path.read_text().strip()
 
 
 def log_in() -> None:
@@ -103,24 +94,27 @@ def log_in() -> None:
         raise ConnectionError("no API key (`wandb login` stores one)")
 
 
-def _start_wandb(mode: str, arguments: Mapping[str, Any]) -> Any:
-    """Starts a wandb run: offline if "online" fails. Returns None if "offline" fails. Each failure prints a warning."""
+def _start_wandb(arguments: dict[str, Any]) -> Any:
+    """Starts a wandb run with the arguments of `wandb.init`: offline if the mode "online" fails.
+
+    Returns None if "offline" fails. Each failure prints a warning.
+    """
     times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
     try:
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", **times)
-        if mode == "online":
+        if arguments["mode"] == "online":
             try:
                 wandb.setup(settings)
                 log_in()
-                return wandb.init(mode="online", settings=settings, **arguments)
+                return wandb.init(settings=settings, **arguments)
             except Exception as error:  # wandb does not document its exceptions.
                 _stop_wandb(error, "logging offline")
         # Only `setup` silences the warnings of `Run.save`; the settings of `init` do not.
         with suppress(Exception):
             wandb.setup(settings)
-        return wandb.init(mode="offline", settings=settings, **arguments)
+        return wandb.init(settings=settings, **arguments | {"mode": "offline"})
     except Exception as error:
         _stop_wandb(error, "continuing without wandb")
         return None

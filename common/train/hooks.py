@@ -12,6 +12,7 @@ from dataclasses import replace
 from common.errors import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Point
+from common.runtime.processes import is_main
 from common.runtime.signals import Interrupted, Signals
 from common.train.checkpoint import SNAPSHOTS
 from common.train.run import Run
@@ -155,7 +156,8 @@ class Evaluate(Hook):
         if run.config.eval.patience and state.evals_since_best >= run.config.eval.patience:
             state.stop_reason = "patience"
             run.stopping = True
-        self._show(run, metrics, best)
+        if is_main():
+            _show_evaluation(run, metrics, best)
         with run.clock.section("checkpoint"):
             if best:
                 run.checkpoints.save_as("best", run.step, run.trained(), run.metadata())
@@ -163,19 +165,21 @@ class Evaluate(Hook):
                 score = value if run.task.mode == "max" else -value
                 run.checkpoints.save_top(run.step, run.trained(), run.metadata(), score)
 
-    def _show(self, run: Run, metrics: dict[str, float | str], best: bool) -> None:
-        seconds, curve = run.clock["train"], run.state.curve
-        logged = {f"valid/{name}": value for name, value in metrics.items()}
-        area = aucc(curve) if curve.points else 0.0
-        run.tracker.log(run.step, logged | {"aucc": area, "train_seconds": seconds})
-        shown = ", ".join(
-            f"{name} {value!r}" if isinstance(value, str) else f"{name} {value:.4g}"
-            for name, value in metrics.items()
-        )
-        run.progress.write(
-            f"step {run.step}: {run.task.select} {shown} ({seconds:.0f} s of training)"
-            + (", the best so far" if best else "")
-        )
+
+def _show_evaluation(run: Run, metrics: dict[str, float | str], best: bool) -> None:
+    """Logs and prints the metrics of an evaluation."""
+    seconds, curve = run.clock["train"], run.state.curve
+    logged = {f"valid/{name}": value for name, value in metrics.items()}
+    area = aucc(curve) if curve.points else 0.0
+    run.tracker.log(run.step, logged | {"aucc": area, "train_seconds": seconds})
+    shown = ", ".join(
+        f"{name} {value!r}" if isinstance(value, str) else f"{name} {value:.4g}"
+        for name, value in metrics.items()
+    )
+    run.progress.write(
+        f"step {run.step}: {run.task.select} {shown} ({seconds:.0f} s of training)"
+        + (", the best so far" if best else "")
+    )
 
 
 class Save(Hook):
@@ -200,6 +204,8 @@ class Log(Hook):
     """Updates the progress bar after each step. Sends metrics to the tracker every `train.log_steps` steps."""
 
     def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
+        if not is_main():
+            return
         limit = run.config.train.max_seconds
         left = limit - run.clock["train"] if limit else None
         run.progress.update(step, metrics["loss"], int(metrics["weight"]), flops, left)

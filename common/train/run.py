@@ -36,6 +36,7 @@ class Run:
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
+      tracker, progress: displays of process 0; None on all other processes.
       startup_seconds: seconds from the start or resume of the run, or of all runs that take turns, to the end of the
         run's first step; 0 until then.
     """
@@ -135,7 +136,8 @@ def open_run(
         run.state.stop_reason = resume.still_ended(config, run.state, run.step)
         if is_main():
             print(f"resuming from step {run.step} of {shown(workdir)}")
-    _open_displays(run, stack, name, resumed)
+    if is_main():
+        _open_displays(run, stack, name, resumed)
     return run
 
 
@@ -181,17 +183,8 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None:
     """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
     model, config = run.train_step.abstract_model, to_json(run.config)
-    if is_main():
-        show_parameters(model)
-    names = dict(config["wandb"])
-    run.tracker = Tracker(
-        run.workdir,
-        config,
-        wandb_mode=names.pop("mode"),
-        resume_step=run.step if resumed else None,
-        enabled=is_main(),
-        **names,
-    )
+    show_parameters(model)
+    run.tracker = Tracker(run.workdir, config, run.step if resumed else None)
     stack.callback(run.tracker.finish)
     run.tracker.table("parameters", *parameter_rows(model))
     dtype = config["model"].get("dtype", "float32")
@@ -201,7 +194,6 @@ def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None
         run.step,
         name=name,
         unit=run.task.unit,
-        enabled=is_main(),
         peak_flops=peak * jax.device_count() if peak else None,
     )
     stack.callback(run.progress.close)

@@ -128,15 +128,6 @@ def test_terminal_of_any_size_shows_progress(clock, lines, shown):
     assert shown in written
 
 
-def test_disabled_progress_prints_nothing(clock):
-    for stream in (io.StringIO(), Terminal()):
-        bar = Progress(10, enabled=False, stream=stream)
-        bar.update(1, 1.0, 1, 1.0)
-        bar.write("line")
-        bar.close()
-        assert stream.getvalue() == ""
-
-
 @pytest.mark.parametrize(
     ("kind", "peak"),
     [

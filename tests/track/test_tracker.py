@@ -19,8 +19,10 @@ from common.train.loop import validate
 from tests.train import toy
 
 
-def tracker(workdir, **options):
-    return Tracker(workdir, {"seed": 1}, **{"wandb_mode": "disabled", **options})
+def tracker(workdir, mode="disabled", resume_step=None):
+    workdir.mkdir(exist_ok=True)
+    config = {"seed": 1, "wandb": {"mode": mode, "project": "", "name": "", "group": "plain"}}
+    return Tracker(workdir, config, resume_step)
 
 
 def log_steps(run, steps):
@@ -64,9 +66,9 @@ def test_new_run_starts_an_empty_file(tmp_path):
 
 def test_lines_survive_sigkill(tmp_path):
     script = (
-        "import os, signal, sys\n"
+        "import os, pathlib, signal, sys\n"
         "from common.track.tracker import Tracker\n"
-        "run = Tracker(sys.argv[1], {}, wandb_mode='disabled')\n"
+        "run = Tracker(pathlib.Path(sys.argv[1]), {'wandb': {'mode': 'disabled'}})\n"
         "for step in range(100): run.log(step, {'loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -91,16 +93,6 @@ def test_read_metrics_ignores_only_an_incomplete_last_line(tmp_path):
 def test_read_metrics_of_another_folder_raises_user_error(tmp_path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         read_metrics(tmp_path)
-
-
-def test_disabled_tracker_writes_nothing(tmp_path):
-    run = tracker(tmp_path / "run", wandb_mode="offline", enabled=False)
-    run.log(1, {"loss": 1.0})
-    run.table("t", ["a"], [[1]])
-    run.image("i", "nowhere.png")
-    run.summary({"loss": 1.0})
-    run.finish()
-    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_wandb_mode_raises_user_error():
@@ -172,7 +164,7 @@ def fake(monkeypatch):
 
 
 def use_everything(workdir, mode="offline"):
-    run = tracker(workdir, wandb_mode=mode, group="plain")
+    run = tracker(workdir, mode)
     run.log(1, {"loss": 1.0})
     run.table("samples", ("a", "b"), [(1, "x")])
     run.image("curve", workdir / "curve.png")
@@ -188,7 +180,8 @@ def test_wandb_receives_everything_at_its_step(tmp_path, fake):
     use_everything(tmp_path)
     (init,) = wandb.inits
     assert (init["mode"], init["dir"], init["resume"]) == ("offline", str(tmp_path), "allow")
-    assert init["config"] == {"seed": 1} and init["group"] == "plain"
+    assert init["config"]["seed"] == 1 and init["group"] == "plain"
+    assert (init["project"], init["name"]) == ("train-less", tmp_path.name)
     assert init["settings"]["silent"] and init["settings"]["console"] == "off"
     assert wandb.logged == [
         (1, {"loss": 1.0}),
@@ -226,7 +219,7 @@ def test_online_falls_back_to_offline(tmp_path, fake, capsys, options):
 def test_resumed_run_keeps_its_wandb_id(tmp_path, fake):
     wandb = fake()
     for resume_step in (None, 5, None):
-        tracker(tmp_path, wandb_mode="offline", resume_step=resume_step).finish()
+        tracker(tmp_path, "offline", resume_step).finish()
     first, resumed, anew = [init["id"] for init in wandb.inits]
     assert first == resumed != anew
 
@@ -235,9 +228,9 @@ REAL = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from common.track.tracker import Tracker
-workdir, mode, kill = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+workdir, mode, kill = Path(sys.argv[1]), sys.argv[2], len(sys.argv) > 3
 start = time.monotonic()
-run = Tracker(workdir, {"seed": 1}, wandb_mode=mode)
+run = Tracker(workdir, {"seed": 1, "wandb": {"mode": mode}})
 run.log(1, {"loss": 1.0})
 if kill:
     listing = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,comm="],
@@ -251,7 +244,7 @@ for step in range(2, 20):
     run.log(step, {"loss": 1.0 / step})
 run.table("samples", ["a", "b"], [[1, "x"]])
 run.summary({"loss": 0.1})
-run.file(Path(workdir, "summary.json"))
+run.file(workdir / "summary.json")
 run.finish()
 print("seconds", time.monotonic() - start)
 """
