@@ -258,22 +258,11 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:
-            self.check_model(kind, step, target)
             path, what = self.directory / kind / str(step), kind.removesuffix("s")
             raise UserError(
                 f"the {what} checkpoint, {shown(path)}, cannot be read ({reason_of(error)}): restore its files, or"
                 " train again in another folder"
             ) from error
-
-    def check_model(self, kind: str, step: int, target: Any) -> None:
-        """Raises a UserError if the arrays of an intact checkpoint and of the model (`target` in `read`) differ."""
-        path, what = self.directory / kind / str(step), kind.removesuffix("s")
-        differences = _differences(path, target)
-        check(
-            not differences,
-            f"the {what} checkpoint, {shown(path)}, does not match the model: {differences}; restore the run's"
-            " config.json and the code of its model, or train again in another folder",
-        )
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
         """Averages the trained values of several checkpoints of a kind; otherwise like `restore_from`.
@@ -293,12 +282,12 @@ class Checkpoints:
 
         Omits the frozen values of `target` that the checkpoint does not contain.
 
-        Raises, on all processes, a UserError if the arrays do not fit into memory, and an exception of any type if a
-        process cannot read the checkpoint or the checksum is wrong.
+        Raises, on all processes, a UserError if the arrays do not fit into memory or differ in name or shape from
+        `target`, and an exception of any type if a process cannot read the checkpoint or the checksum is wrong.
         """
         # `CheckpointManager.restore` ends with a barrier, at which processes that have read the checkpoint would wait
         # for a process that has failed. So use orbax's handler, which has no barrier.
-        path = self.directory / kind / str(step)
+        path, what = self.directory / kind / str(step), kind.removesuffix("s")
 
         def read() -> tuple[Any, dict]:
             with closing(ocp.StandardCheckpointHandler()) as handler:
@@ -311,14 +300,20 @@ class Checkpoints:
 
         try:
             state, meta = all_or_none(read)
+            all_or_none(verify)
         except Exception as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error).lower():
-                raise
-            raise UserError(
-                f"the checkpoint {shown(path)} does not fit into the memory of the devices ({reason_of(error)}): free"
-                " memory, or use more devices"
-            ) from error
-        all_or_none(verify)
+            if "RESOURCE_EXHAUSTED" in str(error) and "memory" in str(error).lower():
+                raise UserError(
+                    f"the checkpoint {shown(path)} does not fit into the memory of the devices ({reason_of(error)}):"
+                    " free memory, or use more devices"
+                ) from error
+            differences = _differences(path, target)
+            check(
+                not differences,
+                f"the {what} checkpoint, {shown(path)}, does not match the model: {differences}; restore the run's"
+                " config.json and the code of its model, or train again in another folder",
+            )
+            raise
         return state, meta
 
     def share(self) -> None:

@@ -54,8 +54,7 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
     Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
 
     Raises:
-      UserError: no checkpoint is intact, or a checkpoint does not fit into memory or does not match the model
-        (`Checkpoints.check_model`).
+      UserError: no checkpoint is intact, or a checkpoint does not fit into memory or does not match the model.
     """
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
@@ -65,7 +64,6 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
             raise
         # Orbax and its storage library may raise any type of exception for a damaged file.
         except Exception as error:
-            checkpoints.check_model("latest", step, target)
             damaged[step] = reason_of(error)
             continue
         # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
