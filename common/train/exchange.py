@@ -13,7 +13,6 @@ gradients of all layers.
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -69,13 +68,7 @@ def local_sums(
     )(batch, *arguments)
 
 
-def add_up(
-    sums: Any,
-    shardings: Any,
-    mesh: Mesh,
-    dtype: str = "float32",
-    scattered: Collection[str] = (),
-) -> Any:
+def add_up(sums: Any, shardings: Any, mesh: Mesh, dtype: str, scattered: Collection[str]) -> Any:
     """Adds up the results of `local_sums` over all shards of the batch.
 
     Totals that are split over fsdp are reduce-scattered over fsdp, then all-reduced over data. All other totals are
@@ -135,7 +128,7 @@ def gathering(
     trainable: Params,
     frozen: Params,
     shardings: Sequence[Mapping[str, NamedSharding]],
-    scattered: Mapping[str, str] = MappingProxyType({}),
+    scattered: Mapping[str, str],
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
     """Returns stand-ins for the trainable values, and a function that builds the model from the stand-ins.
 
