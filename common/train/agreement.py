@@ -2,8 +2,9 @@
 
 import os
 import re
+import sys
+import time
 from argparse import Namespace
-from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from common.data.cache import fingerprint
 from common.errors import check
 from common.runtime.processes import all_gather
 from common.train.task import Task
-from common.train.workdir import ROOT, commit, has_word, lock_word
+from common.train.workdir import ROOT, commit, lock_word
+
+VISIBLE_SECONDS = 60
+"""Seconds that a network file system may need to show a file that another host has written."""
 
 
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
@@ -45,18 +49,13 @@ def _modules(config: ConfigDict) -> dict[str, str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the file of a module, or None if it is not on `sys.path`.
+    """Returns the readable file of a module, or None if the folders of `sys.path` have no such file.
 
     `importlib.util.find_spec` would import the packages of the module, which may use JAX before the processes join.
     """
-    names, folders = module.split("."), None
-    for end in range(1, len(names) + 1):
-        spec = PathFinder.find_spec(".".join(names[:end]), folders)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations or []
-    file = Path(spec.origin or "")
-    return file if file.is_file() and os.access(file, os.R_OK) else None
+    path = module.replace(".", "/")
+    files = [Path(folder, path + end) for folder in sys.path for end in ("/__init__.py", ".py")]
+    return next((file for file in files if os.access(file, os.R_OK)), None)
 
 
 def inputs(config: ConfigDict, task: Task) -> dict[str, str]:
@@ -82,8 +81,11 @@ def check_shared(workdir: Path) -> None:
         folder.
     """
     wanted, *_ = all_gather(lock_word(workdir))
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while lock_word(workdir) != wanted and time.monotonic() < deadline:
+        time.sleep(0.5)
     fault = ""
-    if not has_word(workdir, wanted):
+    if lock_word(workdir) != wanted:
         fault = "is not the folder that process 0 has opened: use a folder that all processes share"
     elif not os.access(workdir, os.W_OK):
         fault = "is not writable: choose a writable folder"

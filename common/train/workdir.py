@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,9 +21,6 @@ ROOT = Path(__file__).parents[2]
 
 CONFIG = "config.json"
 LOCK = "lock"
-
-VISIBLE_SECONDS = 60
-"""Seconds that a network file system may need to show a file that another host has written."""
 
 # Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
@@ -197,14 +193,6 @@ def lock_word(workdir: Path) -> str:
     """Returns the random word in the lock of a workdir; "" without a lock. Equal words show that a folder is shared."""
     path = workdir / LOCK
     return path.read_text() if path.is_file() else ""
-
-
-def has_word(workdir: Path, word: str) -> bool:
-    """Returns whether the lock of a workdir has `word`. Waits for the word, at most `VISIBLE_SECONDS`."""
-    deadline = time.monotonic() + VISIBLE_SECONDS
-    while lock_word(workdir) != word and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return lock_word(workdir) == word
 
 
 def commit() -> str:

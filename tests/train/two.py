@@ -25,8 +25,7 @@ import pytest
 from common.errors import Preempted, UserError
 from common.runtime import processes, program
 from common.sharding import make_mesh
-from common.train import ahead, checkpoint, clock, frozen, loop
-from common.train import workdir as workdirs
+from common.train import agreement, ahead, checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
 from common.train.loop import Job, fit, fit_in_turns
 from common.train.state import Step
@@ -111,7 +110,7 @@ def separate_workdirs(workdir: Path) -> str:
     with lock_workdir(folder):
         pass
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workdirs, "VISIBLE_SECONDS", 1)
+        patch.setattr(agreement, "VISIBLE_SECONDS", 1)
         return fault(lambda: train(folder)).replace(str(workdir), "W")
 
 
