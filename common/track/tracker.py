@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,18 @@ class Tracker:
         Raises:
           UserError: `metrics.jsonl` is damaged.
         """
-        self._workdir, self._wandb = workdir, None
+        self._workdir, self._step = workdir, resume_step or 0
         path = workdir / METRICS
         kept = []
         if resume_step is not None and path.exists():
             kept = [line for line, values in _lines(path) if values["step"] <= resume_step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="ascii")
+        self._wandb: Callable[[Callable[[Any, Any], Any]], None] = lambda function: None
         if config["wandb"]["mode"] != "disabled":
             from common.track.wandb_run import WandbRun
 
-            self._wandb = WandbRun(workdir, config, resume_step)
+            self._wandb = WandbRun(workdir, config, resume_step).call
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a line with step and values to `metrics.jsonl`, and sends the values to wandb.
@@ -60,36 +61,37 @@ class Tracker:
         """
         self._file.write(json.dumps(_to_json({"step": step, **values})) + "\n")
         self._file.flush()
-        if self._wandb:
-            self._wandb.log(values, step)
+        self._step = step
+        self._wandb(lambda run, _: run.log(values, step=step))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs a table to wandb, at the last logged step."""
-        if self._wandb:
-            self._wandb.table(name, columns, rows)
+        data = [list(row) for row in rows]
+        self._show(name, lambda wandb: wandb.Table(columns=list(columns), data=data))
 
-    def image(self, name: str, path: str | os.PathLike[str]) -> None:
+    def image(self, name: str, path: Path) -> None:
         """Logs an image file to wandb, at the last logged step."""
-        if self._wandb:
-            self._wandb.image(name, path)
+        self._show(name, lambda wandb: wandb.Image(str(path)))
+
+    def _show(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
+        self._wandb(lambda run, wandb: run.log({name: make(wandb)}, step=self._step))
 
     def file(self, path: Path) -> None:
         """Uploads a file of the workdir to wandb."""
-        if self._wandb:
-            self._wandb.file(path)
+        folder = str(path.parent)
+        self._wandb(lambda run, _: run.save(str(path), base_path=folder, policy="now"))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Overwrites `summary.json`, and updates the summary of the wandb run."""
         text = json.dumps(_to_json(values), indent=2)
         write_whole(self._workdir / SUMMARY, text + "\n")
-        if self._wandb:
-            self._wandb.summary(values)
+        self._wandb(lambda run, _: run.summary.update(values))
 
     def finish(self) -> None:
-        """Closes `metrics.jsonl` and the wandb run. A second call does nothing."""
+        """Closes `metrics.jsonl` and the wandb run."""
         self._file.close()
-        if self._wandb:
-            self._wandb.finish()
+        self._wandb(lambda run, _: run.finish())
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
 """Writes the metrics of a run to wandb. An error in wandb never stops the run."""
 
-import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,50 +24,20 @@ class WandbRun:
     """
 
     def __init__(self, workdir: Path, config: Mapping[str, Any], resume_step: int | None):
-        self._step = resume_step or 0
         arguments = {"project": "train-less", "name": workdir.resolve().name}
         arguments |= {key: value for key, value in config["wandb"].items() if value}
         arguments |= {"dir": str(workdir), "config": dict(config), "resume": "allow"}
         arguments["id"] = _wandb_id(workdir, anew=resume_step is None)
         self._run = _start_wandb(arguments)
 
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._step = step
-        self._call(lambda run: run.log(values, step=step))
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        data = [list(row) for row in rows]
-        self._show(name, lambda wandb: wandb.Table(columns=list(columns), data=data))
-
-    def image(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._show(name, lambda wandb: wandb.Image(os.fspath(path)))
-
-    def file(self, path: Path) -> None:
-        self._call(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        self._call(lambda run: run.summary.update(values))
-
-    def finish(self) -> None:
-        self._call(lambda run: run.finish())
-        self._run = None
-
-    def _show(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
-
-        def log(run: Any) -> None:
-            import wandb
-
-            run.log({name: make(wandb)}, step=self._step)
-
-        self._call(log)
-
-    def _call(self, call: Callable[[Any], Any]) -> None:
-        """Calls `call` with the wandb run. An exception prints a warning and disables wandb."""
+    def call(self, function: Callable[[Any, Any], Any]) -> None:
+        """Calls `function` with the wandb run and the package wandb. Does nothing after an error in wandb."""
         if self._run is None:
             return
         try:
-            call(self._run)
+            import wandb
+
+            function(self._run, wandb)
         except Exception as error:  # wandb does not document its exceptions.
             self._run = None
             _stop_wandb(error, "continuing without wandb")

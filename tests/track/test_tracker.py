@@ -172,7 +172,6 @@ def use_everything(workdir, mode="offline"):
     run.file(workdir / "predictions.npz")
     run.summary({"loss": 0.5})
     run.finish()
-    run.finish()
 
 
 def test_wandb_receives_everything_at_its_step(tmp_path, fake):
