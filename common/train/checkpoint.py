@@ -96,14 +96,14 @@ class Checkpoints:
         workdir: Path,
         keep: int = 2,
         keep_best: int | None = None,
-        upload: Callable[[], None] = lambda: None,
+        upload: Callable[[], None] | None = None,
     ):
         """Opens the checkpoints of `workdir`. Silences the logger "absl" in the whole process, because orbax uses it.
 
         Args:
           keep: number of "latest" checkpoints to keep.
           keep_best: number of "top" checkpoints to keep; None if the caller saves no checkpoints.
-          upload: function that uploads the workdir to its bucket, called by `share`.
+          upload: function that uploads the workdir to its bucket, called by `share` on process 0.
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._copies, self._leads, self._upload = False, True, upload

@@ -104,24 +104,21 @@ def open_run(
         values or pretrained weights.
     """
 
-    def inputs() -> dict[str, str]:
-        from common.train import agreement  # only runs of several processes import it
+    several = jax.process_count() > 1
+    if several:  # Before any file is written, compare data and configuration.
+        from common.train import agreement
 
-        return agreement.inputs(config, task)
-
-    check_agreement(inputs)  # Before any file is written, compare data and configuration.
+        check_agreement(lambda: agreement.inputs(config, task))
     step = Step.of(config, task, mesh)
     stack.callback(step.cancel)
     upload = open_workdir(workdir, config, stack) if is_main() else None
     barrier("the workdir is open")
-    if jax.process_count() > 1 and not address(workdir):
-        from common.train.agreement import check_shared  # only runs of several processes import it
-
-        check_shared(workdir)
+    if several and not address(workdir):
+        agreement.check_shared(workdir)
     if upload:
         task.save(workdir)
     kept = config.checkpoint.keep, config.checkpoint.keep_best
-    checkpoints = Checkpoints(workdir, *kept, *([upload] if upload else []))
+    checkpoints = Checkpoints(workdir, *kept, upload)
     stack.callback(checkpoints.close)
     checkpoints.share()
     resumed = bool(checkpoints.steps())
@@ -182,11 +179,10 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 
 def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None:
     """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
-    model, config = run.train_step.abstract_model, to_json(run.config)
-    show_parameters(model)
+    config = to_json(run.config)
     run.tracker = Tracker(run.workdir, config, run.step if resumed else None)
     stack.callback(run.tracker.finish)
-    run.tracker.table("parameters", *parameter_rows(model))
+    run.tracker.table("parameters", *show_parameters(run.train_step.abstract_model))
     dtype = config["model"].get("dtype", "float32")
     peak = peak_flops(jax.devices()[0].device_kind, "bfloat16" if dtype == "auto" else dtype)
     run.progress = Progress(
@@ -199,16 +195,9 @@ def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None
     stack.callback(run.progress.close)
 
 
-def parameter_rows(
-    abstract_model: AbstractModel,
-) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
-    """Returns columns and rows of the table of parameter counts: a row for each part of the model, and the total."""
-    rows = variables.count_by_group(abstract_model)
-    rows.append(("all", *variables.count(abstract_model).values()))
-    return ("group", "trainable", "frozen", "total"), rows
-
-
-def show_parameters(abstract_model: AbstractModel) -> None:
-    """Prints the table of parameter counts."""
-    columns, rows = parameter_rows(abstract_model)
+def show_parameters(model: AbstractModel) -> tuple[tuple[str, ...], list[tuple]]:
+    """Prints a table of parameter counts, with a row for each part of the model; returns its columns and rows."""
+    columns = "group", "trainable", "frozen", "total"
+    rows = [*variables.count_by_group(model), ("all", *variables.count(model).values())]
     print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
+    return columns, rows
