@@ -27,7 +27,7 @@ import uuid
 
 from common.errors import UserError
 from common.runtime.heartbeat import seconds
-from common.storage.mirror import LEASE, Mirror, identity, last_writer
+from common.storage.mirror import LEASE, Mirror, identity, lease_fields
 from common.storage.stores import Changed
 
 SECONDS = "TRAINLESS_LEASE_SECONDS", 60
@@ -64,11 +64,12 @@ class Lease:
         while True:
             begun = time.monotonic()
             content, version = self._store.read(self._name) or (b"", "")
-            holder, silence = _holder(content)
+            fields = lease_fields(content)
+            holder, silence = fields["holder"], fields.get("seconds", self.seconds)
             if time.monotonic() - begun > silence / 4:
                 # The store was slow, so the holder may have been unable to renew the lease. Restart the wait.
                 since = time.monotonic()
-            ours = last_writer(content) in ("", self._copy)
+            ours = fields["copy"] in ("", self._copy)
             if not holder or ours or (version == seen and time.monotonic() - since > silence):
                 try:
                     self._replace(version, self._me)
@@ -121,7 +122,7 @@ class Lease:
                     raise UserError(
                         f"{self._address}/{LEASE} was deleted; this process stops: repeat the command"
                     ) from None
-                other = _holder(content)[0] or "another process"
+                other = lease_fields(content)["holder"] or "another process"
                 raise UserError(
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"
                     f" {self.seconds} s, or the lease was deleted; this process stops: repeat the command after the"
@@ -137,17 +138,6 @@ class Lease:
         self._content = json.dumps(fields).encode()
         self._version = self._store.write(self._name, self._content, version)
         self._renewed = begun
-
-
-def _holder(content: bytes) -> tuple[str, float]:
-    """Returns the holder of a lease ("" without a holder), and the seconds after which the holder counts as dead."""
-    if not content:
-        return "", 0.0
-    try:
-        fields = json.loads(content)
-        return str(fields["holder"]), float(fields["seconds"])
-    except (ValueError, KeyError, TypeError):
-        return "an unknown process", float(seconds(SECONDS))
 
 
 def _user() -> str:

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from common.atomic import replacing
 from common.errors import UserError
@@ -165,7 +166,7 @@ def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
             return not inside and (wanted is None or wanted(path))
 
         lease, _ = mirror.store.read(mirror.object_name(LEASE)) or (b"", "")
-        update(mirror, here, last_writer(lease) in ("", identity()))
+        update(mirror, here, lease_fields(lease)["copy"] in ("", identity()))
 
 
 def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
@@ -295,15 +296,17 @@ def roles(word: str) -> tuple[bool, bool]:
     return different, not different or copies.index(copies[me]) == me
 
 
-def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the folder's last writer; "" if there is no lease, "unknown" if the lease is damaged.
+def lease_fields(content: bytes) -> dict[str, Any]:
+    """Returns the fields of a lease: "holder", the process that holds the lease; "copy"; and "seconds".
+
+    "copy" is the `identity` of the folder's last writer. Without a lease, "holder" and "copy" are "". A damaged lease
+    has an unknown holder and copy. In both cases, "seconds" is missing.
 
     Args:
-      lease: content of the lease's object; b"" if the object is missing.
+      content: content of the lease's object; b"" if the object is missing.
     """
-    if not lease:
-        return ""
+    unknown = {"holder": "an unknown process", "copy": "unknown"}
     try:
-        return str(json.loads(lease)["copy"])
-    except (ValueError, KeyError, TypeError):
-        return "unknown"
+        return unknown | json.loads(content) if content else {"holder": "", "copy": ""}
+    except (ValueError, TypeError):
+        return unknown
