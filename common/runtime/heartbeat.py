@@ -153,12 +153,9 @@ def end(process: int, line: str) -> NoReturn:
     """Prints an error line and exits this process, number `process`, with code LOST, without cleanup."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
-    _silence_errors()  # hides the errors that JAX's runtime prints about the lost process
-    if process == 0:
-        # JAX aborts the other processes when process 0 exits: wait until their heartbeat threads have named the lost
-        # process.
-        time.sleep(2)
-    os._exit(LOST)
+    # JAX aborts the other processes when process 0 exits: process 0 waits until their heartbeat threads have named the
+    # lost process.
+    _exit(LOST, 2 if process == 0 else 0)
 
 
 def hold(error: Exception) -> None:
@@ -179,10 +176,11 @@ def leave(code: int) -> NoReturn:
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
-    _silence_errors()
-    time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
-    os._exit(code)
+    _exit(code, 3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
 
 
-def _silence_errors() -> None:
+def _exit(code: int, wait: int) -> NoReturn:
+    """Exits without cleanup after `wait` seconds. Hides the errors that JAX's runtime prints about a lost process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    time.sleep(wait)
+    os._exit(code)
