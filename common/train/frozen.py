@@ -65,9 +65,8 @@ def load(
         )
     if written:
         names = {name: model.frozen[name] for name in written["names"]}
-        values = checkpoints.restore_from("frozen", 0, {"frozen": abstract(names, mesh)})[0][
-            "frozen"
-        ]
+        arrays, _ = checkpoints.restore_from("frozen", 0, {"frozen": abstract(names, mesh)})
+        values = arrays["frozen"]
     else:
         check_agreement(lambda: {"the fingerprint of the drawn frozen values": drawn[:16]})
         values = place(initial, shardings(model.seed_initialised, mesh))

@@ -81,9 +81,7 @@ def load_run(
     config: ConfigDict,
     build: Callable[[nnx.Rngs], nnx.Module],
     mesh: Mesh,
-    pretrained_weights: Callable[[AbstractModel], PretrainedWeights] = lambda model: (
-        NO_PRETRAINED_WEIGHTS
-    ),
+    pretrained_weights: Callable[[AbstractModel], PretrainedWeights] | None = None,
     snapshots: Sequence[int] = (),
     best: int = 0,
 ) -> ModelState:
@@ -91,7 +89,8 @@ def load_run(
 
     Args:
       build: function that builds the model, `Task.build`.
-      pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`.
+      pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`; None for a run without
+        pretrained weights.
       snapshots: steps of snapshots to average instead of the best checkpoint.
       best: number of "top" checkpoints (`Checkpoints.save_top`) to average instead of the best checkpoint; 0 to average
         none.
@@ -118,5 +117,6 @@ def load_run(
             arrays, meta = checkpoints.restore_mean(SNAPSHOTS, snapshots, target)
         else:
             arrays, meta = checkpoints.restore_best(target)
-        values = frozen.load(checkpoints, model, config.seed, pretrained_weights(model), meta, mesh)
+        pretrained = pretrained_weights(model) if pretrained_weights else NO_PRETRAINED_WEIGHTS
+        values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
