@@ -1,4 +1,4 @@
-"""The training loop of all tasks and papers.
+"""The training loop of all tasks and papers, for one run or for several runs in turns.
 
 config -> mesh -> abstract model -> shardings -> initial or restored values -> steps with hooks -> summary
 """
