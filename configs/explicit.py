@@ -39,7 +39,7 @@ def babylm(aggregate: str) -> ConfigDict:
 
 
 def tiny_text(config: ConfigDict) -> ConfigDict:
-    """Reduces a language model to the Python manual (embedded:python): about a minute on two CPU cores."""
+    """Changes the data to the Python manual (embedded:python), with a small vocabulary: a minute on two CPU cores."""
     config.data.source, config.data.documents = "embedded:python", "paragraph"
     config.data.vocab_size, config.data.held_out_share = 514, 1.0
     config.model.context = 2
@@ -64,7 +64,7 @@ def mnist() -> ConfigDict:
 
 
 def tiny_digits(config: ConfigDict) -> ConfigDict:
-    """Reduces a digit classifier to scikit-learn's 1,797 digits (embedded:digits): seconds on two CPU cores."""
+    """Changes the data to scikit-learn's 1,797 digits (embedded:digits): seconds on two CPU cores."""
     config.data.source, config.data.held_out = "embedded:digits", 200
     config.train.epochs = 10
     return config

@@ -18,7 +18,7 @@ def _base() -> ConfigDict:
             "pretrained": "",
             # Step of the pretraining snapshot that fine-tuning starts from. 0 means the best checkpoint.
             "pretrained_step": 0,
-            # A key of `reservoir.methods.METHODS`, or "my_package.ways:mine".
+            # Method of fine-tuning: a key of `reservoir.methods.METHODS`, or "MODULE:NAME" of a user's method.
             "reservoirs": "keep",
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
             # The pretraining run provides all other fields of `model`.
@@ -35,7 +35,7 @@ def _base() -> ConfigDict:
     config.optimizer.update(
         {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    # fairseq's Adam decays every parameter.
+    # As in fairseq, weight decay applies to every parameter.
     config.optimizer.update({"weight_decay": 0.1, "decay": "all"})
     config.eval.update({"patience": 0, "tokens_per_batch": 16_384})
     return config
@@ -91,5 +91,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
+    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -2,7 +2,7 @@
 
     python -m reservoir.train --config=configs/iwslt_transformer.py
 
-Reproduces: Table 1 with 6 encoder layers. --config.model.encoder_layers=N gives 8, 10 and 12 layers;
+Reproduces: Table 1 with 6 encoder layers. --config.model.encoder_layers=8|10|12 gives the other depths;
 --config.model.decoder_layers=6 gives Table 5.
 Hardware: one GPU. We trained this size of model for 4,000 steps on an NVIDIA H100, on Tatoeba
 (results/reservoir/README.md).

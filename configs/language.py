@@ -43,7 +43,7 @@ CORPORA = {
 """Corpus -> fields of `config.data`. With `words`, evaluations also report the perplexity per word."""
 
 LENGTH = 768
-"""Number of tokens (by default bytes) in a window of training and evaluation, at full size."""
+"""Number of tokens (by default bytes) in a window of the gMLP paper's models, at full size."""
 
 
 def base(paper: str, corpus: str) -> ConfigDict:
@@ -73,7 +73,7 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # The first window scores its first half. Each later window scores its second half, with the first half as context.
+    # The first window scores its first half. Each later window scores its second half; the first half is context.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
     # "MODULE:FUNCTION", such as "explicit_opt:head_start": a function that computes the initial output layer from

@@ -18,7 +18,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "source": "files:data/pretraining",
                 "splits": {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"},
                 "documents": "line",
-                # RoBERTa has 50,265 tokens. An odd number of tokens cannot be sharded over an even number of devices.
+                # RoBERTa has 50,265. An embedding table with an odd number of rows cannot be sharded over two devices.
                 "vocab_size": 50_264,
                 "masked": 0.15,
                 "batch": 2048,
@@ -46,7 +46,7 @@ def roberta(reservoir: str) -> ConfigDict:
     config.optimizer.update(
         {"schedule": "linear", "warmup_steps": 10_000, "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    # fairseq's Adam decays every parameter.
+    # As in fairseq, weight decay applies to every parameter.
     config.optimizer.update({"weight_decay": 0.01, "decay": "all"})
     config.train.steps = 125_000
     config.eval.update({"steps": 2500, "patience": 0, "sequences": 0, "batch": 256})
@@ -83,5 +83,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
+    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -4,10 +4,10 @@ from reservoir.kinds import RESERVOIRS
 
 
 def fields() -> dict:
-    """Returns the default fields: a model without reservoirs. reservoir/backskip.py explains `backskip`."""
+    """Returns the default fields: a model without reservoirs. `reservoir.backskip` documents the group `backskip`."""
     kinds = RESERVOIRS.values()
     return {
-        # Kind of reservoir: a key of `reservoir.kinds.RESERVOIRS`, "none", or "my_package.kinds:my_kind".
+        # Kind of reservoir: a key of `reservoir.kinds.RESERVOIRS`, "none", or "MODULE:NAME" of a user's kind.
         "reservoir": "none",
         "reservoirs": 2,
         "placement": "alternate",
@@ -20,7 +20,7 @@ def fields() -> dict:
         "reservoir_hidden": 0,
         **{name: x.default for kind in kinds for name, x in kind.options.items()},
         "layerdrop": 0.0,
-        # Initialization of all layers except reservoirs: a key of `reservoir.model.INITS`.
+        # Initialization of the layers of a stack that are not reservoirs: a key of `reservoir.model.INITS`.
         "init": "recipe",
         "backskip": {
             "estimator": "none",

@@ -8,11 +8,11 @@ from ml_collections import ConfigDict
 def base(paper: str) -> ConfigDict:
     """Returns the fields of the training loop. A recipe adds the fields of `data`, `model` and its task.
 
-    At its end, a recipe locks the configuration (`ConfigDict.lock`). Setting an unknown field then raises an exception,
-    except within `with config.unlocked():`.
+    The recipe then locks the configuration (`ConfigDict.lock`). Setting an unknown field of a locked configuration
+    raises an exception, except within `with config.unlocked():`.
 
     Args:
-      paper: the package that trains the experiment.
+      paper: name of the paper's package, such as "reservoir".
     """
     return ConfigDict(
         {
@@ -62,7 +62,7 @@ def base(paper: str) -> ConfigDict:
 
 
 def recipe_and_size(argument: str, recipes: Sequence[str], sizes: Sequence[str]) -> tuple[str, str]:
-    """Returns the recipe and the size in an argument such as "code,tiny"; "" for a part that it lacks.
+    """Returns the recipe and the size in an argument such as "code,tiny"; each is "" if the argument does not name it.
 
     Raises:
       ValueError: the argument has an unknown word, two recipes or two sizes.

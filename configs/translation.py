@@ -9,7 +9,7 @@ from configs import reservoirs, training
 
 
 def base() -> ConfigDict:
-    """Returns the fields that all translators share, with the sizes of a layer in fairseq's transformer_iwslt_de_en."""
+    """Returns the fields of all translators. Layers have the sizes of fairseq's transformer_iwslt_de_en."""
     config = training.base("reservoir")
     config.update(
         {
@@ -64,7 +64,7 @@ def iwslt(reservoir: str) -> ConfigDict:
     config.data.source = "files:data/iwslt14_de_en"
     config.model.encoder_layers = 6
     config.model.reservoir = reservoir
-    # fairseq's Adam decays every parameter.
+    # As in fairseq, weight decay applies to every parameter.
     config.optimizer.update({"weight_decay": 1e-4, "decay": "all"})
     return config
 
@@ -146,5 +146,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
+    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

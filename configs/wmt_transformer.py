@@ -2,7 +2,7 @@
 
     python -m reservoir.train --config=configs/wmt_transformer.py
 
-Reproduces: Table 2 with 12 encoder layers. --config.model.encoder_layers=N gives 16, 24 and 32 layers.
+Reproduces: Table 2 with 12 encoder layers. --config.model.encoder_layers=16|24|32 gives the other depths.
 Hardware: 8 GPUs, as in the paper (300k updates of 65k tokens); we have not run this size.
 Data: `tfds:wmt16_translate/de-en` prepared by `tfds build wmt16_translate/de-en` (validation newstest2015, test
 newstest2016), or text files {train,validation,test}.{en,de}[.gz] with --config.data.source=files:DIR. The paper
