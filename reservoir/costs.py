@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import variables
+from common.data.lossless import BYTES
 from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.track.tracker import SUMMARY
@@ -72,7 +73,7 @@ def planned(
 def abstract(config: ConfigDict) -> AbstractModel:
     """Returns the abstract model of a configuration.
 
-    The vocabulary size is `data.vocab_size`, or 256 (bytes) without this field. Classifiers are assumed to have two
+    The vocabulary size is 256 if the tokens are bytes, otherwise `data.vocab_size`. Classifiers are assumed to have two
     classes.
     """
     if config.task == "classification":
@@ -80,17 +81,17 @@ def abstract(config: ConfigDict) -> AbstractModel:
             lambda rngs: encoder.classifier(config, config.data.vocab_size, 2, rngs=rngs)
         )
     build = run.task_module(config).build
-    tokens = config.data.get("vocab_size", 256)
+    tokens = 256 if config.data.get("tokenizer") == BYTES else config.data.vocab_size
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
     return variables.abstract(lambda rngs: build(config.model, *sizes, rngs=rngs))
 
 
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
-    """Returns the FLOPs of a training step in products with weight matrices; attention scores are left out.
+    """Returns the FLOPs of a training step in products with the kernels of linear layers and the output layer.
 
-    For each token, a kernel weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if
-    trained, 2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only
-    for tokens that are predicted. Every fine-tuning example counts with the length of the shortest bucket, but at most
+    For each token, a weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if trained,
+    2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only for tokens
+    that are predicted. Every fine-tuning example counts with the length of the shortest bucket, but at most
     `max_length`.
     """
     data, model = config.data, config.model

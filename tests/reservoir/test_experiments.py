@@ -362,8 +362,9 @@ def test_dry_run_flops_exclude_learned_positions():
     assert costs.flops(config, costs.abstract(config)) == before
 
 
-def test_dry_run_flops_count_one_output_layer():
+def test_dry_run_flops_count_one_output_layer_of_256_bytes():
     config = bytelevel.tiny(bytelevel.enwik8("none"))
+    assert costs.abstract(config).trainable["embed/table"].shape == (256, config.model.width)
     tied = costs.flops(config, costs.abstract(config))
     config.model.tied = False
     assert costs.flops(config, costs.abstract(config)) == tied
