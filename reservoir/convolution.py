@@ -28,7 +28,7 @@ class DynamicConvolution(Sublayer):
 
     def __init__(self, width: int, heads: int, taps: int, *, rngs: nnx.Rngs, causal: bool = False):
         if width % heads:
-            raise ValueError(f"width {width} is not divisible by {heads} heads")
+            raise ValueError(f"width {width} is not divisible by {heads} heads: change one of them")
         self.enter = Linear(width, 2 * width, ("embed", "mlp"), rngs=rngs)
         self.kernel = Linear(width, heads * taps, ("embed", None), rngs=rngs, bias_init=None)
         self.leave = Linear(width, width, ("mlp", "embed"), rngs=rngs)

@@ -191,7 +191,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         check_choice(f"in the claim {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS))
         check(
             not at or (layers.isdecimal() and int(layers) > 0),
-            f"in the claim {text!r}, {layers!r} is not a number of layers above 0",
+            f"in the claim {text!r}, {layers!r} is not a number of layers above 0: write, for example, {setting}@8",
         )
         depth = int(layers) if at else None
         if setting in downstream.TASKS:

@@ -37,7 +37,8 @@ class Kind:
       options: name -> additional field of `config.model` for this kind. `build` reads it as `model.NAME`.
       check: function (`config.model`) that raises a UserError if a field does not fit this kind.
       bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
-      fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
+      fixed_length: whether the layer has parameters for each position, so translators limit the length of sentences to
+        `model.max_length`.
     """
 
     build: Callable[..., "Block"]
@@ -107,7 +108,7 @@ def _check_even(model: ConfigDict, default: str, parts: str) -> None:
     name = "reservoir_hidden" if model.reservoir_hidden else default
     check(
         model[name] % 2 == 0,
-        f"--config.model.{name}={model[name]}: {parts} need an even number of features",
+        f"--config.model.{name}={model[name]} must be even, because {parts} have equal numbers of features",
     )
 
 

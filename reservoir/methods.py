@@ -64,7 +64,7 @@ def _tune(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:
 
 
 def _freeze_now(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:
-    """Freezes `config.freeze_now` layers, every other layer in the middle of the stack."""
+    """Freezes `config.freeze_now` layers at the indices of the placement "alternate"."""
     from common.freezing import freeze_loaded
 
     for layer in placement(config.model.encoder_layers, config.freeze_now):
@@ -101,12 +101,11 @@ def _check_freeze_now(config: ConfigDict, pretrained: "Pretrained") -> None:
         config.freeze_now >= 1,
         f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
     )
-    span = 2 * config.freeze_now - 1
+    most = (model.encoder_layers + 1) // 2
     check(
-        span <= model.encoder_layers,
-        f"--config.freeze_now={config.freeze_now} freezes every other layer, which needs {span} layers, but"
-        f" {shown(pretrained.workdir)} has --config.model.encoder_layers={model.encoder_layers}: lower"
-        " --config.freeze_now",
+        config.freeze_now <= most,
+        f"--config.freeze_now={config.freeze_now}, the number of layers to freeze, must be at most {most}, because"
+        f" {shown(pretrained.workdir)} has {model.encoder_layers} layers, and no two adjacent layers are frozen",
     )
 
 

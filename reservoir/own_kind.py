@@ -24,7 +24,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
 
     Raises:
       UserError: `build` fails or returns no module, `frozen_init()` lacks a parameter, a method is missing or fails, or
-        an output has the wrong shape.
+        an output has the wrong type or shape.
     """
     rows, length = 2, 2
     x_BLD = jnp.zeros((rows, length, model.width))
@@ -40,7 +40,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         expected = (rows, positions, model.width)
         check(
             getattr(output, "shape", None) == expected,
-            f"{method} returned {described(output)} in the {stack}; expected the shape {expected}",
+            f"{method} must return an array of shape {expected} in the {stack}, got {described(output)}",
         )
 
     def run(trainable, frozen):
@@ -52,7 +52,7 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
             found = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
             check(
                 isinstance(found, tuple | list) and len(found) == 2,
-                f"step returned {described(found)} in the {stack}; expected the pair (output, cache)",
+                f"step must return the pair (output, cache) in the {stack}, got {described(found)}",
             )
             expect("step", found[0], 1)
 

@@ -109,7 +109,7 @@ def _load_own(source: str, split: str) -> tuple[list[str], list[str]]:
         check(
             [isinstance(side, str) for side in pair] == [True, True],
             f"--config.data.source={source}: example {number} of split {split!r} is {pair!r:.80} instead of a pair of"
-            " sentences",
+            " sentences: correct this function",
         )
     sources, targets = map(list, zip(*pairs, strict=True))
     return sources, targets

@@ -31,13 +31,12 @@ class Direction(nnx.Module):
 
 
 class BiGru(Sublayer):
-    """A bidirectional GRU: W [forward states; backward states], with the equations of torch.nn.GRU.
+    """A linear layer on the concatenated states of a forward and a backward GRU, with torch.nn.GRU's equations.
 
     The layer reads the whole sequence, so it cannot decode step by step.
 
     Args:
-      hidden: features of both directions together, which W projects to the width of the model; 0 means the width of the
-        model.
+      hidden: number of features of both directions together; 0 means the width of the model.
 
     Raises:
       ValueError: the number of hidden features is odd.
@@ -70,7 +69,7 @@ class BiGru(Sublayer):
 
     def cache(self, batch: int, spec: Any, context: Context) -> Any:
         raise ValueError(
-            "decoding needs a causal layer, but a bidirectional GRU reads later positions: use another kind"
+            "decoding needs a causal layer, but a bidirectional GRU reads later positions: use another layer"
         )
 
 

@@ -265,7 +265,7 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
     assert "needs a run without frozen reservoirs" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
-    too_many = "--config.freeze_now=3 freezes every other layer, which needs 5 layers, but"
+    too_many = "--config.freeze_now=3, the number of layers to freeze, must be at most 2, because"
     assert too_many in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
     assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")

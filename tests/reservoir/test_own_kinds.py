@@ -200,11 +200,15 @@ def test_options_of_a_users_kind(make_config, own_package):
             "NotImplementedError in cache",
         ),
         ("my_package.incomplete:no_block", {}, r"build must return a Block, got \[\]$"),
-        ("my_package.incomplete:no_array", {}, "__call__ returned a str in the encoder; expected"),
+        (
+            "my_package.incomplete:no_array",
+            {},
+            r"__call__ must return .* in the encoder, got a str",
+        ),
         (
             "my_package.incomplete:no_pair",
             {"decoder_reservoirs": 1},
-            r"step returned an array of shape \(2, 1, 16\) in the decoder; expected the pair",
+            r"step must return the pair .* in the decoder, got an array of shape \(2, 1, 16\)",
         ),
         ("my_package.incomplete:number", {}, "is of type int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
