@@ -28,7 +28,7 @@ FIXED = {
         "gmlp_attn": {"width": 64, "hidden": 192},
     },
 }
-"""Size ("" is the full size) -> kind of model -> fields of the recipe "fixed".
+"""Size ("" is the full size) -> kind of model -> fields of `model` in the recipe "fixed".
 
 Parameter counts within a size differ by at most 0.5 %. The GPT's feed-forward layers have four times the width of the
 model, as in GPT-2.

@@ -25,13 +25,13 @@ mu is multiplied by the same number, as in backpropagation. The fields of `confi
                    reads the residual stream begins with LayerNorm, which removes the mean over D, so the mean over D
                    of g is 0. Such a run prints a warning. "own_rms" (not in the paper): minus the root mean square of g
                    over D, divided by the standard deviation of this root mean square over the positions where g
-                   is not 0
-    scale          factor of the gradient of mu, relative to r
+                   is not 0, or divided by r if the standard deviation is 0
+    scale          factor in the gradient of mu, as above
     value_rate     learning rate of the value, which has an Adam of its own
 
-Adjacent reservoirs form one F, with one noise eps and one value V. The gradient g at the output of the uppermost F is
-exact. At a lower F, in a skipping step, g comes from the trained layers above and so contains the REINFORCE estimates
-of the higher F. Each F computes its own r, so estimates do not grow from one F to the next.
+Adjacent reservoirs form one F, with one noise eps and one value V. The gradient g at the output of the uppermost F of
+the model is exact. At a lower F, in a skipping step, g comes from the trained layers above and so contains the
+REINFORCE estimates of the higher F. Each F computes its own r, so estimates do not grow from one F to the next.
 """
 
 import operator
@@ -240,10 +240,11 @@ def estimate(
 
 
 class BackskipBlock(Block):
-    """Adjacent reservoirs as one block, with their value network. Skipping steps do not differentiate the reservoirs.
+    """Adjacent reservoirs as one block, which skipping steps do not differentiate.
 
     Attributes:
       skipping: whether the current step skips the reservoirs; set by `reservoir.skipping.Backskipping`.
+      baseline: the value network; None unless the estimator is "policy".
     """
 
     def __init__(self, blocks: list[Block], model: ConfigDict, *, rngs: nnx.Rngs):
@@ -348,7 +349,7 @@ def validate(model: ConfigDict) -> None:
     """Checks the fields of `config.model.backskip`.
 
     Raises:
-      UserError: a field is out of range, or the model has no reservoir to skip.
+      UserError: a field has an invalid value, or the estimator is not "none" and the model has no reservoirs.
     """
     settings, name = model.backskip, "--config.model.backskip"
     check_choice(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
@@ -373,10 +374,10 @@ def validate(model: ConfigDict) -> None:
 def validate_steps(config: ConfigDict) -> None:
     """Checks that a run whose estimator skips reservoirs has at least two steps after its warm-up.
 
-    Prints a warning if the reward is 0 up to rounding (the reward "signed" in a pre-norm model).
+    Warns if the estimator is "policy" and the reward is "signed" in a pre-norm model: this reward is 0 up to rounding.
 
     Raises:
-      UserError: the run has at most one step after the warm-up. (The first step after the warm-up never skips.)
+      UserError: a run of this kind has at most one step after its warm-up. (The first of these steps never skips.)
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     option = "--config.optimizer" if settings.warmup_steps == -1 else name

@@ -1,4 +1,4 @@
-"""Beam search with a decoding cache, compiled as one program. With one hypothesis, beam search is greedy search.
+"""Beam search with a decoding cache, in one `lax.while_loop`. With one hypothesis, beam search is greedy search.
 
 Shape letters of this module: B sentences, A hypotheses per sentence, X = B * A rows, V vocabulary.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Log-probability of impossible tokens; finite, so that arithmetic never gives NaN.
+# Logit of forbidden tokens, and score of missing hypotheses. Finite, because inf - inf would be NaN.
 IMPOSSIBLE = -1e9
 
 # Decoding step (tokens_X, cache, index) -> (logits_XV, cache). `tokens_X` are the inputs at position `index`. The

@@ -271,7 +271,7 @@ def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Down
 def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
     """Checks that the data of fine-tuning can be read, before pretraining, which may take days.
 
-    Does nothing if all pretraining runs are finished.
+    Does nothing if all pretraining runs have summaries.
 
     Raises:
       UserError: the data of a task cannot be read.

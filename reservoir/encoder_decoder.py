@@ -16,7 +16,7 @@ class EncoderDecoder(nnx.Module):
     """The transformer of Vaswani et al. (2017), with tied input and output embeddings of the decoder.
 
     Args:
-      dtype: dtype of activations; parameters, softmax and logits are float32.
+      dtype: dtype of activations. Trained parameters and logits are float32.
     """
 
     def __init__(

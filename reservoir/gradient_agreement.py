@@ -90,7 +90,7 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
 
     Raises:
       UserError: the folder has no run of this paper, or the run has an estimator or a task that never skips, no
-        snapshots, no trained layer below a reservoir, or invalid data.
+        snapshots, no trained layer below a reservoir, an invalid configuration or data, or a damaged snapshot.
     """
     config = read_config(workdir, "RUNS", "reservoir")
     with complete(shown(workdir / CONFIG)):

@@ -31,14 +31,14 @@ def parser(program: str) -> argparse.ArgumentParser:
     options.add_argument(
         "--beams",
         type=int_arg("--beams"),
-        metavar="K",
-        help="number of beam hypotheses (default: as configured in the run)",
+        metavar="N",
+        help="number of hypotheses per sentence (default: as configured in the run)",
     )
     options.add_argument(
         "--length_penalty",
         type=float_arg("--length_penalty"),
         metavar="P",
-        help="divide scores by length^P (default: as configured in the run)",
+        help="divide log-probabilities by (number of tokens)^P (default: as configured in the run)",
     )
     options.add_argument(
         "--batch_tokens",
@@ -136,8 +136,8 @@ def load(options: argparse.Namespace) -> TrainedRun:
       options: parsed options of `parser`.
 
     Raises:
-      UserError: the folder has no run, the run is not a translator or has an invalid configuration, no tokenizers, no
-        checkpoint or too few checkpoints to average, or an option is invalid.
+      UserError: an option is invalid, the folder has no run, the run is not a translator, its configuration is invalid,
+        or its tokenizers or checkpoints are missing, damaged or too few to average.
     """
     check(
         not (options.average and options.average_best),

@@ -45,8 +45,10 @@ def main() -> None:
         help="training sentences per task (default 10000); the validation split and the test split have about a"
         " tenth of this number each",
     )
-    parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
-    parser.add_argument("--out", required=True, type=open_folder, metavar="DIR")
+    parser.add_argument("--seed", type=int_arg("--seed", 0), default=1, help="random seed")
+    parser.add_argument(
+        "--out", required=True, type=open_folder, metavar="DIR", help="folder of the tasks' files"
+    )
     options = parser.parse_args()
     names = options.tasks.split(",")
     for name in names:

@@ -38,7 +38,7 @@ STACKS = {
     ),
     "language model": StackFields("layers", "reservoirs", "placement", causal_block),
 }
-"""Name of a stack -> names of its fields in `config.model`. All stacks except the encoder are causal."""
+"""Name of a stack -> its `StackFields`. All stacks except the encoder are causal."""
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
@@ -88,7 +88,7 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
     """Returns a new reservoir of a stack, frozen unless `model.reservoir_trained`.
 
     Raises:
-      ValueError: the `frozen_init()` of a layer lacks one of the layer's parameters.
+      ValueError: a layer has no initializer for one of its parameters (`common.freezing.draws`).
     """
     own = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
     if not model.reservoir_dropout:
@@ -141,8 +141,8 @@ def validate(model: ConfigDict) -> None:
     Adds missing options of kinds and placements.
 
     Raises:
-      UserError: a field has an invalid value, the reservoirs do not fit into the layers, or a user's kind of reservoir
-        is incomplete.
+      UserError: a field has an invalid value, the reservoirs do not fit into the layers, or a user's kind or placement
+        is invalid.
     """
     check_choice("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
     check_choice("--config.model.init", model.init, INITS)
@@ -197,7 +197,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     check(
         not kind.bidirectional_only or not causal,
         f"--config.model.reservoir={name} reads later positions, so the {' and '.join(causal)} cannot use it: choose"
-        " another kind"
+        " another kind of reservoir"
         + (", or place reservoirs in the encoder only" if "encoder" in stacks else ""),
     )
     if name in RESERVOIRS:

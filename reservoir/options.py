@@ -1,6 +1,6 @@
 """Options: configuration fields that only one kind of reservoir, one placement or one method of fine-tuning reads.
 
-`common.config` imports this module to parse a command line, so it must not import JAX.
+Parsing a command line may import this module (`common.config.override`), so this module must not import JAX.
 """
 
 from ml_collections import ConfigDict

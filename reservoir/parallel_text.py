@@ -35,12 +35,13 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
           pairs (source sentence, target sentence).
         `source_language`, `target_language`: names of the languages in the data source, such as "de".
-        `splits`: names of train, valid and test in the data source.
+        `splits`: names of train, valid and test in the data source; not used for "import:".
         `tfds_dir`: folder of TFDS's data sets; "" for TFDS's default.
       split: "train", "valid" or "test", or the name of any other split in the data source.
 
     Raises:
-      UserError: the data source, the split or a language is unknown, missing, damaged or empty.
+      UserError: the data source, the split or a language is unknown, missing, damaged or empty, or the two sides have
+        different numbers of lines.
     """
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
@@ -95,7 +96,7 @@ def build_tokenizers(
       The tokenizers of the source and the target.
 
     Raises:
-      UserError: `train_tokenizer` fails, or a file in the cache is damaged or cannot be written.
+      UserError: `train_tokenizer` fails, or a file in the cache is damaged, or cannot be read or written.
     """
     settings = [str(data.vocab_size), data.dictionaries, *RECIPE]
     key = fingerprint(settings, train.source, train.target)[:16]

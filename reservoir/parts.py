@@ -51,16 +51,15 @@ def freeze(
     only: nnx.filterlib.Filter = ...,
     rngs: nnx.Rngs | None = None,
 ) -> Model:
-    """Turns every `nnx.Param` of a module into a `Frozen` variable, in place, and returns the module.
+    """Turns every `nnx.Param` that `only` selects into a `Frozen` variable, in place, and returns the module.
 
     `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore a `Frozen` variable, because it is not an `nnx.Param`. A
     `Frozen` variable has no gradient, no optimizer state, no weight decay and no share in the gradient norm. optax
     needs no mask.
 
-    Kernels of linear layers and convolutions are drawn anew. All other parameters keep their values: biases,
-    embeddings, scales of norms, and every `nnx.Param` outside a layer. A layer with a method `frozen_init()` (see
-    `common/model/linear.py`) chooses the distributions of its parameters. Batch statistics are not parameters, so
-    training still changes them.
+    Kernels of linear layers and convolutions are drawn anew. All other parameters, such as biases, embeddings and
+    scales of norms, keep their values. But a layer with a method `frozen_init()` (see `common/model/linear.py`) chooses
+    the distributions of its parameters. Batch statistics are not parameters, so training still changes them.
 
     Args:
       module: any module, or one `nnx.Param`. For an `nnx.Param`, the new `Frozen` variable is returned.
@@ -75,7 +74,7 @@ def freeze(
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
         missing, `nnx.vmap` has stacked a layer whose kernel is drawn, the module has no `nnx.Param` (for example,
-        because all parameters are frozen already), `only` selects no `nnx.Param`, or a parameter is in a tuple.
+        because all parameters are frozen already), `only` selects no `nnx.Param`, or a selected one is in a tuple.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):

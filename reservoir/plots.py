@@ -66,6 +66,6 @@ def _curves(suite: ExperimentSuite, name: str) -> None:
         _save_curves(suite, name, setting, list(groups.values()))
 
 
-# The best validation score so far against training time, in all settings except iwslt_deep (Figure 12) and with
-# backskipping (Figure 13). The area under such a curve is the AUCC.
+# The best validation score so far against training time, for all settings except iwslt_deep (Figure 12), and for
+# backskipping on IWSLT (Figure 13). The area under such a curve is the AUCC.
 fig12, fig13 = (partial(_curves, name=name) for name in ("fig12", "fig13"))

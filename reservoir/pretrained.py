@@ -56,7 +56,7 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
       option: the command-line option of `workdir`, for error messages.
 
     Raises:
-      UserError: the folder has no run, or the run has another task, an invalid configuration or no tokenizer.
+      UserError: the folder has no run, or the run has another task, an invalid configuration, or no readable tokenizer.
     """
     config = saved.read(workdir, option, "masked_lm")
     return Pretrained(workdir, config, Tokenizer.load(workdir / TOKENIZER))

@@ -29,7 +29,7 @@ def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
       matrix: name and parameters of the distribution of matrices, such as ("orthogonal", 1.0).
 
     Raises:
-      ValueError: the `frozen_init()` of a layer lacks one of the layer's parameters.
+      ValueError: a layer has no initializer for one of its parameters (`common.freezing.draws`).
     """
     for part, name, (draw, *numbers) in freezing.draws(module, matrix):
         parameter = getattr(part, name)

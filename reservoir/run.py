@@ -26,7 +26,7 @@ def task_module(config: ConfigDict) -> ModuleType:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading the data.
+    """Checks the configuration without reading the data. Adds missing options of kinds and placements.
 
     Raises:
       UserError: a field is missing or invalid.

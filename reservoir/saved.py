@@ -21,7 +21,7 @@ from reservoir.tasks.translation import TOKENIZERS
 def with_defaults(model: ConfigDict) -> ConfigDict:
     """Returns a copy of `config.model` of an older run, in the current form.
 
-    Adds missing fields with their defaults, and renames the reward "norm" to "own_rms".
+    Adds missing fields of `configs.reservoirs.fields`, and renames the reward "norm" to "own_rms".
     """
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
@@ -57,7 +57,7 @@ def load_translator(
         checkpoint.
 
     Raises:
-      UserError: the run has no tokenizers, or `load_run` fails.
+      UserError: a tokenizer is missing or damaged, or `load_run` fails.
     """
     tokenizers = tuple(Tokenizer.load(workdir / name) for name in TOKENIZERS)
     sizes = [tokenizer.size for tokenizer in tokenizers]

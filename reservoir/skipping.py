@@ -47,5 +47,5 @@ class Backskipping:
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """Returns {"baseline": learning rate of the value networks}. Paths of their parameters contain "baseline"."""
+        """Returns {"baseline": learning rate of the value networks}, whose parameter paths contain "baseline"."""
         return {"baseline": self.config.model.backskip.value_rate}

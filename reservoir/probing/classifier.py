@@ -1,9 +1,9 @@
-"""SentEval's classifier (Conneau and Kiela, 2018), trained on every layer of a model at once.
+"""SentEval's classifier (Conneau and Kiela, 2018), trained on the sentence vectors of all layers at once.
 
 The classifier has one hidden layer of sigmoid units, or none if the hidden size is 0. Training: Adam, batches of 64, an
 L2 penalty on all parameters. Validation accuracy selects the hidden size, the dropout rate before the sigmoid, and the
-L2 penalty. One compiled program trains the classifiers of all layers and all grid points with the same hidden size, as
-two batch dimensions.
+L2 penalty. One compiled program trains the classifiers of all layers and all grid points with the same hidden size
+(two nested `vmap`).
 
 Shape letters of this module: J grid points with the same hidden size, U updates of `fit`.
 """

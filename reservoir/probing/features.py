@@ -127,8 +127,8 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
         have no token <s>.
 
     Raises:
-      UserError: the folder has no run, or the run has another task, an invalid configuration, no tokenizer or no
-        checkpoint.
+      UserError: the folder has no run, or the run has another task, an invalid configuration, or a missing or damaged
+        tokenizer or checkpoint.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
     # Configurations from before 21 November 2026 have no field `task`, because translation was the only task.

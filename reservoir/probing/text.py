@@ -28,7 +28,7 @@ HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
 sentences."""
 
-# <unk>, @-@, 3,500, don't, well-known and a separate 's are one token each, so tokenized text does not change.
+# <unk>, @-@, 3,500, don't, well-known and a separate 's are one token each, so WikiText's tokens are not split.
 _TOKEN = re.compile(r"<\w+>|@\S@|\d+(?:[.,:]\d+)+|\w+(?:[-'’./@&]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
 _ENDS = (".", "!", "?")
 _CLOSING = ('"', "'", "”", "’", ")", "]")
@@ -109,7 +109,7 @@ def _shiftable(sentence: Sentence) -> list[int]:
 
 
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Makes the task word_content: which of n target words does a sentence contain? Each sentence contains one.
+    """Makes the task word_content: which of n target words does a sentence contain? Each contains exactly one.
 
     Target words are the most frequent words of at least four letters, except the 2n most frequent tokens (words and
     punctuation marks) of the text. Words are compared in lower case.

@@ -324,7 +324,7 @@ class Translation(Backskipping, Task):
         """Writes the tokenizers.
 
         Raises:
-          UserError: the run in `workdir` was started with other tokenizers.
+          UserError: `save_tokenizer` fails, for example because the run was started with other tokenizers.
         """
         for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
             save_tokenizer(tokenizer, workdir / name)
