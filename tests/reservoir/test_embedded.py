@@ -31,7 +31,7 @@ def text():
     return {split: numbers_de_en(split) for split in SPLITS}
 
 
-def test_sizes(text):
+def test_number_of_pairs_in_each_split(text):
     assert {s: (len(de), len(en)) for s, (de, en) in text.items()} == {
         "train": (20_000, 20_000),
         "valid": (500, 500),

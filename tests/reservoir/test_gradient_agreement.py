@@ -92,7 +92,7 @@ def test_program_writes_a_row_for_each_snapshot(identity, tmp_path, monkeypatch)
 
 
 @pytest.mark.medium
-def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity, mesh):
+def test_measured_gradients_are_of_layers_below_the_reservoir(identity, mesh):
     """`measure` of one batch and one draw agrees with jax.grad of `task.loss` and of `task.skipping_loss`."""
     config = read_config(identity)
     _, task = run.prepare(config, mesh)

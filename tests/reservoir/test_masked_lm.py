@@ -169,7 +169,7 @@ def test_shortest_rows_have_8_tokens(folder, length):
         run.validate(small(folder, **{"model.max_length": length}))
 
 
-def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
+def test_text_too_short_to_mask_raises_user_error(tmp_path, mesh):
     write_text(tmp_path)
     (tmp_path / "valid.txt").write_text("cat\n")
     with pytest.raises(UserError, match=r"needs at least \d+ tokens but has \d: use a longer"):
