@@ -12,6 +12,7 @@ from flax import nnx
 from common.model.block import Context, Sublayer
 from common.model.dropout import Key
 from common.model.linear import Linear, matmul
+from common.model.low_rank import LoraLinear
 from common.model.stored import PRODUCT, stored
 
 GATES = ("reset", "update", "new")
@@ -104,9 +105,7 @@ def _affine(x_BLD: jax.Array, gates: nnx.Dict) -> jax.Array:
 
 
 def _joined(gates: nnx.Dict) -> tuple[jax.Array, jax.Array]:
-    """Returns the concatenated kernels of the three gates, and their concatenated biases."""
+    """Returns the concatenated kernels of the three gates, with LoRA adapters merged, and their concatenated biases."""
     parts = [gates[name] for name in GATES]
-    return (
-        jnp.concatenate([part.kernel[...] for part in parts], axis=1),
-        jnp.concatenate([part.bias[...] for part in parts]),
-    )
+    kernels = [x.merged() if isinstance(x, LoraLinear) else x.kernel[...] for x in parts]
+    return jnp.concatenate(kernels, axis=1), jnp.concatenate([x.bias[...] for x in parts])

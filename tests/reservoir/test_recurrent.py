@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from common.model.block import Context
+from common.model.low_rank import Lora, adapt, linear_layers
 from reservoir.recurrent import GATES, BiGru
 
 GOLDEN = Path(__file__).parent / "gru_golden.npz"
@@ -58,6 +59,22 @@ def test_bigru_without_lengths_reads_every_position():
     x = jnp.asarray(values["x"])
     whole = Context(lengths_B=jnp.full(len(x), x.shape[1]))
     np.testing.assert_array_equal(layer(x, Context()), layer(x, whole))
+
+
+def test_lora_adapters_of_all_linear_layers_change_the_output():
+    """A layer with adapters equals a layer whose kernels are the merged kernels."""
+    (layer, values), (merged, _) = golden(), golden()
+    x = jnp.asarray(values["x"])
+    paths = linear_layers(layer)
+    adapt(layer, {path[-1] for path in paths}, Lora(2, 2.0, rate=0.0), rngs=nnx.Rngs(1))
+    parents = linear_layers(merged)
+    for path, parent in paths.items():
+        before, adapter = merged(x, Context()), getattr(parent, path[-1])
+        adapter.lora_b[...] = jnp.ones_like(adapter.lora_b[...])
+        getattr(parents[path], path[-1]).kernel[...] = adapter.merged()
+        after = merged(x, Context())
+        assert abs(np.asarray(after - before)).max() > 1e-3, path
+        np.testing.assert_allclose(layer(x, Context()), after, rtol=1e-5, atol=1e-5)
 
 
 def test_invalid_arguments_are_rejected():
