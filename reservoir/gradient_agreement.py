@@ -37,7 +37,7 @@ class Agreement(NamedTuple):
     Attributes:
       cosine: cosine of the two gradients, averaged over batches and draws. None if any gradient is 0.
       cosine_of_means: cosine of the two gradients after averaging each over the draws, averaged over batches. With many
-        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if any mean is 0.
+        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if an average is 0.
       size: ratio of the norm of the estimate to the norm of the true gradient. The ratio is averaged over batches and
         draws.
     """

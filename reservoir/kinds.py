@@ -130,7 +130,7 @@ def find(name: str) -> Kind | None:
     Returns None for the name "none".
 
     Raises:
-      UserError: the kind is unknown, cannot be imported, or has an invalid field.
+      UserError: the kind is unknown, cannot be imported, or is not a valid `Kind`.
     """
     option = "--config.model.reservoir"
     if name == "none":

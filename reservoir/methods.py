@@ -140,7 +140,7 @@ def find(name: str) -> Method:
     """Returns the method `name`: a key of `METHODS`, or "module:attribute" for a user's method.
 
     Raises:
-      UserError: the method is unknown, cannot be imported, or has an invalid field.
+      UserError: the method is unknown, cannot be imported, or is not a valid `Method`.
     """
     method = plugin.find(RESERVOIRS, name, Method, METHODS)
     for part, function in (("frozen", method.frozen), ("change", method.change)):

@@ -28,7 +28,7 @@ HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
 sentences."""
 
-# <unk>, @-@, 3,500, don't, well-known and a separate 's are one token each, so WikiText's tokens are not split.
+# <unk>, @-@, 3,500, don't, well-known and a separate 's are one token each.
 _TOKEN = re.compile(r"<\w+>|@\S@|\d+(?:[.,:]\d+)+|\w+(?:[-'’./@&]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
 _ENDS = (".", "!", "?")
 _CLOSING = ('"', "'", "”", "’", ")", "]")
