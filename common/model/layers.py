@@ -1,9 +1,8 @@
 """Scanned layers: a training step holds the arrays of repeating layers stacked, and compiles a repeating layer once.
 
-The stacked array "blocks/2:8:2/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
-"blocks/6/kernel", (M, N) each. "blocks/0:2:1,4:8:2/kernel" holds the layers 0, 1, 4 and 6. Only the values that a
-training step reads and writes are stacked. Checkpoints and evaluation have an array for each layer. `stack_layers` and
-`unstack_layers` convert between the two forms, by copies.
+The stacked array "blocks/[2,4,6]/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
+"blocks/6/kernel", (M, N) each. Only the values that a training step reads and writes are stacked. Checkpoints and
+evaluation have an array for each layer. `stack_layers` and `unstack_layers` convert between the two forms, by copies.
 """
 
 import re
@@ -36,16 +35,15 @@ def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
 
 def is_stacked(name: str) -> bool:
     """Returns whether the array `name` is stacked, with layers as first axis."""
-    return ":" in name
+    return "[" in name
 
 
 def layers_of(name: str) -> list[str]:
     """Returns the names of the arrays that a stacked array holds; `[name]` if the array is not stacked."""
     if not is_stacked(name):
         return [name]
-    before, layers, after = re.split(r"([\d:,]*:[\d:,]*)", name)
-    ranges = (range(*map(int, numbers.split(":"))) for numbers in layers.split(","))
-    return [f"{before}{layer}{after}" for numbers in ranges for layer in numbers]
+    before, layers, after = re.split(r"\[|\]", name)
+    return [f"{before}{layer}{after}" for layer in layers.split(",")]
 
 
 def unstack_layers(tree: Any) -> Any:

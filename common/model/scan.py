@@ -1,6 +1,7 @@
 """Replaces stacks by stacks that scan their repeating blocks; see `common.model.layers`."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -171,8 +172,6 @@ def _frozen_loop(
       values: stacked values of the frozen blocks, which get no gradient.
       iterations: mean of stop - start, for `common.train.flops`.
     """
-    flat_context, context_tree = jax.tree.flatten(context)
-    is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in flat_context]
     scope = jax.named_scope(f"{iterations=!r}")
     count = jax.tree.leaves(values)[0].shape[0]
     # Tracing `linearize` fills this list with (structure of the residuals, sources). The source of a residual is its
@@ -182,17 +181,13 @@ def _frozen_loop(
     def at(values: Any, index: jax.Array) -> Any:
         return jax.tree.map(lambda v: v[index], values)
 
-    def linearize(x: jax.Array, context: list, value: Any) -> tuple[jax.Array, list]:
+    def linearize(x: jax.Array, context: Context, value: Any) -> tuple[jax.Array, list]:
         """Returns the output of a block, and its residuals that are neither in `context` nor in `value`."""
 
-        def of_floats(x: jax.Array, floats: list) -> jax.Array:
-            floats = iter(floats)
-            pairs = zip(context, is_float, strict=True)
-            leaves = [next(floats) if moving else leaf for leaf, moving in pairs]
-            return call(x, context_tree.unflatten(leaves), value)
+        def of_floats(x: jax.Array, encoded_BSD: Any, relative: Any) -> jax.Array:
+            return call(x, replace(context, encoded_BSD=encoded_BSD, relative=relative), value)
 
-        floats = [leaf for leaf, moving in zip(context, is_float, strict=True) if moving]
-        y, backward = jax.vjp(of_floats, x, floats)
+        y, backward = jax.vjp(of_floats, x, context.encoded_BSD, context.relative)
         residuals, tree = jax.tree.flatten(backward)
         inputs = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves((context, value)))}
         sources = [inputs.get(id(leaf)) for leaf in residuals]
@@ -200,8 +195,8 @@ def _frozen_loop(
         stored = [r for r, source in zip(residuals, sources, strict=True) if source is None]
         return y, stored
 
-    def gradients_of(stored: list, context: list, value: Any) -> Callable:
-        """Returns the backward pass of a block: output gradient -> gradients of x and of the floats in `context`."""
+    def gradients_of(stored: list, context: Context, value: Any) -> Callable:
+        """Returns the backward pass of a block: output gradient -> gradients of x, encoded_BSD and relative."""
         tree, sources = structure
         inputs, stored = jax.tree.leaves((context, value)), iter(stored)
         return tree.unflatten([next(stored) if n is None else inputs[n] for n in sources])
@@ -211,7 +206,7 @@ def _frozen_loop(
         del slots
 
         def body(index: jax.Array, x: jax.Array) -> jax.Array:
-            return call(x, context_tree.unflatten(context), at(values, index))
+            return call(x, context, at(values, index))
 
         with scope:
             return jax.lax.fori_loop(start, stop, body, x)
@@ -236,31 +231,24 @@ def _frozen_loop(
             gradient, sums = carry
             index = stop - 1 - number
             of_block = gradients_of([k[index] for k in kept], context, at(values, index))
-            gradient, floats = of_block(gradient)
+            gradient, *floats = of_block(gradient)
             return gradient, jax.tree.map(jnp.add, sums, floats)
 
-        zeros = [jnp.zeros_like(c) for c, moving in zip(context, is_float, strict=True) if moving]
+        zeros = jax.tree.map(jnp.zeros_like, [context.encoded_BSD, context.relative])
         with scope:
             gradient, sums = jax.lax.fori_loop(0, stop - start, body, (gradient, zeros))
-        sums = iter(sums)
-        return None, gradient, [next(sums) if moving else None for moving in is_float], *[None] * 3
+        of_context = Context(encoded_BSD=sums[0], relative=sums[1])
+        return None, gradient, of_context, None, None, None
 
     run.defvjp(forward, backward)
-    _, stored = jax.eval_shape(linearize, x, flat_context, jax.eval_shape(at, values, 0))
+    _, stored = jax.eval_shape(linearize, x, context, jax.eval_shape(at, values, 0))
     slots = [jax.new_ref(jnp.zeros((count, *s.shape), s.dtype)) for s in stored]
-    return lambda x, start, stop: run(slots, x, flat_context, values, start, stop)
+    return lambda x, start, stop: run(slots, x, context, values, start, stop)
 
 
 def stacked_name(layers: Sequence[int]) -> str:
-    """Returns the name "start:stop:step,..." of layers with increasing numbers, as in `common.model.layers`."""
-    ranges, rest = [], list(layers)
-    while rest:
-        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
-        steady = [layer == first + n * step for n, layer in enumerate(rest)]
-        length = steady.index(False) if False in steady else len(rest)
-        ranges.append(f"{first}:{first + length * step}:{step}")
-        rest = rest[length:]
-    return ",".join(ranges)
+    """Returns the name of stacked layers, such as "[2,4,6]"; see `common.model.layers`."""
+    return f"[{','.join(map(str, layers))}]"
 
 
 def scan_stacks(model: nnx.Module, least: int) -> None:

@@ -148,9 +148,9 @@ def test_interleaved_finds_frozen_blocks_between_trained_blocks(
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
-        ([2, 4, 6], "2:8:2"),
-        ([5], "5:6:1"),
-        ([0, 1, 2, 3, 5, 7, 8, 9], "0:4:1,5:9:2,8:10:1"),
+        ([2, 4, 6], "[2,4,6]"),
+        ([5], "[5]"),
+        ([0, 1, 12], "[0,1,12]"),
     ],
 )
 def test_names_of_stacked_layers(layers: list[int], expected: str) -> None:
@@ -160,7 +160,7 @@ def test_names_of_stacked_layers(layers: list[int], expected: str) -> None:
 
 def test_names_of_stacked_arrays() -> None:
     names = ["encoder/blocks/2/a/0", "encoder/blocks/4/a/0", "encoder/blocks/6/a/0"]
-    assert layers_of("encoder/blocks/2:8:2/a/0") == names
+    assert layers_of("encoder/blocks/[2,4,6]/a/0") == names
     assert layers_of("encoder/norm/scale") == ["encoder/norm/scale"]
 
 
