@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import re
+import runpy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check, last_frame, named, reason_of
+from common.errors import UserError, check, named, place_of, reason_of
 from common.storage.folders import open_folder
 
 
@@ -39,38 +40,29 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
     near = near or "; give the path of a configuration file, such as configs/wmt_ffn_res.py"
     with suppress(OSError):  # Permission denied: loading the file, below, raises the same error.
         check(Path(path).is_file(), f"{option}={spec}: no configuration file {path}{near}")
-    module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
     check(
-        module_spec is not None,
+        path.endswith(".py"),
         f"{option}={spec}: {path} is not a Python file; give a file whose name ends in .py",
     )
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        module = runpy.run_path(path, run_name=f"configs.{Path(path).stem}")
         check(
-            hasattr(module, "get_config"),
+            "get_config" in module,
             f'{path} has no function get_config: define get_config(argument=""), which returns a ConfigDict',
         )
-        config = module.get_config(argument) if argument else module.get_config()
+        config = module["get_config"](argument) if argument else module["get_config"]()
     except UserError:
         raise
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise UserError(f"{error.filename or path}{line}: {error.msg}; correct the file") from error
     except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
         raise UserError(f"{option}={spec}: {reason_of(error)}") from error
     except Exception as error:  # The user's code may raise any type of exception.
-        frame, reason = last_frame(error), named(error)
+        reason = named(error)
         if "config is locked" in str(error):
             # Shorten the message of ml_collections, which lists all fields of the configuration.
             unknown, *near = re.findall(r'(?:Key|Did you mean) "(.+?)"', str(error))
             near = f"; did you mean {near[0]}?" if near else ""
             reason = f"unknown field {unknown}{near} (new fields need `with config.unlocked():`)"
-        # Name the line only if it is in the user's code. The innermost frame is in this file instead if `get_config`
-        # does not accept an argument, and in importlib if the file is unreadable.
-        outside = frame.filename != __file__ and not frame.filename.startswith("<frozen")
-        place = f"{frame.filename}, line {frame.lineno}" if outside else f"{option}={spec}"
-        raise UserError(f"{place}: {reason}") from error
+        raise UserError(f"{place_of(error) or f'{option}={spec}'}: {reason}") from error
     check(
         isinstance(config, ConfigDict),
         f"get_config of {path} must return a ConfigDict, got {type(config).__name__}",

@@ -58,15 +58,29 @@ def named(error: Exception) -> str:
     return f"{name}: {error}" if str(error) else name
 
 
-def last_frame(error: Exception) -> traceback.FrameSummary:
-    """Returns the innermost frame of an exception's traceback that is in a user's file or in this project.
+def place_of(error: Exception) -> str:
+    """Returns the place in a user's code that has raised an exception, "FUNCTION (FILE, line N)".
 
-    These are all files outside of site-packages and of the standard library. Without such a frame, returns the
-    innermost frame.
+    The place is the innermost line outside of site-packages and of the standard library; "FILE, line N" if this line is
+    outside of a function. Returns "" if the line is in importlib or in the file that catches the exception: then the
+    user's code is missing, or does not accept the arguments.
     """
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     others = "site-packages", sysconfig.get_path("stdlib")
-    return ([x for x in frames if not any(y in x.filename for y in others)] or frames)[-1]
+    frame = ([x for x in frames if not any(y in x.filename for y in others)] or frames)[-1]
+    if frame.filename == frames[0].filename or frame.filename.startswith("<frozen"):
+        return ""
+    place = f"{frame.filename}, line {frame.lineno}"
+    return place if frame.name == "<module>" else f"{frame.name} ({place})"
+
+
+def raised(error: Exception) -> str:
+    """Returns "TYPE in FUNCTION (FILE, line N): TEXT" of an exception of a user's code; see `place_of`."""
+    kind, place = type(error).__name__, place_of(error)
+    text = error.msg if isinstance(error, SyntaxError) else reason_of(error)
+    return kind + f" in {place}" * bool(place) + f": {text}" * (text != kind)
 
 
 def file_error(path: object, error: Exception) -> UserError:

@@ -5,7 +5,7 @@ configs/sst2.py and configs/mnli.py import this module.
 
 from ml_collections import ConfigDict
 
-from common import plugin
+from common import user_parts
 from configs import training
 from reservoir import methods
 
@@ -31,7 +31,7 @@ def _base() -> ConfigDict:
             },
         }
     )
-    plugin.add_options(config, methods.declared(config))
+    user_parts.add_options(config, methods.declared(config))
     config.optimizer.update(
         {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
     )

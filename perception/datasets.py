@@ -45,7 +45,7 @@ class DataSet:
     splits: dict[str, str] = field(default_factory=lambda: SPLITS)
 
 
-OWN = DataSet(fields="text|sentence")
+USER = DataSet(fields="text|sentence")
 """Default field names of the user's data."""
 
 DATASETS = {
@@ -125,7 +125,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     Raises:
       UserError: the data are missing or invalid.
     """
-    data, known = config.data, DATASETS[config.dataset] if config.dataset else OWN
+    data, known = config.data, DATASETS[config.dataset] if config.dataset else USER
     fields = data.fields or known.fields
     count = len(fields.split())
     premise_only = data.premise_only and config.dataset == "snli"

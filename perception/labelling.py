@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from common.errors import check
 from perception.baseline import Model
-from perception.datasets import DATASETS, OWN
+from perception.datasets import DATASETS, USER
 from perception.loading import Trained
 from perception.text_tables import Block, Columns, Fields
 
@@ -24,7 +24,7 @@ def fields_of(config: ConfigDict) -> tuple[Fields, str]:
 
     If the label column has several possible names, returns the first.
     """
-    known = DATASETS[config.dataset] if config.dataset else OWN
+    known = DATASETS[config.dataset] if config.dataset else USER
     fields, label = config.data.fields or known.fields, config.data.label or known.label
     texts = split_fields(fields)
     if config.data.premise_only and config.dataset == "snli":

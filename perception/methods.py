@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from common import plugin
+from common import user_parts
 from common.config import check_number, check_rate
 from common.errors import check
-from common.plugin import Option
+from common.user_parts import Option
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -140,7 +140,7 @@ def find(name: str, option: str = FINETUNE) -> Method:
     Raises:
       UserError: no such method exists, the user's module cannot be imported, or a field of the method is invalid.
     """
-    method = plugin.find(option, name, Method, METHODS)
+    method = user_parts.find(option, name, Method, METHODS)
     check(
         method.change is None or callable(method.change),
         f"{option}={name}: change must be a function or None, got {method.change!r}",

@@ -5,8 +5,8 @@
 
 from ml_collections import ConfigDict
 
-from common import plugin
-from common.plugin import Option
+from common import user_parts
+from common.user_parts import Option
 from perception.methods import FINETUNE, METHODS, Method, find
 
 
@@ -16,7 +16,7 @@ def add_to(config: ConfigDict) -> None:
     Raises:
       UserError: the method is unknown, cannot be imported, or is not a valid `Method`.
     """
-    plugin.add_options(config, _declared(config))
+    user_parts.add_options(config, _declared(config))
 
 
 def validate(config: ConfigDict) -> None:
@@ -26,13 +26,11 @@ def validate(config: ConfigDict) -> None:
       UserError: an option has an invalid value; the method is unknown, cannot be imported, or is not a valid `Method`;
         or the check of a user's method raises an exception.
     """
-    plugin.check_minimum("--config.", config, _declared(config))
+    user_parts.check_minimum("--config.", config, _declared(config))
     for method in METHODS.values():
         method.check(config)
     if config.finetune not in METHODS:
-        from common.user_code import user_code
-
-        with user_code(f"{FINETUNE}={config.finetune}", Method, "config"):
+        with user_parts.user_code(f"{FINETUNE}={config.finetune}", Method, "config"):
             find(config.finetune).check(config)
 
 

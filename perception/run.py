@@ -100,7 +100,7 @@ def prepare(
         classes = DATASETS[config.dataset].classes if config.dataset else 2
     shape = make_shape(config, model, vocabulary)
     if config.finetune not in METHODS:
-        from perception.own_method import check_complete
+        from perception.user_method import check_complete
 
         check_complete(config, shape, classes)
     given |= {"classes": classes, "segments": has_segments(config, shape)}

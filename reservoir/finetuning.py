@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import plugin
+from common import user_parts
 from common.config import check_choice, check_least, check_rate, complete
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
@@ -52,7 +52,7 @@ def validate(config: ConfigDict) -> None:
         )
         check_least(config, ("pretrained_step",), 0)
         options.add_to(config)
-        plugin.check_minimum("--config.", config, methods.declared(config))
+        user_parts.check_minimum("--config.", config, methods.declared(config))
         methods.of(config)
         for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
@@ -74,7 +74,7 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     if config.reservoirs in methods.METHODS:
         methods.of(config).check(config, pretrained)
     else:
-        from reservoir.own_method import check_complete
+        from reservoir.user_method import check_complete
 
         check_complete(config, pretrained)
     return config

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from common import plugin
+from common import user_parts
 from common.errors import check
-from common.plugin import Option
+from common.user_parts import Option
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -135,7 +135,7 @@ def find(name: str) -> Kind | None:
     option = "--config.model.reservoir"
     if name == "none":
         return None
-    kind = plugin.find(option, name, Kind, {"none": None, **RESERVOIRS})
+    kind = user_parts.find(option, name, Kind, {"none": None, **RESERVOIRS})
     check(
         callable(kind.build),
         f"{option}={name}: the field 'build' of the Kind must be a function, got {kind.build!r}",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from common import plugin
+from common import user_parts
 from common.errors import check
-from common.plugin import Option
 from common.storage.addresses import shown
+from common.user_parts import Option
 from reservoir.placement import placement
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def find(name: str) -> Method:
     Raises:
       UserError: the method is unknown, cannot be imported, or is not a valid `Method`.
     """
-    method = plugin.find(RESERVOIRS, name, Method, METHODS)
+    method = user_parts.find(RESERVOIRS, name, Method, METHODS)
     for part, function in (("frozen", method.frozen), ("change", method.change)):
         optional = part == "change"
         check(

@@ -13,7 +13,7 @@ from common.model import transformer
 from common.model.block import Block
 from common.model.embed import Embed
 from common.model.stack import Stack
-from common.plugin import check_minimum
+from common.user_parts import check_minimum, user_code
 from configs.reservoirs import fields
 from reservoir import options
 from reservoir.attention_blocks import causal_block, decoder_block, encoder_block
@@ -203,8 +203,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     if name in RESERVOIRS:
         kind.check(model)
         return
-    from common.user_code import user_code
-    from reservoir.own_kind import check_complete
+    from reservoir.user_kind import check_complete
 
     with user_code(f"--config.model.reservoir={name}", Kind, "model"):
         kind.check(model)

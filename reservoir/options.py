@@ -5,8 +5,8 @@ Parsing a command line may import this module (`common.config.override`), so thi
 
 from ml_collections import ConfigDict
 
-from common import plugin
-from common.plugin import Option
+from common import user_parts
+from common.user_parts import Option
 from reservoir.kinds import RESERVOIRS, find
 
 
@@ -21,7 +21,7 @@ def add_to(config: ConfigDict) -> None:
     if "reservoirs" in config:
         from reservoir import methods
 
-        plugin.add_options(config, methods.declared(config))
+        user_parts.add_options(config, methods.declared(config))
 
 
 def add(model: ConfigDict) -> None:
@@ -31,7 +31,7 @@ def add(model: ConfigDict) -> None:
       UserError: the kind of reservoir is unknown, or a user's kind or placement is invalid or cannot be imported.
     """
     if "reservoir" in model:
-        plugin.add_options(model, declared(model))
+        user_parts.add_options(model, declared(model))
 
 
 def declared(model: ConfigDict) -> dict[str, Option]:
@@ -40,7 +40,7 @@ def declared(model: ConfigDict) -> dict[str, Option]:
     options = {name: option for kind in kinds if kind for name, option in kind.options.items()}
     for field in ("placement", "decoder_placement"):
         if ":" in (strategy := model.get(field, "")):
-            from reservoir import own_placement
+            from reservoir import user_placement
 
-            options |= own_placement.options(f"--config.model.{field}", strategy)
+            options |= user_placement.options(f"--config.model.{field}", strategy)
     return options

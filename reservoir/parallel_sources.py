@@ -24,7 +24,7 @@ def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
         case "tfds":
             return _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
-            return _load_own(data.source, split)
+            return _load_user(data.source, split)
         case _:
             raise UserError(
                 f"--config.data.source={data.source} must be embedded:NAME, files:DIR, tfds:NAME or"
@@ -101,10 +101,10 @@ def _load_tfds(
     return sides
 
 
-def _load_own(source: str, split: str) -> tuple[list[str], list[str]]:
-    from common.data.own import own_examples
+def _load_user(source: str, split: str) -> tuple[list[str], list[str]]:
+    from common.data.user_source import user_examples
 
-    pairs = own_examples(source, split, (tuple, list), "a pair of sentences")
+    pairs = user_examples(source, split, (tuple, list), "a pair of sentences")
     for number, pair in enumerate(pairs):
         check(
             [isinstance(side, str) for side in pair] == [True, True],

@@ -1,7 +1,7 @@
 """The placements of reservoirs in a stack (section 3.1 and appendix C).
 
 A new placement is an entry of `PLACEMENTS`, or a function in a module outside this project, selected by
---config.model.placement=my_package.placements:my_placement (`reservoir.own_placement`).
+--config.model.placement=my_package.placements:my_placement (`reservoir.user_placement`).
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def placement(
 
     Raises:
       ValueError: the stack has too few layers, `reservoirs` is negative, the pattern does not have one letter per
-        layer, the strategy is unknown, or a user's placement is invalid (`reservoir.own_placement`).
+        layer, the strategy is unknown, or a user's placement is invalid (`reservoir.user_placement`).
     """
     if ":" not in strategy and strategy not in PLACEMENTS:
         return _pattern(layers, strategy)
@@ -67,9 +67,9 @@ def placement(
         raise ValueError(f"the number of reservoirs must be at least 0, got {reservoirs}")
     if strategy in PLACEMENTS:
         return PLACEMENTS[strategy](layers, reservoirs)
-    from reservoir import own_placement
+    from reservoir import user_placement
 
-    return own_placement.indices(layers, reservoirs, strategy, fields)
+    return user_placement.indices(layers, reservoirs, strategy, fields)
 
 
 def _check_fit(layers: int, span: int, what: str) -> None:

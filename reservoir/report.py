@@ -50,7 +50,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
-    # Decide by the task: a user's own task may have the objective "bleu" or "perplexity", too.
+    # A user's task may have the objective "bleu" or "perplexity" too.
     if next_command := _NEXT.get(summary["config"].get("task")):
         next_command(summary, workdir)
 

@@ -32,12 +32,12 @@ def validate(config: ConfigDict) -> None:
       UserError: a field is missing or invalid.
     """
     with complete("--config"):
-        is_own = ":" in config.task
+        is_user_task = ":" in config.task
         loop.validate(config)
-        if is_own:
-            from reservoir import own_task
+        if is_user_task:
+            from reservoir import user_task
 
-            own_task.find(config.task)  # The user's class checks all other fields.
+            user_task.find(config.task)  # The user's class checks all other fields.
             return
         check_choice("--config.task", config.task, TASKS)
         # First check the sizes of layers, because `model.validate` builds a user's kind of reservoir with these sizes.
@@ -64,8 +64,8 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
         return finetuning.prepare(config, mesh, read_data)
     validate(config)
     if ":" in config.task:
-        from reservoir import own_task
+        from reservoir import user_task
 
-        return config, own_task.make(config, mesh, read_data)
+        return config, user_task.make(config, mesh, read_data)
     task = getattr(task_module(config), TASKS[config.task])
     return config, task(config, mesh, read_data=read_data)

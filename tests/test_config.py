@@ -22,7 +22,7 @@ from common.config import (
     to_json,
 )
 from common.errors import UserError
-from common.plugin import imported
+from common.user_parts import imported
 from tests.programs import call
 
 ROOT = Path(__file__).parents[1]
@@ -261,13 +261,13 @@ def test_wrong_fields_of_a_user_configuration_name_the_line_of_the_file(tmp_path
     path.write_text(FILE.format(line=line))
     with pytest.raises(UserError) as caught:
         load(str(path))
-    assert str(caught.value).startswith(f"{path}, line 7: {message}")
+    assert str(caught.value).startswith(f"get_config ({path}, line 7): {message}")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("assert False", "{path}, line 7: AssertionError"),
+        ("assert False", "get_config ({path}, line 7): AssertionError"),
         ("raise ValueError", "--config={path}: ValueError"),
     ],
 )
@@ -300,8 +300,8 @@ def test_path_that_the_system_refuses_is_a_user_error(read, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("damaged:f", r"\(SyntaxError in {path}, line 2\): invalid syntax; correct this line"),
-        ("./damaged.py:f", r"\(TypeError\): .*; correct the name, or add the folder"),
+        ("damaged:f", r": SyntaxError in {path}, line 2: invalid syntax; correct this line"),
+        ("./damaged.py:f", r": TypeError: .*; correct the name, or add the folder"),
     ],
 )
 def test_import_error_names_a_line_of_the_user_only(tmp_path, monkeypatch, name, message):

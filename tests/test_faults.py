@@ -186,7 +186,7 @@ CONFIG_FILES = [
     ("def get_config(:\n    pass\n", "mine.py, line 1: "),
     ("x = 1\n", "mine.py has no function get_config"),
     ("import nothing_of_this_name\n", "mine.py, line 1: ModuleNotFoundError: No module named"),
-    ("def get_config():\n    return 1 / 0\n", "mine.py, line 2: ZeroDivisionError: division"),
+    ("def get_config():\n    return 1 / 0\n", "mine.py, line 2): ZeroDivisionError: division"),
     ("def get_config():\n    raise ValueError('no: is\\nbad')\n", "mine.py: no: is bad"),
     ("def get_config():\n    return {'seed': 1}\n", "mine.py must return a ConfigDict, got dict"),
     ("def get_config():\n    return None\n", "mine.py must return a ConfigDict, got NoneType"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.data.text_sources import OWN, python_manual, text_folder
+from common.data.text_sources import IMPORT, python_manual, text_folder
 from common.errors import UserError, check
 from common.storage.addresses import shown
 
@@ -31,10 +31,10 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     Raises:
       UserError: the source is unknown; a file is missing or damaged; a split is empty; the user's function fails.
     """
-    if data.source.startswith(OWN):
-        from common.data.own import own_examples
+    if data.source.startswith(IMPORT):
+        from common.data.user_source import user_examples
 
-        parts = {split: own_examples(data.source, split, str, "a text") for split in SPLITS}
+        parts = {split: user_examples(data.source, split, str, "a text") for split in SPLITS}
     elif (folder := text_folder(data.source)) is None:
         parts = {split: chain(*python_manual(split)) for split in SPLITS}
     else:

@@ -49,19 +49,19 @@ def open_records(
 
             return record_libraries.open_tfds_records(place, splits, label, tfds_dir, optional)
         case "import":
-            return _own(source, splits, optional)
+            return _user_records(source, splits, optional)
     raise UserError(
         f"--config.data.source={source} must be files:DIR, tfds:NAME, hf:NAME, embedded:NAME or"
         " import:MODULE:FUNCTION"
     )
 
 
-def _own(source: str, splits: Iterable[str], optional: Container[str]) -> Records:
-    from common.data.own import own_examples
+def _user_records(source: str, splits: Iterable[str], optional: Container[str]) -> Records:
+    from common.data.user_source import user_examples
 
     records, form = {}, "a dictionary of fields"
     for split in splits:
-        examples = own_examples(source, split, dict, form, optional=split in optional)
+        examples = user_examples(source, split, dict, form, optional=split in optional)
         if examples:
             records[split] = [
                 (f"{source} example {n} of {split}", fields) for n, fields in enumerate(examples)

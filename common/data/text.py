@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from common.config import check_choice
 from common.data.files import choices, read_lines
-from common.data.text_sources import DOCUMENTS, OWN, cut, python_manual, text_folder
+from common.data.text_sources import DOCUMENTS, IMPORT, cut, python_manual, text_folder
 from common.errors import UserError, check
 from common.storage.addresses import shown
 
@@ -27,10 +27,10 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
         or empty; the user's function fails; the split has no text.
     """
     check_choice("--config.data.documents", data.documents, DOCUMENTS)
-    if data.source.startswith(OWN):
-        from common.data.own import own_examples
+    if data.source.startswith(IMPORT):
+        from common.data.user_source import user_examples
 
-        found = own_examples(data.source, split, str, "a text")
+        found = user_examples(data.source, split, str, "a text")
     else:
         folder = text_folder(data.source)
         if folder is None:

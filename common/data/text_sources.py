@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import check
 
-OWN = "import:"
+IMPORT = "import:"
 """Prefix of the source "import:MODULE:FUNCTION", which names a user's function."""
 
 DOCUMENTS = ("line", "paragraph", "file")

@@ -13,10 +13,9 @@ from common import sharding, variables
 from common.data.windows import scored_once
 from common.errors import UserError, check, reason_of
 from common.model.language_model import LanguageModel
-from common.plugin import imported
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState
-from common.user_code import user_code
+from common.user_parts import imported, user_code
 from common.variables import Params
 
 if TYPE_CHECKING:

@@ -128,5 +128,5 @@ def test_reservoirs_that_do_not_fit_are_rejected(
     ],
 )
 def test_unknown_module_or_function_raises_user_error(strategy: str, message: str):
-    with pytest.raises(UserError, match=f"^placement={strategy} cannot be imported .*{message}"):
+    with pytest.raises(UserError, match=f"^placement={strategy} cannot be imported: .*{message}"):
         placement(4, 2, strategy)

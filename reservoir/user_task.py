@@ -5,9 +5,9 @@ import inspect
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check, last_frame
-from common.plugin import imported
+from common.errors import UserError, check, raised
 from common.train.task import Task
+from common.user_parts import imported
 
 
 def find(name: str) -> type[Task]:
@@ -43,8 +43,6 @@ def make(config: ConfigDict, mesh: Mesh, read_data: bool) -> Task:
     except UserError:
         raise
     except Exception as error:  # a user's task may raise any exception
-        frame, reason = last_frame(error), f": {error}" if str(error) else ""
         raise UserError(
-            f"--config.task={config.task} raises {type(error).__name__} in {frame.filename}, line {frame.lineno}"
-            f"{reason}; correct the class"
+            f"--config.task={config.task} raises {raised(error)}; correct the class"
         ) from error

@@ -1,4 +1,4 @@
-"""Checks a user-defined kind of reservoir, a `Kind` from outside this project, before training."""
+"""Checks a user's kind of reservoir, a `Kind` from outside this project, before training."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from common import variables
 from common.errors import check
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
-from common.user_code import described, user_code
+from common.user_parts import described, user_code
 from reservoir.kinds import Kind
 
 

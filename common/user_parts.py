@@ -1,17 +1,21 @@
-"""Imports a user's objects by name, "module:attribute", and adds the options of parts to configurations.
+"""A user's parts: their import by name, "module:attribute", their options, and error messages for their exceptions.
 
 A part, such as a kind of layer or a method of fine-tuning, is an instance of a dataclass that a package defines.
 Configurations import this module, so this module must not import JAX.
 """
 
 import importlib
-from collections.abc import Mapping
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from common.config import check_choice, flatten
-from common.errors import UserError, check, last_frame
+from common.errors import UserError, check, place_of, raised, reason_of
 
 
 class Option(NamedTuple):
@@ -44,18 +48,10 @@ def imported(option: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # A user's module may raise any type of exception.
-        frame, kind, reason = last_frame(error), type(error).__name__, str(error)
-        file, line = frame.filename, frame.lineno
-        if isinstance(error, SyntaxError) and error.lineno:
-            file, line, reason = error.filename, error.lineno, error.msg
         remedy = "correct the name, or add the folder of the module to PYTHONPATH"
-        # Name the line, unless the innermost frame is in importlib (the module is missing or a path) or in this file
-        # (the attribute is missing).
-        if file != __file__ and not file.startswith("<frozen"):
-            kind += f" in {file}, line {line}"
+        if place_of(error):
             remedy = "correct this line"
-        reason = f": {reason}" if reason else ""
-        raise UserError(f"{option}={name} cannot be imported ({kind}){reason}; {remedy}") from error
+        raise UserError(f"{option}={name} cannot be imported: {raised(error)}; {remedy}") from error
 
 
 def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
@@ -73,10 +69,10 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     if ":" not in str(name):
         check_choice(option, name, known)
         return known[name]
-    part = imported(option, name)
+    part, given = imported(option, name), f"{option}={name}"
     check(
         isinstance(part, kind),
-        f"{option}={name} is of type {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
+        f"{given} is of type {type(part).__name__}; it must be a {kind.__module__}.{kind.__name__}",
     )
     for field, valid, expected in (
         ("options", isinstance(part.options, Mapping), "dictionary"),
@@ -85,23 +81,20 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     ):
         check(
             valid,
-            f"{option}={name}: the field {field!r} of the {kind.__name__} must be a {expected}, got"
-            f" {getattr(part, field)!r}",
+            f"{given}: the field {field!r} of the {kind.__name__} must be a {expected}, got {getattr(part, field)!r}",
         )
     for key, declared in part.options.items():
         check(
             isinstance(key, str) and all(map(str.isidentifier, key.split("."))),
-            f"{option}={name}: the name of an option must be an identifier such as gain, or identifiers joined by dots,"
-            f" got {key!r}",
+            f"{given}: the name of an option must be an identifier, or identifiers joined by dots, got {key!r}",
         )
         check(
             isinstance(declared, Option),
-            f"{option}={name}: the option {key} must be a {kind.__module__}.Option, got {declared!r}",
+            f"{given}: the option {key} must be a {kind.__module__}.Option, got {declared!r}",
         )
         check(
             declared.minimum is None or all(isinstance(x, int | float) for x in declared),
-            f"{option}={name}: the option {key} has a minimum, so its default and its minimum must be numbers, got"
-            f" {declared}",
+            f"{given}: the option {key} has a minimum, so its default and its minimum must be numbers, got {declared}",
         )
     return part
 
@@ -134,3 +127,38 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
             or (isinstance(values[name], int | float) and values[name] >= option.minimum),
             f"{prefix}{name} must be a number of at least {option.minimum}, got {values[name]!r}",
         )
+
+
+@contextmanager
+def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
+    """Context manager that turns any exception of a user's code into a UserError.
+
+    The message names function, file and line of the user's code, unless the exception is a ValueError.
+
+    Args:
+      option: command-line option that names the user's object, for the error message.
+      kind: type of the object, such as a dataclass with the field `options`; None if the object has no options.
+      fields: name of the configuration that the object reads, such as "model", for the error message.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{option}: {reason_of(error)}") from error
+    except Exception as error:  # a user's code may raise any exception
+        # If the code reads a missing field, the message of ml_collections begins with the name of the field, in quotes.
+        # In other messages of ml_collections, the first word has no quotes around it.
+        file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        missing = re.match(r"\W+(\w+)\\?'", str(error))
+        if kind and missing and file.parent == Path(config_dict.__file__).parent:
+            name, label = missing[1], kind.__name__
+            raise UserError(
+                f"{option}: {place_of(error)} reads {fields}.{name}, but the {label.lower()} declares no option {name};"
+                f" declare it: {label}(..., options={{'{name}': Option(DEFAULT)}})"
+            ) from error
+        raise UserError(f"{option}: {raised(error)}; correct this code") from error
+
+
+def described(value: object) -> str:
+    """Returns "an array of shape ..." for an array, concrete or abstract, and "a TYPE" for another object."""
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"an array of shape {shape}"

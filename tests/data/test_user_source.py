@@ -9,9 +9,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.data.byte_text import load_bytes
-from common.data.own import own_examples
 from common.data.records import open_records
 from common.data.text import load_text
+from common.data.user_source import user_examples
 from common.errors import UserError
 from common.train.finished import changed
 from reservoir.parallel_text import load_parallel
@@ -114,7 +114,7 @@ def test_source_without_a_function_raises_an_error():
     for wrong, right in ((source, f"{source}:NAME"), ("import:", "import:MODULE:NAME")):
         line = f"^--config.data.source={wrong} lacks the name of a function .*={right}$"
         with pytest.raises(UserError, match=line):
-            own_examples(wrong, "train", str, "a text")
+            user_examples(wrong, "train", str, "a text")
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,28 @@ def test_source_without_a_function_raises_an_error():
         (
             "missing",
             "train",
-            "source=import:.*:missing cannot be imported .* has no attribute 'missing'",
+            "source=import:.*:missing cannot be imported: .* has no attribute 'missing'",
         ),
-        ("broken", "train", "fails for split 'train': OSError in .*test_own.py, line .*: no disk"),
+        (
+            "broken",
+            "train",
+            "fails for split 'train': OSError in .*test_user_source.py, line .*: no disk",
+        ),
         (
             "silent",
             "train",
-            "fails for split 'train': OSError in .*test_own.py, line [0-9]*; correct this function$",
+            r"fails for split 'train': OSError in silent .*test_user_source.py, line [0-9]*\); correct this function$",
         ),
-        ("no_json", "train", "fails for split 'train': JSONDecodeError in .*test_own.py, line "),
-        ("texts", "other", "fails for split 'other': KeyError in .*test_own.py, line .*: 'other'"),
+        (
+            "no_json",
+            "train",
+            "fails for split 'train': JSONDecodeError in .*test_user_source.py, line ",
+        ),
+        (
+            "texts",
+            "other",
+            "fails for split 'other': KeyError in .*test_user_source.py, line .*: 'other'",
+        ),
         ("texts", "test", "has no example in split 'test'"),
         ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),
         ("whole", "train", "returns a str for split 'train': return a list, each example a text"),
@@ -142,5 +154,5 @@ def test_source_without_a_function_raises_an_error():
 )
 def test_invalid_functions_raise_one_line_errors(function, split, line):
     with pytest.raises(UserError, match=line) as caught:
-        own_examples(data(function).source, split, str, "a text")
+        user_examples(data(function).source, split, str, "a text")
     assert "\n" not in str(caught.value)

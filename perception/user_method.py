@@ -1,9 +1,9 @@
-"""Checks a user-defined method of fine-tuning, a `Method` from outside this project, before training."""
+"""Checks a user's method of fine-tuning, a `Method` from outside this project, before training."""
 
 from ml_collections import ConfigDict
 
 from common.errors import check
-from common.tasks import own_method
+from common.tasks import user_method
 from perception.backbones import Backbone
 from perception.finetuning import ENCODER, encoder_parameters, make_model
 from perception.head import BIAS, KERNEL
@@ -14,8 +14,8 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     """Checks a user's method by building the model and tracing a forward pass.
 
     Raises:
-      UserError: `common.tasks.own_method.check_complete` finds an error, or a method with `adapters` starts from random
-        weights or also trains parameters other than adapters and the head.
+      UserError: `common.tasks.user_method.check_complete` finds an error, or a method with `adapters` starts from
+        random weights or also trains parameters other than adapters and the head.
     """
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
     check(
@@ -26,7 +26,7 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     config = config.copy_and_resolve_references()
     # The check looks for the names of the backbone's parameters, and quantization would rename the kernels.
     config.quantize = "none"
-    model = own_method.check_complete(
+    model = user_method.check_complete(
         option,
         Method,
         lambda rngs: make_model(config, shape, classes, rngs=rngs),

@@ -9,8 +9,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from common.errors import UserError, check, last_frame, named
-from common.plugin import Option, imported
+from common.errors import UserError, check, raised
+from common.user_parts import Option, imported
 
 
 def indices(
@@ -36,12 +36,8 @@ def indices(
     except Exception as error:  # A user's function may raise any type of exception.
         if isinstance(error, ValueError) and str(error):
             raise
-        frame = last_frame(error)
-        # The innermost frame is in this file if the function does not accept the arguments, or returns no indices.
-        place = f" in {frame.filename}, line {frame.lineno}" if frame.filename != __file__ else ""
         raise UserError(
-            f"{strategy}(layers, reservoirs) fails, or does not return indices ({named(error)}{place}); correct this"
-            " function"
+            f"{strategy}(layers, reservoirs) fails, or does not return indices ({raised(error)}); correct this function"
         ) from error
     if not len(found) == reservoirs == len(set(found) & set(range(layers))):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Checks a user-defined method of fine-tuning, a `Method` from outside this project, before training."""
+"""Checks a user's method of fine-tuning, a `Method` from outside this project, before training."""
 
 from numbers import Integral
 
@@ -6,8 +6,8 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.errors import check
-from common.tasks import own_method
-from common.user_code import user_code
+from common.tasks import user_method
+from common.user_parts import user_code
 from reservoir import encoder
 from reservoir.layers import layers_of
 from reservoir.methods import RESERVOIRS, Method, find
@@ -23,7 +23,7 @@ def check_complete(config: ConfigDict, pretrained: Pretrained) -> None:
 
     Raises:
       UserError: the method does not fit the pretraining run, `frozen` fails or returns no number of layers, or
-        `common.tasks.own_method.check_complete` finds an error.
+        `common.tasks.user_method.check_complete` finds an error.
     """
     option, method = f"{RESERVOIRS}={config.reservoirs}", find(config.reservoirs)
     layers = layers_of(pretrained.config)
@@ -38,7 +38,7 @@ def check_complete(config: ConfigDict, pretrained: Pretrained) -> None:
     before = variables.abstract(
         lambda rngs: encoder.encoder(config.model, size, rngs=rngs)
     ).shapes()
-    own_method.check_complete(
+    user_method.check_complete(
         option,
         Method,
         lambda rngs: encoder.classifier(config, size, CLASSES, rngs=rngs),

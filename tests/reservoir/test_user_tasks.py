@@ -13,7 +13,7 @@ from tests.train import toy
 TINY = ("--config=configs/iwslt_ffn_res.py:tiny", "--config.train.steps=3", "--config.eval.steps=3")
 
 
-class Own(toy.Toy):
+class UserTask(toy.Toy):
     """The toy task with the arguments that a configured task gets."""
 
     def __init__(self, config, mesh, *, read_data=True):
@@ -21,12 +21,12 @@ class Own(toy.Toy):
         assert config.task.endswith(f":{type(self).__name__}") and dict(mesh.shape) and read_data
 
 
-class Raising(Own):
+class Raising(UserTask):
     def __init__(self, config, mesh, *, read_data=True):
         config.data.my_file  # noqa: B018
 
 
-class Unfinished(Own):
+class Unfinished(UserTask):
     def __init__(self, config, mesh, *, read_data=True):
         raise NotImplementedError
 
@@ -38,80 +38,80 @@ class NoMethods(Task):
         pass
 
 
-class Lower(Own):
+class Lower(UserTask):
     mode = "lower"
 
 
-class OtherObjective(Own):
+class OtherObjective(UserTask):
     objective = "accuracy"
 
 
-class NoMetrics(Own):
+class NoMetrics(UserTask):
     def evaluate(self, values, split):
         pass
 
 
-class OneValue(Own):
+class OneValue(UserTask):
     def loss(self, model, batch, key):
         return super().loss(model, batch, key)[0]
 
 
-class LossPerRow(Own):
+class LossPerRow(UserTask):
     def loss(self, model, batch, key):
         return jnp.square(model(batch["x"]) - batch["y"]), jnp.float32(8)
 
 
-class MetricsInLoss(Own):
+class MetricsInLoss(UserTask):
     def loss(self, model, batch, key):
         return super().loss(model, batch, key)[0], {"accuracy": 1.0}
 
 
-class OneMetric(Own):
+class OneMetric(UserTask):
     def evaluate(self, values, split):
         return 0.5
 
 
-class ArrayMetric(Own):
+class ArrayMetric(UserTask):
     def evaluate(self, values, split):
         return {"error": jnp.ones(()), "label": "text"}
 
 
-class ArrayPredictions(Own):
+class ArrayPredictions(UserTask):
     evaluate = Task.evaluate
 
     def predict(self, values, split):
         return jnp.ones(2)
 
 
-class NoBatches(Own):
+class NoBatches(UserTask):
     def batches(self, start):
         pass
 
 
-class NoPredictions(Own):
+class NoPredictions(UserTask):
     evaluate = Task.evaluate
 
     def predict(self, values, split):
         pass
 
 
-class NoDataState(Own):
+class NoDataState(UserTask):
     def batches(self, start):
         return (batch for batch, _ in super().batches(start))
 
 
-class Empty(Own):
+class Empty(UserTask):
     def batches(self, start):
         return iter(())
 
 
-class Ending(Own):
+class Ending(UserTask):
     def batches(self, start):
         return islice(super().batches(start), 2)
 
 
 INVALID = {
-    "Raising": rf"--config.task={__name__}:Raising raises AttributeError in {__file__}, line \d+: .*my_file",
+    "Raising": rf"--config.task={__name__}:Raising raises AttributeError in \w+ \({__file__}, line \d+\): .*my_file",
     "Unfinished": rf"--config.task={__name__}:Unfinished raises NotImplementedError in .*; correct the class$",
     "NoMethods": "NoMethods lacks objective, build, loss, batches, predict or evaluate; define",
     "Lower": "the mode of the metric 'error' must be 'max' or 'min', got 'lower'",
@@ -127,16 +127,16 @@ INVALID = {
 @pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["train", "dry run"])
 def test_invalid_tasks_raise_user_errors_before_the_first_step(name, dry, tmp_path):
-    own, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
-    output = call("reservoir.train", *TINY, *dry, own, workdir, code=2)
+    task, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, *dry, task, workdir, code=2)
     assert re.search(rf"^error: .*{INVALID[name]}", output.splitlines()[-1])
     if name in ("Raising", "Unfinished", "NoMethods", "Lower"):
         assert not (tmp_path / "run").exists()
 
 
 def test_dry_run_of_a_task_without_a_batch_is_a_user_error(tmp_path):
-    own, workdir = f"--config.task={__name__}:Empty", f"--workdir={tmp_path / 'run'}"
-    output = call("reservoir.train", *TINY, "--dry-run", own, workdir, code=2)
+    task, workdir = f"--config.task={__name__}:Empty", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, "--dry-run", task, workdir, code=2)
     assert output.splitlines()[-1].startswith("error: Task.batches yielded no batch")
 
 
@@ -159,23 +159,23 @@ def test_dry_run_of_a_task_without_a_batch_is_a_user_error(tmp_path):
     ],
 )
 def test_invalid_tasks_raise_user_errors_in_training(name, line, tmp_path):
-    own, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
-    output = call("reservoir.train", *TINY, own, workdir, code=2)
+    task, workdir = f"--config.task={__name__}:{name}", f"--workdir={tmp_path / 'run'}"
+    output = call("reservoir.train", *TINY, task, workdir, code=2)
     assert re.search(f"^error: .*{line}", output.splitlines()[-1])
     assert not (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.medium
-def test_own_task_trains_from_the_command_line(tmp_path):
-    own = f"--config.task={__name__}:Own"
-    output = call("reservoir.train", *TINY, own, f"--workdir={tmp_path / 'run'}")
+def test_user_task_trains_from_the_command_line(tmp_path):
+    task = f"--config.task={__name__}:UserTask"
+    output = call("reservoir.train", *TINY, task, f"--workdir={tmp_path / 'run'}")
     assert "test error" in output and (tmp_path / "run/summary.json").is_file()
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("nowhere:Own", "No module named 'nowhere'"),
+        ("nowhere:UserTask", "No module named 'nowhere'"),
         (f"{__name__}:Missing", "no attribute 'Missing'"),
         (f"{__name__}:Task", "must be a class that inherits common.train.task.Task"),
         (f"{__name__}:TINY", "must be a class that inherits common.train.task.Task"),

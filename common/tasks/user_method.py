@@ -1,4 +1,4 @@
-"""Checks a user-defined method of fine-tuning a classifier before training."""
+"""Checks a user's method of fine-tuning a classifier before training."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ from flax import nnx
 
 from common import variables
 from common.errors import check
-from common.user_code import described, user_code
+from common.user_parts import described, user_code
 from common.variables import AbstractModel, ParamKeys
 
 

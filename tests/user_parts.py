@@ -1,4 +1,4 @@
-"""Helpers for tests of user-defined parts: a temporary importable package, and the Python examples of READMEs."""
+"""Helpers for tests of a user's parts: a temporary importable package, and the Python examples of READMEs."""
 
 import re
 import sys

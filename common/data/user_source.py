@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from common.errors import UserError, check, last_frame
-from common.plugin import imported
+from common.errors import UserError, check, raised
+from common.user_parts import imported
 
 
-def own_examples(
+def user_examples(
     source: str,
     split: str,
     kind: type | tuple[type, ...],
@@ -29,31 +29,26 @@ def own_examples(
         `optional` is False.
     """
     function = imported("--config.data.source", source)
+    option = f"--config.data.source={source}"
     try:
         returned = function(split)
         examples = list(returned)
     except Exception as error:  # A user's function may raise any type of exception.
-        frame = last_frame(error)
-        reason = f": {error}" if str(error) else ""
-        # The line is in this file if the function has the wrong parameters or returns no iterable.
-        place = f" in {frame.filename}, line {frame.lineno}" if frame.filename != __file__ else ""
         raise UserError(
-            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}{place}{reason};"
-            " correct this function"
+            f"{option} fails for split {split!r}: {raised(error)}; correct this function"
         ) from error
     check(
         not isinstance(returned, str | dict),
-        f"--config.data.source={source} returns a {type(returned).__name__} for split {split!r}: return a list, each"
-        f" example {form}",
+        f"{option} returns a {type(returned).__name__} for split {split!r}: return a list, each example {form}",
     )
     check(
         bool(examples) or optional,
-        f"--config.data.source={source} has no example in split {split!r}: the function must return at least one",
+        f"{option} has no example in split {split!r}: the function must return at least one",
     )
     for number, example in enumerate(examples):
         check(
             isinstance(example, kind),
-            f"--config.data.source={source}: example {number} of split {split!r} is of type {type(example).__name__}"
-            f" instead of {form}: correct this function",
+            f"{option}: example {number} of split {split!r} is of type {type(example).__name__} instead of {form}:"
+            " correct this function",
         )
     return examples
