@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.data.text_sources import IMPORT, python_manual, text_folder
-from common.errors import UserError, check
+from common.errors import check
 from common.storage.addresses import shown
 
 ENDINGS = ("", ".gz", ".zip")
@@ -44,14 +44,14 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
 
 
 def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
-    from common.data.files import read_bytes
+    from common.data.files import find_file, read_bytes
 
     if data.file:
-        path = _find(folder, data.file, "--config.data.file")
+        path = find_file("--config.data.file", folder, data.file, ENDINGS)
         limit = data.get("limit") or None
         return _cut(path, read_bytes(path)[:limit], data.shares, limit)
     paths = {
-        split: _find(folder, data.splits[split], f"--config.data.splits.{split}")
+        split: find_file(f"--config.data.splits.{split}", folder, data.splits[split], ENDINGS)
         for split in SPLITS
     }
     remedy = "add text to this file, or set --config.data.splits.{} to another file"
@@ -59,19 +59,6 @@ def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:
         split: _whole(path, read_bytes(path), split, remedy.format(split))
         for split, path in paths.items()
     }
-
-
-def _find(folder: Path, name: str, option: str) -> Path:
-    from common.data.files import choices
-
-    check(bool(name), f"{option} is empty: name a file in {shown(folder)}")
-    paths = [folder / f"{stem}{ending}" for stem in name.split("|") for ending in ENDINGS]
-    if path := next(filter(Path.is_file, paths), None):
-        return path
-    raise UserError(
-        f"{option}={name}: there is no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {shown(folder)};"
-        f" {choices(folder)}"
-    )
 
 
 def _cut(

@@ -7,7 +7,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -55,15 +55,41 @@ def names_in(folder: Path) -> str:
     return ", ".join([*names[:10], *["..."] * (len(names) > 10)]) or "none"
 
 
-def choices(folder: Path) -> str:
+def choices(folder: Path, endings: Sequence[str] = ("",)) -> str:
     """Returns the advice for an error message about a missing file in the folder of --config.data.source=files:DIR.
 
-    The advice is to choose one of the folder's files, or another source if the folder has no files.
+    The advice is to choose one of the folder's files that have one of the endings, named without the ending; or another
+    source if the folder has no such file.
     """
-    names = names_in(folder)
-    if names == "none":
-        return "the folder has no files: choose another --config.data.source"
-    return f"choose one of its files: {names}"
+    named = re.compile(f"(.*?)({'|'.join(map(re.escape, endings))})")
+    matches = (named.fullmatch(path.name) for path in folder.iterdir() if path.is_file())
+    names = sorted({match[1] for match in matches if match})
+    if not names:
+        return "the folder has no such files: choose another --config.data.source"
+    return f"choose one of its files: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
+
+
+def find_file(
+    option: str, folder: Path, names: str, endings: Sequence[str], optional: bool = False
+) -> Path | None:
+    """Returns the first existing file of a folder whose name is one of `names` plus one of `endings`.
+
+    Args:
+      option: command-line option with the value `names`, for error messages.
+      names: a name, or several names "a|b", the first choice first.
+      optional: whether to return None if there is no such file.
+
+    Raises:
+      UserError: `names` is empty, or there is no such file, and `optional` is False.
+    """
+    tried = [f"{name}{ending}" for name in names.split("|") if name for ending in endings]
+    found = next((folder / name for name in tried if (folder / name).is_file()), None)
+    if found is None and not optional:
+        check(bool(tried), f"{option} is empty: name a file in {shown(folder)}")
+        raise UserError(
+            f"{option}={names}: there is no file {' or '.join(tried)} in {shown(folder)}; {choices(folder, endings)}"
+        )
+    return found
 
 
 ADVICE = "; convert the text to UTF-8"

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.data.files import ADVICE, lines_of, nonempty, source_folder
+from common.data.files import ADVICE, find_file, lines_of, nonempty, source_folder
 from common.data.record import Record, Records
 from common.errors import UserError, check, file_error
 from common.storage.addresses import copy_of, shown
@@ -32,10 +32,12 @@ def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) 
     if optional and file.is_file():
         return {"train": _records(file)}, read_names(file.parent / NAMES)
     folder = source_folder(place)
-    paths = {split: _find(folder, split, name, split in optional) for split, name in splits.items()}
-    return {split: _records(path) for split, path in paths.items() if path}, read_names(
-        folder / NAMES
-    )
+    records = {}
+    for split, names in splits.items():
+        option = f"--config.data.splits.{split}"
+        if path := find_file(option, folder, names, _ENDINGS, split in optional):
+            records[split] = _records(path)
+    return records, read_names(folder / NAMES)
 
 
 def read_names(path: Path) -> list[str] | None:
@@ -53,30 +55,6 @@ def read_names(path: Path) -> list[str] | None:
         f"{shown(path)} must be a JSON list of one or more distinct names, one per class; correct or delete the file",
     )
     return [str(name) for name in names]
-
-
-def _find(folder: Path, split: str, names: str, optional: bool) -> Path | None:
-    tried = [f"{name}{ending}" for name in names.split("|") if name for ending in _ENDINGS]
-    option = f"--config.data.splits.{split}"
-    check(bool(tried) or optional, f"{option} is empty: name a file in {shown(folder)}")
-    path = next((folder / file for file in tried if (folder / file).is_file()), None)
-    if path is None and not optional:
-        raise UserError(
-            f"{option}={names}: there is no file {' or '.join(tried)} in {shown(folder)};"
-            f" {_choices(folder)}"
-        )
-    return path
-
-
-def _choices(folder: Path) -> str:
-    """Returns the advice for a missing file: the folder's file names without endings, as `data.splits` names files."""
-    found = [path.name for path in folder.iterdir() if path.is_file()]
-    names = sorted(
-        {name.removesuffix(end) for name in found for end in _ENDINGS if name.endswith(end)}
-    )
-    if not names:
-        return "the folder has no .jsonl or .csv files: choose another --config.data.source"
-    return f"choose one of its files, without the ending: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
 
 
 def _records(path: Path) -> Iterator[Record]:

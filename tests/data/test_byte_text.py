@@ -86,7 +86,11 @@ def _cut_gzip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "damage", "fields"),
     [
-        (r"config.data.file=enwik8: there is no file enwik8, plain", lambda path: None, {}),
+        (
+            r"config.data.file=enwik8: there is no file enwik8 or enwik8.gz or enwik8.zip in",
+            lambda path: None,
+            {},
+        ),
         (r"enwik8.zip is damaged or truncated", _wrong_zip, {}),
         ("contains 2 files instead of exactly one", _two_in_a_zip, {}),
         (r"enwik8.gz is damaged or truncated", _cut_gzip, {}),

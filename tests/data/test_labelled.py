@@ -163,7 +163,7 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
     with pytest.raises(
-        UserError, match=r"no file test\.jsonl or .* its files, without the ending: train, valid"
+        UserError, match=r"no file test\.jsonl or .* its files: train, valid"
     ):
         load_labelled(data(f"files:{folder}"))
 
