@@ -48,25 +48,19 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
     features_ED, labels_E = _examples(task, trainable, frozen)
     with user_code(option):
         returned = make(features_ED, labels_E, outputs=task.vocabulary)
-    check(
-        isinstance(returned, tuple) and len(returned) == len(OUTPUT),
-        f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer",
+    current = {name: trainable[name] for name in OUTPUT}
+    expected = (
+        f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer, of shapes"
+        f" {tuple(x.shape for x in current.values())}"
     )
+    check(isinstance(returned, tuple) and len(returned) == len(OUTPUT), expected)
     try:
-        arrays = {
-            n: np.asarray(x, trainable[n].dtype) for n, x in zip(OUTPUT, returned, strict=True)
-        }
+        new = {n: np.asarray(x, current[n].dtype) for n, x in zip(OUTPUT, returned, strict=True)}
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{option} must return two arrays of numbers ({reason_of(error)})"
-        ) from error
-    shapes = {name: x.shape for name, x in arrays.items()}
-    check(
-        all(shapes[name] == trainable[name].shape for name in OUTPUT),
-        f"{option} returns arrays of shapes {tuple(shapes.values())}: return the kernel and the"
-        f" bias of the output layer, with the shapes {tuple(trainable[name].shape for name in OUTPUT)}",
-    )
-    return sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})
+        raise UserError(f"{expected} ({reason_of(error)})") from error
+    found = tuple(x.shape for x in new.values())
+    check(found == tuple(x.shape for x in current.values()), f"{expected}, got {found}")
+    return sharding.place(new, {name: x.sharding for name, x in current.items()})
 
 
 def _examples(
