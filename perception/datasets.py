@@ -135,6 +135,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
             "splits": {split: data.splits[split] or known.splits[split] for split in SPLITS},
             "fields": fields.split()[0] if premise_only and count else fields,
             "label": data.label or known.label,
+            "multi_label": data.multi_label,
             "tfds_dir": data.tfds_dir,
         }
     )
@@ -153,12 +154,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     # training examples if it is missing.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     found, classes = load_labelled(
-        read,
-        classes=known.classes,
-        unlabelled=known.unlabelled,
-        optional=cut,
-        splits=splits,
-        several=data.multi_label,
+        read, classes=known.classes, unlabelled=known.unlabelled, optional=cut, splits=splits
     )
     for split in SHARES:
         if split in splits and split not in found:

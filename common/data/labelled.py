@@ -48,6 +48,10 @@ class Field(NamedTuple):
     remedy: str
 
 
+Row = tuple[str, tuple[str, ...], dict[str, Any]]
+"""Location of an example, its texts, and {label as text: label} for all its labels."""
+
+
 def load_labelled(
     data: ConfigDict,
     *,
@@ -55,7 +59,6 @@ def load_labelled(
     unlabelled: bool = False,
     optional: tuple[str, ...] = (),
     splits: tuple[str, ...] = ("train", "valid", "test"),
-    several: bool | None = None,
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
@@ -74,13 +77,12 @@ def load_labelled(
           that exists.
         `tfds_dir`: data directory of TFDS. "" means TFDS's default.
         `label`: name of the label field (default "label").
+        `multi_label`: whether the label is a list of any number of classes (default false).
       classes: required number of classes; 0 accepts any number. If the class names are the sorted training labels,
         `classes` is the maximum number of classes.
       unlabelled: True skips examples with the label -1. False reads -1 like any other label.
       optional: splits that may be missing in the source. A missing split is not returned.
       splits: splits to read.
-      several: whether the label is a list of any number of classes: the value of --config.data.multi_label. None if
-        the configuration lacks this field, which means False.
 
     Raises:
       UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
@@ -102,34 +104,40 @@ def load_labelled(
         tfds_dir=data.tfds_dir,
         optional=optional,
     )
-    found = {}
+    several = data.get("multi_label")
+    rows: dict[str, list[Row]] = {}
     for split, examples in records.items():
-        found[split] = [x for x in examples if not unlabelled or str(_field(x, label)) != "-1"]
+        kept = [x for x in examples if not unlabelled or str(_field(x, label)) != "-1"]
         check(
-            bool(found[split]),
+            bool(kept),
             f"--config.data.source={data.source} has no {'labelled ' * unlabelled}examples in its {split} split:"
             f" add examples, or set --config.data.splits.{split} to another split",
         )
+        rows[split] = [(x[0], _texts(x, data.fields), _labels(x, label, several)) for x in kept]
     check(
         not names or classes in (0, len(names)),
         f"--config.data.source={data.source} has {len(names or ())} classes instead of {classes}, the number of classes"
         " of --config.dataset: choose the source of this data set",
     )
-    known = tuple(names or _classes(found["train"], label, classes, several))
+    known = tuple(names or _classes(rows["train"], label, classes))
     remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"
     check(
         len(known) > 1,
         f"{data.source} has a single class, {known[0]}; classification needs at least two: {remedy}",
     )
     by_number = bool(names) or known == tuple(map(str, range(len(known))))
-    return {
-        split: _read(examples, data.fields, label, known, by_number, several)
-        for split, examples in found.items()
-    }, known
+    numbers = {name: number for number, name in enumerate(known)}
+    found = {}
+    for split, examples in rows.items():
+        indices = [_indices(place, labels, numbers, by_number) for place, _, labels in examples]
+        labels = [np.isin(np.arange(len(known)), x) if several else x[0] for x in indices]
+        texts = [texts for _, texts, _ in examples]
+        found[split] = LabelledText(texts, np.asarray(labels, np.int32))
+    return found, known
 
 
-def _classes(train: Sequence[Record], label: Field, count: int, several: bool | None) -> list[str]:
-    labels = {text for record in train for text in _labels(record, label, several)}
+def _classes(train: Sequence[Row], label: Field, count: int) -> list[str]:
+    labels = {text for _, _, labels in train for text in labels}
     check(
         bool(labels),
         f"no training example has a class in the field {label.names!r}: {label.remedy}",
@@ -174,53 +182,51 @@ def _labels(record: Record, field: Field, several: bool | None) -> dict[str, Any
     return {str(label): label for label in labels}
 
 
-def _read(
-    records: Sequence[Record],
-    fields: str,
-    label_field: Field,
-    classes: Sequence[str],
-    by_number: bool,
-    several: bool | None,
-) -> LabelledText:
-    """Returns the texts and classes of records.
+def _texts(record: Record, fields: str) -> tuple[str, ...]:
+    """Returns the texts of a record in `fields`, one or two names of fields that are separated by a space."""
+    place, texts = record[0], []
+    for name in fields.split():
+        text = _field(record, Field(name, "set --config.data.fields to the fields of the texts"))
+        if not isinstance(text, str) or not text.strip():
+            fault = "empty" if isinstance(text, str) else f"not text but {text!r}"
+            raise UserError(
+                f"{place}: the field {name.replace('|', ' or ')} is {fault}; add a text or remove the example"
+            )
+        if has_surrogate(text):
+            raise UserError(
+                f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate (half of a surrogate"
+                " pair, such as \\ud83d), which is not valid Unicode; remove or replace the surrogate"
+            )
+        texts.append(text)
+    return tuple(texts)
 
-    A label is a class name. With `by_number`, integers, and digits that are not a class name, are class indices.
+
+def _indices(
+    place: str, labels: dict[str, Any], numbers: dict[str, int], by_number: bool
+) -> list[int]:
+    """Returns the class indices of the labels of an example.
+
+    Args:
+      numbers: class name -> class index. A label is a class name. With `by_number`, integers, and digits that are not a
+        class name, are class indices.
     """
-    numbers = {name: number for number, name in enumerate(classes)}
-    texts, labels = [], []
-    for record in records:
-        place, _ = record
-        remedy = "set --config.data.fields to the fields of the texts"
-        parts = tuple(_field(record, Field(name, remedy)) for name in fields.split())
-        for name, part in zip(fields.split(), parts, strict=True):
-            if not isinstance(part, str) or not part.strip():
-                fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
-                raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} is {fault}; add a text or remove the example"
-                )
-            if has_surrogate(part):
-                raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate (half of a surrogate"
-                    " pair, such as \\ud83d), which is not valid Unicode; remove or replace the surrogate"
-                )
-        own = []
-        for name, label in _labels(record, label_field, several).items():
-            number = numbers.get(name, -1)
-            whole = isinstance(label, int | np.integer)
-            if by_number and (whole or (number < 0 and name.isdecimal())):
-                number = int(label)
-            if not 0 <= number < len(classes):
-                names = ", ".join(classes[:10]) + ", ..." * (len(classes) > 10)
-                indexed = by_number and classes[0] != "0"
-                index = f" or an index from 0 to {len(classes) - 1}" * indexed
-                raise UserError(
-                    f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}; correct the"
-                    " label or remove the example"
-                )
-            own.append(number)
-        texts.append(parts)
-        labels.append(np.isin(np.arange(len(classes)), own) if several else own[0])
-    return LabelledText(texts, np.asarray(labels, np.int32))
+    found = []
+    for name, label in labels.items():
+        number = numbers.get(name, -1)
+        whole = isinstance(label, int | np.integer)
+        if by_number and (whole or (number < 0 and name.isdecimal())):
+            number = int(label)
+        if not 0 <= number < len(numbers):
+            classes = list(numbers)
+            names = ", ".join(classes[:10]) + ", ..." * (len(classes) > 10)
+            indexed = by_number and classes[0] != "0"
+            index = f" or an index from 0 to {len(classes) - 1}" * indexed
+            raise UserError(
+                f"{place}: the label {label!r} is not one of the {len(classes)} classes {names}{index}; correct the"
+                " label or remove the example"
+            )
+        found.append(number)
+    return found
 
 
 def _field(record: Record, field: Field) -> Any:

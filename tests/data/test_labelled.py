@@ -162,9 +162,7 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="needs 2 text fields"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
-    with pytest.raises(
-        UserError, match=r"no file test\.jsonl or .* its files: train, valid"
-    ):
+    with pytest.raises(UserError, match=r"no file test\.jsonl or .* its files: train, valid"):
         load_labelled(data(f"files:{folder}"))
 
 
@@ -413,7 +411,7 @@ def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:
 
 def test_lists_of_labels_are_in_the_first_field_that_exists(tmp_path) -> None:
     data = written(tmp_path, [["a"], ["b", "a"], []])
-    data.label = "tags|label"
-    splits, names = load_labelled(data, several=True)
+    data.label, data.multi_label = "tags|label", True
+    splits, names = load_labelled(data)
     assert names == ("a", "b")
     assert splits["train"].labels_E.tolist() == [[1, 0], [1, 1], [0, 0]]
