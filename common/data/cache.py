@@ -1,12 +1,14 @@
-"""Computes fingerprints of texts and arrays, and reads arrays of the cache."""
+"""Computes fingerprints of texts and arrays, and reads files of the cache: arrays and tokenizers."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import UserError, file_error
+from common.storage.addresses import shown
 
 
 def fingerprint(*parts: Iterable[str]) -> str:
@@ -38,3 +40,23 @@ def read_array(path: Path) -> np.ndarray:
         raise file_error(path, error) from error
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is damaged: remove the file") from error
+
+
+@contextmanager
+def reading_tokenizer(path: Path) -> Iterator[None]:
+    """Context manager that turns exceptions while the tokenizer's file `path` is read into UserErrors."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{shown(path)}: {error}") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read a tokenizer from {shown(path)}: {error.strerror or error}; restore the file"
+        ) from error
+    except (
+        Exception
+    ) as error:  # `tokenizers` raises plain Exceptions. NumPy's message suggests loading pickles.
+        raise UserError(
+            f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, choose"
+            " another file, or delete it if it is in a cache"
+        ) from error

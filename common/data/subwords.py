@@ -11,10 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common.atomic import write_atomic
-from common.data.cache import fingerprint, read_array
+from common.data.cache import fingerprint, read_array, reading_tokenizer
 from common.data.lossless_tokenizer import FILES, LosslessTokenizer
-from common.errors import UserError, check
-from common.storage.addresses import shown
+from common.errors import check
 
 _TRAINER = {
     "model_type": "bpe",
@@ -110,21 +109,9 @@ def load(path: Path) -> Subwords:
     Raises:
       UserError: the file is missing or is not a tokenizer, or its vocabulary lacks a token for one of the 256 bytes.
     """
-    try:
+    with reading_tokenizer(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read a tokenizer from {shown(path)}: {error.strerror}; restore the file"
-        ) from error
-    try:
         return _from_json(content) if path.suffix == ".json" else _from_model(content)
-    except UserError as error:
-        raise UserError(f"{shown(path)}: {error}") from error
-    except Exception as error:  # `tokenizers` raises plain Exceptions.
-        raise UserError(
-            f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, choose"
-            " another file, or delete it if it is in a cache"
-        ) from error
 
 
 def trained(data: ConfigDict, training_text: np.ndarray) -> Subwords:

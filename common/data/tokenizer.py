@@ -4,16 +4,14 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import sentencepiece
 
 from common.atomic import write_atomic
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, reading_tokenizer
 from common.data.special_ids import BOS, EOS, PAD, UNK
 from common.errors import UserError, check
-from common.storage.addresses import shown
 
 _TRAINER = {
     "model_type": "bpe",
@@ -91,19 +89,8 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Loads a tokenizer that `save` has written. Raises a UserError if the file is missing or damaged."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return cls(file["model"].tobytes(), file["pieces"])
-        except OSError as error:
-            raise UserError(
-                f"cannot read a tokenizer from {shown(path)}: {error.strerror or error}; restore the file"
-            ) from error
-        except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
-            # Do not show NumPy's message, which suggests loading pickles.
-            raise UserError(
-                f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, or"
-                " delete it if it is in a cache"
-            ) from error
+        with reading_tokenizer(path), np.load(path, allow_pickle=False) as file:
+            return cls(file["model"].tobytes(), file["pieces"])
 
 
 def build_tokenizer(
