@@ -1,5 +1,6 @@
 """Replaces stacks by stacks that scan their repeating blocks; see `common.model.layers`."""
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,11 @@ from common.model.stored import POLICIES
 from common.variables import split
 
 
-def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """Splits a sequence into runs (start, period, stop).
+def runs(kinds: Sequence[Hashable]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Splits a sequence into runs, each a repeated pattern. An element that does not repeat is a run of its own.
 
-    The elements `start` to `stop` - 1 of a run are copies of its first `period` elements. For example, "LLLRLRLLL" has
-    the runs "LLL", "RLRL" and "LL". An element that does not repeat is a run of its own.
+    For example, "LLLRLRLLL" has the runs "LLL", "RLRL" and "LL". Returns the indices of the copies of each element of a
+    pattern: here ((0, 1, 2),), ((3, 5), (4, 6)) and ((7, 8),).
 
     Works greedily from left to right. At each start, chooses the period whose repetitions, without the first `period`
     elements, cover the most elements. In a tie, chooses the shortest period.
@@ -35,10 +36,12 @@ def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
                 stop += 1
             repeated = (stop - start) // period - 1
             candidates.append((repeated * period, -period, start + (repeated + 1) * period))
-        _, period, stop = max(candidates)
-        found.append((start, -period, stop))
+        _, negative_period, stop = max(candidates)
+        period = -negative_period
+        firsts = range(start, start + period)
+        found.append(tuple(tuple(range(first, stop, period)) for first in firsts))
         start = stop
-    return found
+    return tuple(found)
 
 
 def interleaved(
@@ -60,8 +63,7 @@ def interleaved(
         or {len({kinds[n] for n in group}) for group in (trained, frozen)} != {1}
     ):
         return None
-    firsts = [n for start, period, _ in runs(kinds) for n in range(start, start + period)]
-    compiled = sum(not is_frozen[n] for n in firsts)
+    compiled = sum(not is_frozen[copies[0]] for run in runs(kinds) for copies in run)
     return (tuple(trained), tuple(frozen)) if compiled > 1 else None
 
 
@@ -76,7 +78,7 @@ class ScannedStack(Stack):
     Attributes:
       depth: number of blocks of the unrolled stack.
       interleaved: result of the function `interleaved`.
-      runs: (start, period, stop) of each run; empty if `interleaved` is not None.
+      runs: result of the function `runs`; empty if `interleaved` is not None.
       blocks: `stacked_name(numbers)` -> block whose variables hold the values of the blocks `numbers`.
     """
 
@@ -84,14 +86,9 @@ class ScannedStack(Stack):
         self.norm, self.remat, self.skip_rate = stack.norm, stack.remat, stack.skip_rate
         self.depth, kinds = len(stack.blocks), [_kind(b) for b in stack.blocks]
         self.interleaved = interleaved(kinds, [not split(b).trainable for b in stack.blocks])
-        self.runs = () if self.interleaved else tuple(runs(kinds))
+        self.runs = () if self.interleaved else runs(kinds)
         self.blocks = nnx.Dict()
-        groups = self.interleaved or [
-            tuple(range(number, stop, period))
-            for start, period, stop in self.runs
-            for number in range(start, start + period)
-        ]
-        for numbers in groups:
+        for numbers in self.interleaved or itertools.chain(*self.runs):
             block = _stacked(stack.blocks[numbers[0]], len(numbers))
             self.blocks[stacked_name(numbers)] = block
 
@@ -99,9 +96,8 @@ class ScannedStack(Stack):
         keys_P = self._block_keys(key, self.depth)
         if self.interleaved:
             return self._final_norm(self._interleave(x_BLD, context, keys_P))
-        for start, period, stop in self.runs:
-            numbers = [range(first, stop, period) for first in range(start, start + period)]
-            calls, values = zip(*(self._group(group, keys_P) for group in numbers), strict=True)
+        for run in self.runs:
+            calls, values = zip(*(self._group(numbers, keys_P) for numbers in run), strict=True)
 
             def unit(x_BLD: jax.Array, values: tuple, calls=calls) -> tuple:
                 for call, value in zip(calls, values, strict=True):
@@ -122,11 +118,12 @@ class ScannedStack(Stack):
 
         def call(x_BLD: jax.Array, context: Context, value: tuple) -> jax.Array:
             state, shards, key = value
-            block = nnx.merge(graphdef, state)
-            for path, part, variable in variables_below(block, nnx.Variable):
+            block = nnx.merge(
+                graphdef, state, copy=True
+            )  # so that the hooks may be set in this trace
+            for path, _, variable in variables_below(block, nnx.Variable):
                 if path in readers:
-                    hook = readers[path].of_layer(shards[path])
-                    _set_hook(part, path[-1], variable, hook)
+                    variable.set_metadata("on_get_value", readers[path].of_layer(shards[path]))
             return self._call_block(block, numbers[0], x_BLD, context, key)
 
         return call, (state, shards, keys)
@@ -281,11 +278,9 @@ def _kind(block: Block) -> tuple:
 def _stacked(block: Block, layers: int) -> Block:
     """Returns a copy of `block` with abstract variables. Each variable has a new first axis of size `layers`."""
     block = nnx.clone(block)
-    for path, part, variable in variables_below(block, nnx.Variable):
-        value = jax.ShapeDtypeStruct((layers, *variable.shape), variable.dtype)
-        metadata = variable.get_metadata()
-        metadata |= {"axes": (None, *metadata["axes"])}
-        setattr(part, path[-1], type(variable)(value, **metadata))
+    for *_, variable in variables_below(block, nnx.Variable):
+        variable.set_value(jax.ShapeDtypeStruct((layers, *variable.shape), variable.dtype))
+        variable.set_metadata("axes", (None, *variable.get_metadata("axes")))
     return block
 
 
@@ -296,19 +291,8 @@ def _take_readers(block: Block) -> dict[tuple, Any]:
     the hook for one layer, so that a scan gathers the values of one layer at a time.
     """
     readers = {}
-    for path, part, variable in variables_below(block, nnx.Variable):
+    for path, _, variable in variables_below(block, nnx.Variable):
         if reader := variable.get_metadata("on_get_value", None):
             readers[path] = reader
-            _set_hook(part, path[-1], variable, None)
+            variable.del_metadata("on_get_value")
     return readers
-
-
-def _set_hook(part: nnx.Module, name: str, variable: nnx.Variable, hook: Callable | None) -> None:
-    """Replaces a variable of `part` by a variable with another hook `on_get_value`; None for no hook.
-
-    Flax forbids changes to a variable that was made in another trace.
-    """
-    new = type(variable)(variable.get_raw_value(), axes=variable.get_metadata("axes"))
-    if hook:
-        new.set_metadata("on_get_value", hook)  # Flax warns of hooks given to the constructor.
-    setattr(part, name, new)
