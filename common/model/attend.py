@@ -15,6 +15,14 @@ BLOCK = 256
 """Number of queries in a block of causal attention. A block skips the keys after its last query."""
 
 
+def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
+    """Returns (start, end, seen) for each block of queries: queries from start to end - 1 see the first `seen` keys."""
+    if not causal:
+        return [(0, queries, keys)]
+    ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
+    return [(start, end, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def attend(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
@@ -46,34 +54,19 @@ def attend(
       bias_BHTS: bias that is added to the logits; None for no bias.
       dropout_rate, key: rate and random key of the dropout of attention weights. key=None turns dropout off.
     """
-    heads = query_BTHK, key_BSGK, value_BSGK
     rate = 0.0 if key is None else dropout_rate
     if not rate and bias_BHTS is None and (platform := backend()) != "cpu":
         # Import here, because CPUs have no fused kernel.
         from common.model import fused
 
+        heads = query_BTHK, key_BSGK, value_BSGK
         y_BTHK = fused.attend(platform, *heads, key_lengths_B, causal=causal, window=window)
         if y_BTHK is not None:
             return y_BTHK
-    return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
-
-
-def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, seen) for each block of queries: queries from start to end - 1 see the first `seen` keys."""
-    if not causal:
-        return [(0, queries, keys)]
-    ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
-    return [(start, end, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _attend(
-    query_BTHK, key_BSGK, value_BSGK, causal, key_lengths_B, window, bias_BHTS, rate, key
-) -> jax.Array:
-    """Computes attention without a fused kernel; splits the queries of causal attention into blocks."""
     queries, keys = query_BTHK.shape[1], key_BSGK.shape[1]
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     key_BGKS, value_BGSK = cache_layout(key_BSGK, value_BSGK)
-    blocks = []
+    blocks = []  # of queries, if the attention is causal
     for start, end, seen in spans(queries, keys, causal):
         logits_BHTS = _by_groups(query_BHTK[:, :, start:end], key_BGKS[..., :seen], jnp.float32)
         if bias_BHTS is not None:

@@ -36,11 +36,13 @@ def attend(
     if platform == "tpu":
         from common.model import splash
 
-        kernel, supported = splash.attend, dtype == jnp.bfloat16 and splash.supports(*heads)
+        # `splash.attend` pads both lengths to a multiple of LANES. For shorter sequences this wastes work.
+        shortest = min(query_BTHK.shape[1], key_BSGK.shape[1])
+        kernel, supported = splash.attend, dtype == jnp.bfloat16 and shortest >= splash.LANES
     else:
         kernel = _cudnn
         supported = dtype in (jnp.bfloat16, jnp.float16) and (causal or window is None)
-        supported = supported and _cudnn_supports(*heads)
+        supported = supported and _cudnn_supports(query_BTHK, key_BSGK)
     if not supported:
         return None
     lengths = () if key_lengths_B is None else (key_lengths_B,)
@@ -66,7 +68,7 @@ def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.
     )(*arrays)
 
 
-def _cudnn_supports(query_BTHK, key_BSGK, value_BSGK) -> bool:
+def _cudnn_supports(query_BTHK: jax.Array, key_BSGK: jax.Array) -> bool:
     """Returns whether JAX's cuDNN attention supports these shapes, also in training.
 
     GPUs before Hopper support head sizes up to 128. JAX refuses odd lengths in training: it passes an empty bias to the

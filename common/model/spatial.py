@@ -37,15 +37,10 @@ def _blocks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
 
-def _causal_mask(rows: tuple[int, int], columns: tuple[int, int]) -> jax.Array:
-    return jnp.arange(*columns) <= jnp.arange(*rows)[:, None]
-
-
 def _forward(matrix_LL, values_LD):
     parts = []
     for start, end in _blocks(len(values_LD)):
-        rows = matrix_LL[start:end, :end].astype(values_LD.dtype)
-        rows = jnp.where(_causal_mask((start, end), (0, end)), rows, 0)
+        rows = jnp.tril(matrix_LL[start:end, :end].astype(values_LD.dtype), start)
         parts.append(dot(rows, values_LD[:end], (1,), (0,)))
     return jnp.concatenate(parts), (matrix_LL, values_LD)
 
@@ -56,11 +51,9 @@ def _backward(residuals, g_LD):
     g_LD = g_LD.astype(values_LD.dtype)
     matrices, values = [], []
     for start, end in _blocks(length):
-        own = dot(g_LD[start:end], values_LD[:end], (1,), (1,))
-        own = jnp.where(_causal_mask((start, end), (0, end)), own, 0)
-        matrices.append(jnp.pad(own, ((0, 0), (0, length - end))))
-        below = matrix_LL[start:, start:end].astype(values_LD.dtype)
-        below = jnp.where(_causal_mask((start, length), (start, end)), below, 0)
+        rows = jnp.tril(dot(g_LD[start:end], values_LD[:end], (1,), (1,)), start)
+        matrices.append(jnp.pad(rows, ((0, 0), (0, length - end))))
+        below = jnp.tril(matrix_LL[start:, start:end].astype(values_LD.dtype))
         values.append(dot(below, g_LD[start:], (0,), (0,)))
     return (
         jnp.concatenate(matrices).astype(matrix_LL.dtype),

@@ -24,11 +24,6 @@ BLOCKS = (512, 256, 128)
 """Possible numbers of queries or keys in a block. `attend` uses the largest number that divides the padded length."""
 
 
-def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
-    """Returns whether `attend` is efficient for these shapes. Padding shorter sequences to `LANES` wastes work."""
-    return min(query_BTHK.shape[1], key_BSGK.shape[1]) >= LANES
-
-
 def attend(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
