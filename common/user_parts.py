@@ -86,7 +86,7 @@ def find(option: str, name: str, kind: type, known: Mapping[str, Any]) -> Any:
     for key, declared in part.options.items():
         check(
             isinstance(key, str) and all(map(str.isidentifier, key.split("."))),
-            f"{given}: the name of an option must be an identifier, or identifiers joined by dots, got {key!r}",
+            f"{given}: the name of an option must be an identifier such as gain or group.gain, got {key!r}",
         )
         check(
             isinstance(declared, Option),

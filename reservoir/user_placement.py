@@ -37,7 +37,7 @@ def indices(
         if isinstance(error, ValueError) and str(error):
             raise
         raise UserError(
-            f"{strategy}(layers, reservoirs) fails, or does not return indices ({raised(error)}); correct this function"
+            f"{strategy}(layers, reservoirs) fails, or does not return indices: {raised(error)}; correct this function"
         ) from error
     if not len(found) == reservoirs == len(set(found) & set(range(layers))):
         raise ValueError(

@@ -406,15 +406,15 @@ def test_user_placement(make_config, user_package):
         ),
         (
             {"placement": "my_package.placements:fails"},
-            r":fails\(layers, reservoirs\) fails, or .* \(IndexError in fails .*placements.py, line \d+\): list .*\);",
+            r":fails\(layers, reservoirs\) fails, or .*: IndexError in fails .*placements.py, line \d+\): list .*;",
         ),
         (
             {"placement": "my_package.placements:refuses"},
-            r":refuses\(layers, reservoirs\) fails, or does not return indices \(ValueError in .*line \d+\); correct",
+            r":refuses\(layers, reservoirs\) fails, or does not return indices: ValueError in .*line \d+\); correct",
         ),
         (
             {"placement": "my_package.placements:no_reservoirs"},
-            r"\(layers, reservoirs\) fails, or .* argument but 2 were given\); correct this function$",
+            r"\(layers, reservoirs\) fails, or .* argument but 2 were given; correct this function$",
         ),
         (
             {"decoder_placement": "nowhere:f"},
