@@ -36,7 +36,7 @@ from perception.families.fields import as_json, read_object
 from perception.families.table import FAMILIES
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
-from perception.hugging_face import BESIDE, Pretrained, open_model
+from perception.hugging_face import Pretrained, open_model
 from perception.methods import FINETUNE, find, make_lora
 from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
@@ -215,12 +215,10 @@ def quantize(options: Namespace) -> None:
     """
     if options.out:
         check_folder("--out", options.out)
-    if options.save:
-        require_empty(options.save, "--save")
     base = open_model(options.pretrained, "--pretrained")
-    if options.save:
-        quantized_files.check_unquantized(base)
     wanted = wanted_parameters(base.shape, options.mesh)
+    if options.save:
+        quantized_files.write(options.save, base, wanted, options.kind, "--save")
     found = list(costs(base.load, wanted, options.kind))
     rows = [(c.name.removesuffix("/kernel"), c.before, c.after, 100 * c.error) for c in found]
     before, after = (sum(getattr(c, name) for c in found) for name in ("before", "after"))
@@ -233,7 +231,6 @@ def quantize(options: Namespace) -> None:
         print(text(columns, rows))
     print(f"kernels are {before / after:.2f} times smaller")
     if options.save:
-        quantized_files.write(options.save, base, wanted, options.kind, BESIDE, "--save")
         print(f"written: {shown(options.save)}")
     else:
         print(

@@ -150,7 +150,7 @@ def quantize(
         export(base, evaluation.shape, evaluation.encoder)
         for kind in FORMATS:
             written = Path(folder) / kind
-            write(written, open_model(base), wanted, kind, ())
+            write(written, open_model(base), wanted, kind)
             model = open_model(written)
             files, encoder = model.files, model.load(wanted)
             packed = [name for name in files.names if name.endswith((CODES, SCALES))]

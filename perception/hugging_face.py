@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 from common import variables
 from common.data import cache
 from common.errors import check
-from common.runtime.processes import barrier, gather, is_main
 from common.storage.addresses import shown
 from common.variables import Params
 from perception import config_json, hub, safetensor_files
@@ -22,9 +20,8 @@ from perception.backbones import Backbone
 from perception.config_json import CONFIG, QUANTIZATION, Quantization, differences
 from perception.families.table import FAMILIES
 from perception.model import backbone
-from perception.parameter_names import OLD, Location, locate, their_name
+from perception.parameter_names import OLD, Location, PackedLocation, locate, their_name
 from perception.quantized import CODES, SCALES
-from perception.quantized_files import PackedLocation
 from perception.safetensor_files import Tensor, TensorFiles
 from perception.subword import TOKENIZER
 
@@ -133,7 +130,7 @@ class Pretrained:
             f"{shown(self.directory)}: tensor {name} has shape {found}, but config.json needs {location.stored}:"
             " use the config.json and the weights of one model",
         )
-        return Location(name, found, location.start, location.transposed)
+        return replace(location, name=name)
 
 
 def open_model(name: Path, option: str = "--config.pretrained", advice: str = "") -> Pretrained:
@@ -175,7 +172,7 @@ def export(
     like: Pretrained | None = None,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Atomically writes a directory that transformers can read. All processes must call this function.
+    """Atomically writes a directory that transformers can read.
 
     Args:
       values: all encoder parameters by name.
@@ -183,7 +180,7 @@ def export(
       like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields
         and tokenizer files. Tensors that are missing in `values`, such as output layers, are copied from the base
         model. Kernels that are quantized in the base model are written in float32.
-      beside: function that writes more files to the directory. Called on the main process only.
+      beside: function that writes more files to the directory.
 
     Raises:
       UserError: the directory is not empty or not writable, config.json cannot express the backbone, or `like` lacks a
@@ -215,17 +212,22 @@ def export(
     config["torch_dtype"] = max(tensors.values(), key=lambda t: t.size).dtype.name
     if like:
         tensors = known | tensors
-    with safetensor_files.staged(directory) if is_main() else nullcontext() as folder:
-        safetensor_files.write(folder, tensors)
-        if folder is not None:
-            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-            for name in BESIDE if like else ():
-                if (like.directory / name).is_file():
-                    shutil.copyfile(like.directory / name, folder / name)
-            if tokenizer_json is not None:
-                (folder / TOKENIZER).write_text(tokenizer_json)
-            beside(folder)
-    barrier(f"export {directory}")
+    with safetensor_files.staged(directory) as folder:
+        write_files(folder, tensors, config, like)
+        if tokenizer_json is not None:
+            (folder / TOKENIZER).write_text(tokenizer_json)
+        beside(folder)
+
+
+def write_files(
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], like: Pretrained | None
+) -> None:
+    """Writes the weights and the fields of config.json, and copies the files BESIDE of the model `like`."""
+    safetensor_files.write(folder, tensors)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    for name in BESIDE if like else ():
+        if (like.directory / name).is_file():
+            shutil.copyfile(like.directory / name, folder / name)
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _tensor(family: str, parts: list[str], values: Params) -> Tensor:
     locations = [locate(family, ours, values[ours].shape) for ours in parts]
 
     def get() -> np.ndarray:
-        whole = [gather(values[ours]) for ours in parts]
+        whole = [np.asarray(values[ours]) for ours in parts]
         return np.concatenate(
             [x.T if p.transposed else x for x, p in zip(whole, locations, strict=True)]
         )

@@ -6,9 +6,14 @@ Kernels have the shape (inputs, outputs) in this project and (outputs, inputs) i
 import re
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
+from common.errors import check
+from common.storage.addresses import shown
 from perception.families.table import FAMILIES
+from perception.quantized import BLOCK, CODES, SCALES, dequantize
+from perception.safetensor_files import CODES as CODE_DTYPES
 from perception.safetensor_files import TensorFiles
 
 _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "table": "weight"}
@@ -91,3 +96,49 @@ def _fused(family: str, ours: str) -> list[str]:
         return [ours]
     start, module, leaf = layer.groups()
     return [f"{start}{n}/{leaf}" for n, theirs in inside.items() if theirs == inside[module]]
+
+
+@dataclass(frozen=True)
+class PackedLocation:
+    """Location of a quantized kernel in the files. `read` takes the arguments of `Location.read`."""
+
+    name: str
+
+    def check(self, files: TensorFiles, shape: tuple[int, ...]) -> None:
+        """Checks the numbers of blocks and outputs of codes and scales for a kernel of `shape`.
+
+        Raises:
+          UserError: a tensor is missing, or has a wrong number of blocks or outputs.
+        """
+        for part in (CODES, SCALES):
+            name = f"{self.name}{part}"
+            check(
+                name in files.names,
+                f"{shown(files.directory)} has no tensor {name}: quantize the model again with perception.adapters"
+                " quantize",
+            )
+            found = files.shape(name)
+            blocks, outputs = -(-shape[0] // BLOCK), shape[1]
+            check(
+                (*found[:1], *found[-1:]) == (blocks, outputs),
+                f"{shown(files.directory)}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
+                f" {blocks} block{'s' * (blocks != 1)} and {outputs} output{'s' * (outputs != 1)}: quantize the model"
+                " again with perception.adapters quantize",
+            )
+
+    def read(
+        self, files: TensorFiles, index: tuple[slice, ...], shape: tuple[int, ...]
+    ) -> np.ndarray:
+        """Reads the slice `index` of the kernel, dequantized to float32."""
+        (first, last), outputs = (
+            part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
+        )
+        start, end = first // BLOCK, -(-last // BLOCK)
+        where = (slice(start, end), slice(None), slice(*outputs))
+        codes = files.read(f"{self.name}{CODES}", where, CODE_DTYPES)
+        scales = f"{self.name}{SCALES}"
+        where = where if len(files.shape(scales)) == 3 else where[::2]
+        rows = dequantize(
+            jnp.asarray(codes), jnp.asarray(files.read(scales, where)), len(codes) * BLOCK
+        )
+        return np.asarray(rows)[first - start * BLOCK : last - start * BLOCK]

@@ -202,29 +202,21 @@ class Tensor:
 
 
 def write(
-    directory: Path | None,
-    tensors: Mapping[str, Tensor],
-    largest: int = LARGEST,
-    whole: str = WHOLE,
+    directory: Path, tensors: Mapping[str, Tensor], largest: int = LARGEST, whole: str = WHOLE
 ) -> None:
     """Writes tensors one at a time, so at most one is in memory.
 
     Args:
-      directory: None on processes that write nothing and only take part in the collective `get` calls.
       largest: maximum bytes of a shard. More bytes are written as several shards with an index.
       whole: name of the file if there is a single shard.
 
     Raises:
       OSError: the directory is not writable.
     """
-    # Tensors with the widest dtypes come first, so that every tensor is aligned to its item size.
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
-    if directory is None:
-        for tensor in tensors.values():
-            tensor.get()
-        return
     from huggingface_hub import split_state_dict_into_shards_factory
 
+    # Tensors with the widest dtypes come first, so that every tensor is aligned to its item size.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     split = split_state_dict_into_shards_factory(
         tensors,
         get_storage_size=lambda tensor: tensor.size,

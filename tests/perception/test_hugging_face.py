@@ -1,7 +1,6 @@
 """Hugging Face format: parity with other implementations, export, and invalid directories."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from perception.hugging_face import Pretrained, check_shape, export, open_model
 from perception.relative_attention import bias_groups, embedding_groups
 from perception.safetensor_files import TensorFiles
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
-from tests.programs import finish_two
 
 SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -284,33 +282,3 @@ def test_failed_export_leaves_no_files(own, tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match=f"^cannot write to --out={out}: No space left on device"):
         export(out, model.shape, values)
     assert not any(out.parent.iterdir())
-
-
-COPY = """
-import sys
-from pathlib import Path
-import jax
-from common.runtime import processes
-from common.sharding import make_mesh
-from common.sharding import abstract
-from perception.hugging_face import export, open_model
-from tests.perception.helpers import structure_of
-
-processes.initialize()
-model = open_model(Path(sys.argv[1]))
-mesh = make_mesh({"fsdp": 4, "tensor": 2})
-values = model.load(abstract(structure_of(model.shape).trainable, mesh))
-export(Path(sys.argv[2]), model.shape, values)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_export_one_model(folder, tmp_path) -> None:
-    """Each process has four of the eight devices, so no process holds all shards of a matrix."""
-    theirs, out = folder("openelm"), tmp_path / "out"
-    finish_two([sys.executable, "-c", COPY, str(theirs), str(out)])
-    before, after = load_file(theirs / "model.safetensors"), load_file(out / "model.safetensors")
-    assert set(after) == set(before)
-    for name, value in after.items():
-        np.testing.assert_array_equal(value, before[name])
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]

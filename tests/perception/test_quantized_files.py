@@ -15,7 +15,7 @@ from common.sharding import abstract, make_mesh
 from common.train.command import fit
 from common.variables import Params
 from perception import adapters, loading, quantized_files
-from perception.hugging_face import BESIDE, Pretrained, export, open_model
+from perception.hugging_face import Pretrained, export, open_model
 from perception.quantized import KINDS, dequantize, quantize
 from tests.perception.helpers import golden_json, structure_of, write_folder
 
@@ -45,7 +45,7 @@ def bases(tmp_path_factory) -> dict[str, Pretrained]:
 
 
 def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
-    quantized_files.write(out, base, wanted(base), kind, BESIDE)
+    quantized_files.write(out, base, wanted(base), kind)
     return open_model(out)
 
 
