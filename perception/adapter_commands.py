@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.arguments import check_folder, float_arg
-from common.config import check_choice
-from common.errors import check, file_error
+from common.errors import check
 from common.model.low_rank import Lora
 from common.report.table import publish, text
 from common.sharding import abstract
@@ -32,14 +31,14 @@ from perception import (
 from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
 from perception.classifier_folder import write_classifier
-from perception.families.fields import as_json, read_object
+from perception.families.fields import Fields, as_json, read_object
 from perception.families.table import FAMILIES
 from perception.finetuning import ENCODER, encoder_parameters, reinitialized
 from perception.head import BIAS, KERNEL
 from perception.hugging_face import Pretrained, open_model
 from perception.methods import FINETUNE, find, make_lora
 from perception.quantized import costs
-from perception.safetensor_files import require_empty, staged
+from perception.safetensor_files import staged
 from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
@@ -67,7 +66,6 @@ class Opened(NamedTuple):
 
 def merge(options: Namespace) -> None:
     """Writes base weights with an adapter merged into them."""
-    require_empty(options.out)
     opened = open_adapter(options.adapter, options.mesh, weights=options.pretrained)
     source = options.pretrained or opened.source
     check(
@@ -75,36 +73,50 @@ def merge(options: Namespace) -> None:
         f"the base weights of --adapter={shown(options.adapter)} were not found: add --pretrained=DIR",
     )
     base, what = open_model(source, "--pretrained"), f"--adapter={shown(options.adapter)}"
-    _require_same(base, opened.adapter.base, what, opened.quantize)
-    _warn_if_quantized(base, opened.quantize, what, options.mesh)
+    _check_base(base, opened.adapter.base, what, opened.quantize, options.mesh)
     names = what, f"the weights in {shown(source)}"
     merged = adapter_arithmetic.merge(_weights(base, options.mesh), opened.adapter, names=names)
-    _export(options.out, base, merged)
+    hugging_face.export(options.out, base.shape, merged, like=base)
 
 
-def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError if `base` is not the model that a run or an adapter was trained on.
+def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: Mesh) -> None:
+    """Checks that `base` is the model that a run or an adapter was trained on, or its copy in the format `kind`.
 
-    A copy of that model in the quantized format `quantize` is accepted too.
+    Prints a warning with the quantization errors if `kind` is a quantized format and `base` has another format.
 
     Args:
       fingerprint: fingerprint of the model that the run or the adapter was trained on; "" if it is unknown, which
         raises no error.
-      what: option that names the run or the adapter, for the error message.
-      quantize: --config.quantize of the run.
+      what: option that names the run or the adapter, for the messages.
+      kind: --config.quantize of the run.
+
+    Raises:
+      UserError: `base` is another model.
     """
     quantized = base.quantization
-    same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
+    same = quantized is not None and (quantized.kind, quantized.base) == (kind, fingerprint)
     check(
         same or fingerprint in ("", base.fingerprint),
         f"{what} was not trained on the weights in {shown(base.directory)} (fingerprint {base.fingerprint[:12]}), but"
         f" on weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
     )
+    if kind == "none" or (quantized and quantized.kind == kind):
+        return
+    errors = [
+        100 * cost.error for cost in costs(base.load, wanted_parameters(base.shape, mesh), kind)
+    ]
+    print(
+        f"warning: {what} was trained on weights quantized to {kind}, but the unquantized weights are used here:"
+        f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
+        " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
+        f" write them with perception.adapters quantize --pretrained={shown(base.directory)} --kind={kind} --save=DIR,"
+        " and repeat this command with --pretrained=DIR and another --out",
+        file=sys.stderr,
+    )
 
 
 def unmerge(options: Namespace) -> None:
     """Subtracts an adapter from merged weights and writes the result, which equals the base weights up to rounding."""
-    require_empty(options.out)
     merged = open_model(options.merged, "--merged")
     opened = open_adapter(options.adapter, options.mesh, "--adapter", options.merged, "--merged")
     names = f"--adapter={shown(options.adapter)}", f"--merged={shown(options.merged)}"
@@ -114,12 +126,11 @@ def unmerge(options: Namespace) -> None:
         " weights",
     )
     values = adapter_arithmetic.merge(_weights(merged, options.mesh), opened.adapter, -1, names)
-    _export(options.out, merged, values)
+    hugging_face.export(options.out, merged.shape, values, like=merged)
 
 
 def add(options: Namespace) -> None:
     """Writes the weighted sum of adapters in PEFT's format."""
-    require_empty(options.out)
     weights = []
     for term in options.adapters:
         path, colon, weight = term.rpartition(":")
@@ -141,18 +152,15 @@ def add(options: Namespace) -> None:
     kind = kinds.pop() if len(kinds) == 1 else "none"
     with staged(options.out) as folder:
         _save(folder, Opened(total, found[0][0].family, source, kind), None)
-    print(f"written: {shown(options.out)}")
 
 
 def peft(options: Namespace) -> None:
     """Writes the adapter of a run in PEFT's format, with the tokenizer, the classification head and a README.md."""
-    require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = _base_of_adapter(config, options.run, "--run", options.pretrained)
     what = f"--run={shown(options.run)}"
     trained, fingerprint = loading.load_own(config, options.run, options.mesh)
-    _require_same(base, fingerprint, what, config.quantize)
-    _warn_if_quantized(base, config.quantize, what, options.mesh)
+    _check_base(base, fingerprint, what, config.quantize, options.mesh)
     lora = make_lora(config)
     # PEFT applies the LoRA scale itself, so the file must store B without the scale. With alpha = rank, `of_values`
     # multiplies B by 1.
@@ -163,7 +171,6 @@ def peft(options: Namespace) -> None:
         trained.tokenizer.save(folder / TOKENIZER)
         thresholds = loading.read_thresholds(options.run, config)
         write_classifier(folder, trained, base.directory.absolute(), thresholds)
-    print(f"written: {shown(options.out)}")
 
 
 def export(options: Namespace) -> None:
@@ -171,7 +178,6 @@ def export(options: Namespace) -> None:
 
     The README.md has Python code that classifies a text.
     """
-    require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)
     trained, fingerprint = loading.load_own(config, options.run, options.mesh)
@@ -189,8 +195,7 @@ def export(options: Namespace) -> None:
     )
     if method.pretrained and not method.trains_all:
         like, what = base, f"--run={shown(options.run)}"
-        _require_same(base, fingerprint, what, config.quantize)
-        _warn_if_quantized(base, config.quantize, what, options.mesh)
+        _check_base(base, fingerprint, what, config.quantize, options.mesh)
         encoder |= base.load({n: w for n, w in wanted.items() if n not in encoder})
     if method.adapters:
         adapter = adapter_arithmetic.of_values(own, make_lora(config), fingerprint)
@@ -205,7 +210,6 @@ def export(options: Namespace) -> None:
         like,
         lambda out: write_classifier(out, trained, thresholds=thresholds),
     )
-    print(f"written: {shown(options.out)}")
 
 
 def quantize(options: Namespace) -> None:
@@ -295,23 +299,6 @@ def _base_of_adapter(
     return base
 
 
-def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
-    """Prints a warning with the quantization errors if the run used the format `kind` and `base` has another format."""
-    if kind == "none" or (base.quantization and base.quantization.kind == kind):
-        return
-    errors = [
-        100 * cost.error for cost in costs(base.load, wanted_parameters(base.shape, mesh), kind)
-    ]
-    print(
-        f"warning: {what} was trained on weights quantized to {kind}, but the unquantized weights are used here:"
-        f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
-        " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
-        f" write them with perception.adapters quantize --pretrained={shown(base.directory)} --kind={kind} --save=DIR,"
-        " and repeat this command with --pretrained=DIR and another --out",
-        file=sys.stderr,
-    )
-
-
 def _saved(path: Path, weights: Path | None) -> Opened:
     """Opens an adapter in PEFT's format.
 
@@ -344,14 +331,11 @@ def _saved(path: Path, weights: Path | None) -> Opened:
 def _read_mark(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
+    fields = Fields(path, read_object(path))
+    fields.one_of("family", FAMILIES)
     # Adapters from before 24 November 2026 lack the field `quantize`.
-    mark = {"quantize": "none"} | read_object(path)
-    try:
-        found = {name: mark[name] for name in ("base", "family", "quantize")}
-    except KeyError as error:
-        raise file_error(shown(path), error) from error
-    check_choice(f"{shown(path)}: family", found["family"], FAMILIES)
-    return found
+    quantize = fields.get("quantize", "none")
+    return {"base": fields.get("base"), "family": fields.get("family"), "quantize": quantize}
 
 
 def _folder(name: str) -> Path | None:
@@ -373,8 +357,3 @@ def wanted_parameters(shape: Backbone, mesh: Mesh) -> dict[str, jax.ShapeDtypeSt
 
 def _weights(pretrained: Pretrained, mesh: Mesh) -> Params:
     return pretrained.load(wanted_parameters(pretrained.shape, mesh))
-
-
-def _export(out: Path, like: Pretrained, values: Params) -> None:
-    hugging_face.export(out, like.shape, values, like=like)
-    print(f"written: {shown(out)}")

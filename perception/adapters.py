@@ -18,6 +18,7 @@ from common.runtime import program
 
 def main() -> None:
     from common import config
+    from common.storage.addresses import shown
     from common.storage.folders import open_folder, output
     from perception.quantized import KINDS
 
@@ -73,14 +74,20 @@ def main() -> None:
 
     from common.sharding import make_mesh
     from perception import adapter_commands
+    from perception.safetensor_files import require_empty
 
     options.mesh = make_mesh(settings.mesh)
+    writes_model = options.command != "quantize"
+    if writes_model:
+        require_empty(options.out)
 
     with ExitStack() as stack:
         for folder in (options.out, vars(options).get("save")):
             if folder:
                 stack.enter_context(output(folder))
         getattr(adapter_commands, options.command)(options)
+    if writes_model:
+        print(f"written: {shown(options.out)}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ transformers, and multiplies their product by a scale.
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -179,11 +178,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
 
 def _scale(fields: Fields, module: str, rank: int) -> float:
     """Returns the scale of a module's adapter. A key of `alpha_pattern` is a regex for the end of module names."""
-    patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
-    check(
-        isinstance(patterns, Mapping),
-        f"{fields.place}: alpha_pattern must be a JSON object, got {as_json(patterns)}",
-    )
+    patterns = fields.object("alpha_pattern")
     try:
         key = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
     except re.error as error:  # error.pattern is (.*\.)?(KEY)$
