@@ -53,12 +53,6 @@ def main() -> None:
         metavar="RUN",
         help="runs that trained all weights, with different seeds",
     )
-    parser.add_argument(
-        "--pretrained",
-        type=open_folder,
-        metavar="DIR",
-        help="the model in the --config.pretrained of the runs, if its directory has moved",
-    )
     options, mesh = parse(parser, "bits.csv and bits.md")
 
     from common.report.table import publish

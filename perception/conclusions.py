@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.errors import check
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import Predictions
@@ -117,15 +116,8 @@ def compare_within_runs(
 
     The two predictions may come from different quantizations of the run, for example. The differences are taken within
     each run, so noise that both predictions share cancels. The interval of a single run covers only the noise of
-    test examples.
-
-    Raises:
-      UserError: the predictions are of different test examples.
+    test examples. All predictions must have the same test examples.
     """
-    check(
-        len({one.pairing for one in (*a, *b)}) == 1,
-        "the predictions have different test examples: compare predictions of the same test examples",
-    )
     points_a, points_b = ([one.metrics()[METRIC] for one in some] for some in (a, b))
     moved_a, moved_b = (np.stack([one[METRIC] for one in resample(some)]) for some in (a, b))
     differences = tuple(x - y for x, y in zip(points_a, points_b, strict=True))
@@ -147,9 +139,7 @@ def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
     if value == 100:
         return 100 * ((1 - CONFIDENCE) / 2) ** (1 / len(found)), 100.0
     variance = float(resample([found])[0][METRIC].var(ddof=1))
-    zero = Sample((0.0,), seedless=True)
-    one = Comparison(METRIC, "max", Sample((value,), seedless=True), zero, 0.0, variance, "")
-    return max(one.low, 0.0), min(one.high, 100.0)
+    return _score_interval(Sample((value,), seedless=True), variance)
 
 
 def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, float]:
@@ -165,8 +155,13 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
     sample = Sample(values, resampled_RB=np.stack([one[METRIC] for one in resample(predicted)]))
     own = sample.idiosyncratic_variance / len(values)
     shared = max(float(sample.resampled_RB.mean(0).var(ddof=1)) - own, 0.0)
+    return _score_interval(sample, shared)
+
+
+def _score_interval(sample: Sample, shared_variance: float) -> tuple[float, float]:
+    """Returns the interval of a weighted F1, from 0 to 100: the interval of its difference from a score of 0."""
     zero = Sample((0.0,), seedless=True)
-    one = Comparison(METRIC, "max", sample, zero, 0.0, shared, "")
+    one = Comparison(METRIC, "max", sample, zero, 0.0, shared_variance, "")
     return max(one.low, 0.0), min(one.high, 100.0)
 
 

@@ -23,7 +23,9 @@ from perception.methods import METHODS, find
 
 
 def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
-    """Adds the options --examples and --out, and parses the command line. Returns the options and the mesh.
+    """Adds the options --pretrained, --examples and --out, and parses the command line.
+
+    Returns the options and the mesh.
 
     Args:
       tables: description of the files that the program writes to --out, for the help text.
@@ -31,6 +33,12 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
     Raises:
       UserError: an option is wrong.
     """
+    parser.add_argument(
+        "--pretrained",
+        type=open_folder,
+        metavar="DIR",
+        help="the pretrained model of the runs (default: the model in their --config.pretrained)",
+    )
     parser.add_argument(
         "--examples",
         type=int_arg("--examples"),
@@ -59,7 +67,6 @@ class EncoderEvaluation:
     Attributes:
       encoder: the encoder's parameters, float32, without the prefix "encoder/".
       shape: the encoder's backbone.
-      tokenizer: the run's tokenizer.
       fingerprint: fingerprint of the whole test split, even if only some of its examples are evaluated.
     """
 
@@ -108,7 +115,7 @@ class EncoderEvaluation:
         self.encoder = {
             n.removeprefix(ENCODER): x for n, x in values.items() if n.startswith(ENCODER)
         }
-        self.shape, self.tokenizer = self._trained.shape, self._trained.tokenizer
+        self.shape = self._trained.shape
 
     def __call__(self, encoder: Params, split: str) -> Classes:
         """Returns the predictions for the evaluated examples of a split, made from the hidden states of `encoder`."""

@@ -3,6 +3,7 @@
 The HTML serializer of `xml.etree` escapes every text outside of `style` and `script`.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -27,12 +28,11 @@ WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 420, 260, 40, 36, 10
 
 
 class Line(NamedTuple):
-    """A line of a chart: points (x, y), whether it is dashed, and whether its points are marked."""
+    """A line of a chart: points (x, y), and whether it is dashed. The points of a solid line are marked."""
 
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
-    marked: bool = True
 
 
 def tag(kind: str, /, *children: Element | str, **attributes: str) -> Element:
@@ -99,19 +99,17 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str) -> Iterable[Element
     parts.append(
         tag("text", x_label, x=str((WIDTH + LEFT) / 2), y=str(HEIGHT - 6), text_anchor="middle")
     )
-    names = list(dict.fromkeys(line.name for line in lines))
-    colours = dict(
-        zip(names, (COLOURS[i % (len(COLOURS) - 1)] for i in range(len(names))), strict=True)
-    )
+    names = dict.fromkeys(line.name for line in lines)
+    colours = dict(zip(names, itertools.cycle(COLOURS[:-1]), strict=False))
     for line in lines:
         style = {"stroke": colours[line.name], "stroke_width": "1.8"}
-        parts.append(
-            path(line.points, **style, **({"stroke_dasharray": "5 4"} if line.dashed else {}))
-        )
-        if line.marked:
-            for x, y in line.points:
-                left, low = at(x, y)
-                parts.append(tag("circle", cx=left, cy=low, r="2.5", fill=colours[line.name]))
+        if line.dashed:
+            parts.append(path(line.points, **style, stroke_dasharray="5 4"))
+            continue
+        parts.append(path(line.points, **style))
+        for x, y in line.points:
+            left, low = at(x, y)
+            parts.append(tag("circle", cx=left, cy=low, r="2.5", fill=colours[line.name]))
     title = tag("title", f"{y_label} against {x_label}")
     yield tag("p", y_label, class_="soft")
     yield tag("svg", title, *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
@@ -119,7 +117,7 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str) -> Iterable[Element
         "ul",
         *(
             tag("li", tag("span", class_="mark", style=f"background:{colours[n]}"), n)
-            for n in names
+            for n in colours
         ),
         class_="legend",
     )

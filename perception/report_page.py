@@ -139,14 +139,9 @@ def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]
         for curve in seeds:
             points = [(point.step, point.value) for point in curve.points]
             flat = len(points) == 1
-            lines.append(
-                Line(
-                    name,
-                    [(0, points[0][1]), (max(end, 1), points[0][1])] if flat else points,
-                    flat,
-                    not flat,
-                )
-            )
+            if flat:
+                points = [(step, points[0][1]) for step in (0, max(end, 1))]
+            lines.append(Line(name, points, dashed=flat))
     label = f"validation {every[0].name.replace('_', ' ')}"
     yield from chart(lines, "training steps", label)
 
@@ -176,7 +171,7 @@ def _single(found: Classes) -> Iterable[Element]:
     )
     lines = [
         Line("test examples in bins of confidence", points),
-        Line("confidence equals accuracy", [(0, 0), (100, 100)], dashed=True, marked=False),
+        Line("confidence equals accuracy", [(0, 0), (100, 100)], dashed=True),
     ]
     yield from chart(lines, "confidence (%)", "accuracy (%)")
 
@@ -209,7 +204,7 @@ def _sets(found: LabelSets) -> Iterable[Element]:
     points, _ = calibration(found.probabilities_EC.astype(float).ravel(), found.labels_EC.ravel())
     lines = [
         Line("decisions in bins of probability", points),
-        Line("probability equals share", [(0, 0), (100, 100)], dashed=True, marked=False),
+        Line("probability equals share", [(0, 0), (100, 100)], dashed=True),
     ]
     yield from chart(lines, "probability (%)", "share that have the class (%)")
 

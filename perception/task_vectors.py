@@ -42,13 +42,6 @@ def main() -> None:
         help="two runs with --config.finetune=full_pretrained and the same --config.pretrained; repeat the option for"
         " runs of the same two tasks with other seeds",
     )
-    parser.add_argument(
-        "--pretrained",
-        type=open_folder,
-        metavar="DIR",
-        help="the weights from which all runs started (default: the weights that the runs name; the two runs of a pair"
-        " must name the same weights)",
-    )
     options, mesh = parse(parser, "task_vectors.csv and task_vectors.md")
 
     from common.report.table import publish
@@ -59,17 +52,7 @@ def main() -> None:
 
 
 def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
-    """Returns the base weights plus the weighted sum of task vectors.
-
-    Raises:
-      ValueError: a task vector and the base weights do not have the same parameter names.
-    """
-    for number, (vector, _) in enumerate(vectors, start=1):
-        if different := sorted(vector.keys() ^ base.keys()):
-            raise ValueError(
-                f"the names of the parameters in task vector {number} and in the base weights differ: only one of them"
-                f" has {different[0]}; use weights of one model"
-            )
+    """Returns the base weights plus the weighted sum of task vectors, which have the same parameter names."""
     return {name: x + sum(weight * v[name] for v, weight in vectors) for name, x in base.items()}
 
 
@@ -169,20 +152,20 @@ def _pair(
     from perception.hugging_face import open_model
     from perception.methods import find
 
-    for run in runs:
-        name = loading.read(run, "--runs").finetune
-        method = find(name)
+    configs = [loading.read(run, "--runs") for run in runs]
+    for run, config in zip(runs, configs, strict=True):
+        method = find(config.finetune)
         check(
             method.trains_all and method.pretrained,
-            f"--runs {shown(run)} has --config.finetune={name}, but a task vector needs a run with"
+            f"--runs {shown(run)} has --config.finetune={config.finetune}, but a task vector needs a run with"
             " --config.finetune=full_pretrained: name such a run",
         )
         check(
-            loading.read(run, "--runs").eval.select == "valid",
+            config.eval.select == "valid",
             f"--runs {shown(run)} has --config.eval.select=test, but the weight of the sum of task vectors is chosen on"
             " validation examples: name a run with --config.eval.select=valid",
         )
-    started = [pretrained or open_folder(loading.read(run, "--runs").pretrained) for run in runs]
+    started = [pretrained or open_folder(config.pretrained) for config in configs]
     model, other = (open_model(weights, "--pretrained") for weights in started)
     check(
         started[0] == started[1] or model.fingerprint == other.fingerprint,
