@@ -56,10 +56,9 @@ def _stretch(fields: Fields) -> Stretch | None:
     `config_json.from_json` has merged the fields of `rope_parameters` (transformers 5) into `fields`. Returns None for
     no scaling.
     """
-    scaling, own = fields.object("rope_scaling"), fields
-    if scaling:
-        own = Fields(fields.path, scaling, "rope_scaling.")
-    kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
+    scaling = fields.object("rope_scaling")
+    own = Fields(fields.path, scaling, "rope_scaling.") if scaling else fields
+    kind = own.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return None
     found = f"rope_type={as_json(kind)}" if own is fields else f"rope_scaling={as_json(scaling)}"

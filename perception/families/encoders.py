@@ -16,7 +16,6 @@ from perception.families.fields import (
     Fields,
     Names,
     as_json,
-    heads_of,
     sizes,
     sizes_json,
 )
@@ -91,7 +90,7 @@ MODERNBERT = Names(
 
 
 def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone:
-    """Reads the fields that all encoders except DistilBERT and ModernBERT have in common.
+    """Reads the fields that all encoders except ModernBERT have in common.
 
     Args:
       epsilon: value if config.json lacks the field `layer_norm_eps`.
@@ -145,7 +144,7 @@ def write_bert(shape: Backbone) -> dict[str, Any]:
 
 
 def read_roberta(fields: Fields) -> Backbone:
-    padding = fields.whole("pad_token_id", 1)
+    padding = fields.count("pad_token_id", 1, least=0)
     return _first_at(fields, read_bert(fields), "roberta", padding + 1)
 
 
@@ -157,42 +156,28 @@ def write_roberta(shape: Backbone) -> dict[str, Any]:
     return write_bert(shape) | {"pad_token_id": shape.first_position - 1}
 
 
+_DISTILBERT = {
+    "num_hidden_layers": "n_layers",
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_attention_heads": "n_heads",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+"""Name of a field of BERT -> its name in the files of DistilBERT."""
+
+
 def read_distilbert(fields: Fields) -> Backbone:
     """Reads DistilBERT. Unlike in transformers, training applies dropout to the outputs of attention layers."""
-    names = {"n_layers": "layers", "dim": "width", "hidden_dim": "hidden", "n_heads": "heads"}
-    named = {ours: fields.count(theirs) for theirs, ours in names.items()}
-    check(
-        named["width"] % named["heads"] == 0,
-        f"{fields.place}: dim={named['width']} is not divisible by n_heads={named['heads']}; correct the file",
-    )
-    dropout_rate = fields.number("dropout", 0.1)
-    longest = fields.count("max_position_embeddings", 512)
-    return replace(
-        bert(**named),
-        family="distilbert",
-        vocabulary=fields.count("vocab_size"),
-        learned=longest,
-        longest=longest,
-        types=0,
-        dropout=(dropout_rate, dropout_rate, fields.number("attention_dropout", 0.1)),
-        activation=fields.one_of("activation", ACTIVATIONS, "gelu"),
-        tied=fields.flag("tie_word_embeddings", True),
-    )
+    made = _read(replace(fields, names=_DISTILBERT), types=0)
+    return replace(made, family="distilbert", epsilon=1e-12)  # transformers ignores layer_norm_eps
 
 
 def write_distilbert(shape: Backbone) -> dict[str, Any]:
-    return {
-        "n_layers": shape.layers,
-        "dim": shape.width,
-        "hidden_dim": shape.hidden[0],
-        "n_heads": shape.heads[0],
-        "max_position_embeddings": shape.learned,
-        "activation": THEIRS[shape.activation],
-        "dropout": shape.dropout[0],
-        "attention_dropout": shape.dropout[2],
-        "pad_token_id": 0,
-        "tie_word_embeddings": shape.tied,
-    }
+    values = {name: value for name, value in _json(shape).items() if name != "layer_norm_eps"}
+    values["pad_token_id"] = 0
+    return {_DISTILBERT.get(name, name): value for name, value in values.items()}
 
 
 def read_mpnet(fields: Fields) -> Backbone:
@@ -219,11 +204,10 @@ def read_deberta(fields: Fields) -> Backbone:
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)
-    longest = made.longest
     farthest = fields.get("max_relative_positions", -1)
-    farthest = longest if farthest == -1 else fields.count("max_relative_positions")
+    farthest = made.longest if farthest == -1 else fields.count("max_relative_positions")
     relative = Relative("disentangled", fields.count("position_buckets"), farthest)
-    return replace(made, family="deberta-v2", learned=0, longest=longest, relative=relative)
+    return replace(made, family="deberta-v2", learned=0, relative=relative)
 
 
 def write_deberta(shape: Backbone) -> dict[str, Any]:
@@ -243,11 +227,7 @@ def write_deberta(shape: Backbone) -> dict[str, Any]:
 
 def read_modernbert(fields: Fields) -> Backbone:
     fields.only(mlp_dropout=0.0, rope_scaling=None)
-    width, heads, layers = (
-        fields.count("hidden_size"),
-        heads_of(fields),
-        fields.count("num_hidden_layers"),
-    )
+    layers, width, hidden, heads = sizes(fields)
     every = fields.count("global_attn_every_n_layers", 3)
     # transformers 5 writes a kind for each layer, and the rotary fields of each kind.
     known = {"full_attention": False, "sliding_attention": True}
@@ -274,7 +254,7 @@ def read_modernbert(fields: Fields) -> Backbone:
         (heads,) * layers,
         (heads,) * layers,
         width // heads,
-        (fields.count("intermediate_size"),) * layers,
+        (hidden,) * layers,
         causal=False,
         norm="layer" if fields.flag("norm_bias", False) else "layer_scale",
         epsilon=fields.number("norm_eps", 1e-5),

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,48 @@ class Fields:
 
     Attributes:
       group: text before the names of fields in error messages, such as "rope_scaling.".
+      names: name of a field in the methods' arguments -> its name in the file, where the two names differ.
     """
 
     path: Path
     values: Mapping[str, Any]
     group: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
         """The name of the file for error messages."""
         return shown(self.path)
 
+    def called(self, name: str) -> str:
+        """Returns the name of a field for error messages."""
+        return self.group + self.names.get(name, name)
+
     def get(self, name: str, default: Any = _NEEDED) -> Any:
-        value = self.values.get(name)
+        value = self.values.get(self.names.get(name, name))
         value = default if value is None else value
         check(
             value is not _NEEDED,
-            f"{self.place} has no value for the required field {self.group}{name}: use the complete file of the model",
+            f"{self.place} has no value for the required field {self.called(name)}: use the complete file of the model",
         )
         return value
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
-        check(fits, f"{self.place}: {self.group}{name} must be {kind}, got {as_json(value)}")
+        check(fits, f"{self.place}: {self.called(name)} must be {kind}, got {as_json(value)}")
         return value
 
-    def count(self, name: str, default: Any = _NEEDED, also: str = "") -> int:
+    def count(
+        self, name: str, default: Any = _NEEDED, *, least: int = 1, nullable: bool = False
+    ) -> int:
         value = self.get(name, default)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        return self._check(name, value, fits, f"{also}a whole number of at least 1")
-
-    def whole(self, name: str, default: int) -> int:
-        value = self.get(name, default)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        return self._check(name, value, fits, "a whole number of at least 0")
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        kind = f"{'null or ' * nullable}a whole number of at least {least}"
+        return self._check(name, value, fits, kind)
 
     def optional(self, name: str, default: int | None) -> int | None:
         """Returns a positive integer, or None if the field is null. A missing field gets the default value."""
         missing = self.values.get(name, default) is None
-        return None if missing else self.count(name, default, "null or ")
+        return None if missing else self.count(name, default, nullable=True)
 
     def number(self, name: str, default: Any = _NEEDED) -> float:
         value = self.get(name, default)
@@ -87,32 +91,31 @@ class Fields:
     def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
         """Returns `known[value]` for the value of the field."""
         value = self.get(name, default)
-        check_choice(f"{self.place}: {self.group}{name}", value, known)
+        check_choice(f"{self.place}: {self.called(name)}", value, known)
         return known[value]
 
     def only(self, **expected: Any) -> None:
         """Raises a UserError unless each field is missing, is null, or has the expected value."""
         for name, value in expected.items():
-            found = self.get(name, value)
-            check(
-                found == value,
-                f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)} or"
-                " absent",
-            )
+            self._check_equal(name, value, " or absent")
 
     def must(self, **expected: Any) -> None:
         """Raises a UserError unless each field has the expected value. The fields are required."""
         for name, value in expected.items():
-            found = self.values.get(name)
             check(
-                found is not None,
-                f"{self.place} has no value for the required field {self.group}{name}, which must be {as_json(value)}:"
+                self.get(name, None) is not None,
+                f"{self.place} has no value for the required field {self.called(name)}, which must be {as_json(value)}:"
                 " use a model with this value",
             )
-            check(
-                found == value,
-                f"{self.place}: {self.group}{name}={as_json(found)} is not supported: it must be {as_json(value)}",
-            )
+            self._check_equal(name, value)
+
+    def _check_equal(self, name: str, value: Any, otherwise: str = "") -> None:
+        found = self.get(name, value)
+        check(
+            found == value,
+            f"{self.place}: {self.called(name)}={as_json(found)} is not supported: it must be {as_json(value)}"
+            f"{otherwise}",
+        )
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -155,7 +158,8 @@ def heads_of(fields: Fields) -> int:
     width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     check(
         width % heads == 0 or fields.values.get("head_dim") is not None,
-        f"{fields.place}: hidden_size={width} is not divisible by num_attention_heads={heads}; correct the file",
+        f"{fields.place}: {fields.called('hidden_size')}={width} is not divisible by"
+        f" {fields.called('num_attention_heads')}={heads}; correct the file",
     )
     return heads
 
