@@ -38,17 +38,12 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
       values: name -> parameter. The names of the adapter's matrices are "encoder/LAYER/lora_a" and ".../lora_b".
       base: fingerprint of the weights that the adapter was trained on.
     """
-    names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
-    return Adapter(
-        base,
-        {
-            name.removeprefix("encoder/"): (
-                values[f"{name}/{A}"],
-                lora.scale * values[f"{name}/{B}"],
-            )
-            for name in names
-        },
-    )
+    layers = {}
+    for name, a_MR in values.items():
+        layer, _, matrix = name.rpartition("/")
+        if matrix == A:
+            layers[layer.removeprefix("encoder/")] = a_MR, lora.scale * values[f"{layer}/{B}"]
+    return Adapter(base, layers)
 
 
 def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters") -> Adapter:

@@ -100,13 +100,9 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
       ending: file name extension of the table.
       options: further options of perception.classify.
     """
-    given = (
-        f"--run={shown(run.folder)}",
-        f"--input=new{ending}",
-        f"--output=labelled{ending}",
-        *options,
-    )
-    return " ".join(["python -m perception.classify", *map(shlex.quote, given)])
+    files = f"--input=new{ending}", f"--output=labelled{ending}"
+    given = map(shlex.quote, (f"--run={shown(run.folder)}", *files, *options))
+    return f"python -m perception.classify {' '.join(given)}"
 
 
 def compare_within_runs(
@@ -274,9 +270,5 @@ def answer(
 
 def _mean(runs: Sequence[Run]) -> str:
     """Formats the mean test F1 ± standard deviation over seeds, or the test F1 of a single run."""
-    values = [run.test for run in runs]
-    return (
-        mean_std(values)
-        if len(values) > 1 or runs[0].seed is None
-        else f"{mean_std(values)} (one seed)"
-    )
+    single = len(runs) == 1 and runs[0].seed is not None
+    return mean_std([run.test for run in runs]) + " (one seed)" * single

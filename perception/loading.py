@@ -4,11 +4,11 @@ Shape letters of this module: B rows of a batch, E texts, C classes.
 """
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,7 @@ from common.train.task import ModelState, PretrainedWeights
 from common.train.workdir import ADDED, CONFIG
 from perception import baseline, datasets, finetuning, hub
 from perception.backbones import Backbone
-from perception.finetuning import (
-    has_segments,
-    make_model,
-    make_shape,
-)
+from perception.finetuning import has_segments, make_model, make_shape
 from perception.methods import find
 from perception.pretrained import open_pretrained, pretrained_weights
 from perception.run import validate_fields
@@ -53,9 +49,6 @@ if TYPE_CHECKING:
 
 SHOWN_RUNS = 10
 """Maximum number of runs in an error message."""
-
-AHEAD = 1
-"""Number of batches in flight on the devices while the next batch is prepared."""
 
 
 @dataclass
@@ -115,18 +108,13 @@ class Trained:
           firsts: number of tokens in the first segment of each pair, for models with segments; otherwise ().
         """
         total_EC = np.zeros((len(windows), len(self.classes)))
-        running: deque[tuple[WindowBatch, jax.Array]] = deque()
-
-        def collect() -> None:
-            batch, logits_BC = running.popleft()
+        started = (
+            (batch, self.logits(put(batch.inputs, self.mesh)))
+            for batch in self.batches(windows, rows, firsts)
+        )
+        # `pairwise` starts the next batch before the logits of a batch are read, so the devices do not wait.
+        for (batch, logits_BC), _ in pairwise(chain(started, [None])):
             np.add.at(total_EC, batch.texts_B, batch.weights_B[:, None] * np.asarray(logits_BC))
-
-        for batch in self.batches(windows, rows, firsts):
-            running.append((batch, self.logits(put(batch.inputs, self.mesh))))
-            if len(running) > AHEAD:
-                collect()
-        while running:
-            collect()
         return expit(total_EC) if self.config.data.multi_label else softmax(total_EC, axis=1)
 
     def batches(

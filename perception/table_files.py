@@ -2,12 +2,14 @@
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from common.data.files import lines_of, nonempty
+from common.data.files import lines_of, nonempty, opened
 from common.data.record_files import UNCLOSED, parse_rows
-from common.errors import UserError, check, missing_package
+from common.errors import UserError, check, file_error, missing_package
 from common.storage.addresses import shown
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -26,6 +28,10 @@ def format_of(path: Path, formats: Iterable[str] = FORMATS) -> str:
     """Returns the entry of `formats` that ends the file name, ignoring case and a final .gz; "" if no entry does."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in formats if name.endswith(ending)), "")
+
+
+def is_compressed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 def check_encoding(encoding: str) -> None:
@@ -95,6 +101,28 @@ def import_pyarrow(path: Path) -> Any:
         what = f"reading {shown(path)}"
         raise missing_package(what, "pyarrow", error, "save the table as CSV") from error
     return pyarrow
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Context manager that opens a Parquet file, plain or .gz, as a `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+      UserError: pyarrow is missing, or the file is unreadable or damaged. Errors while the caller reads the file also
+        become UserErrors.
+    """
+    pyarrow = import_pyarrow(path)
+    try:
+        with ExitStack() as stack:
+            source = path
+            if is_compressed(path):
+                source = BytesIO(stack.enter_context(opened(path)).read())
+            yield stack.enter_context(pyarrow.parquet.ParquetFile(source))
+    except UserError:
+        raise
+    # For a damaged page, pyarrow raises an OSError without an error number.
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise file_error(shown(path), error) from error
 
 
 def text_of(path: Path, encoding: str) -> Iterator[str]:

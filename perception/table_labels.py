@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -135,15 +136,12 @@ def label_reader(
 
 def _list(value: Any) -> list | None:
     """Returns a list, or parses a list in the notation of JSON or Python; None for other values."""
-    if isinstance(value, list) or not isinstance(value, str) or not value.strip().startswith("["):
-        return value if isinstance(value, list) else None
-    for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        return found if isinstance(found, list) else None
-    return None
+    text = value.strip() if isinstance(value, str) else ""
+    for read in (json.loads, ast.literal_eval) if text.startswith("[") else ():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = read(text)
+            break
+    return value if isinstance(value, list) else None
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:

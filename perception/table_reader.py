@@ -4,16 +4,15 @@ A damaged row is listed with its location, and reading continues. An error is ra
 wrong encoding, unclosed quote, truncated archive.
 """
 
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.data.files import names_in, opened
+from common.data.files import names_in
 from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
-from common.errors import UserError, check, file_error, missing_package, reason_of
+from common.errors import UserError, check, missing_package, reason_of
 from common.storage.addresses import shown
 from common.storage.folders import open_path
 from perception.datasets import SPLITS
@@ -24,7 +23,7 @@ from perception.table_files import (
     csv_rows,
     delimiter_of,
     format_of,
-    import_pyarrow,
+    open_parquet,
     text_of,
 )
 
@@ -183,33 +182,26 @@ def _stem(path: Path) -> str:
 
 
 def _read_files(paths: Sequence[Path], encoding: str) -> Table:
+    """Reads files into one table. In the location of a row, which the report shows, the file has no folder."""
     names = read_names(paths[0].parent / NAMES)
     table = Table(names={"": names} if names else {})
     for path in paths:
-        # The report shows the location of a row: the name of the file, without its folder, and the line.
-        shown_name = path.name
         match format_of(path):
             case ".parquet":
                 table.add(_parse_parquet(path))
             case ".jsonl":
-                table.add(parse_json_lines(shown_name, text_of(path, encoding)))
+                table.add(parse_json_lines(path.name, text_of(path, encoding)))
             case _:
                 delimiter = delimiter_of(path, encoding)
-                table.add(named_rows(csv_rows(path, delimiter, encoding, shown_name)))
+                table.add(named_rows(csv_rows(path, delimiter, encoding, path.name)))
                 table.delimited = True
     return table
 
 
 def _parse_parquet(path: Path) -> Iterator[Parsed]:
-    pyarrow = import_pyarrow(path)
-    with opened(path) as file:
-        raw = io.BytesIO(file.read())
-    try:
-        table = pyarrow.parquet.ParquetFile(raw).read()
-        rows = table.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise file_error(shown(path), error) from error
-    check_names(shown(path), table.column_names)
+    with open_parquet(path) as file:
+        names, rows = file.schema_arrow.names, file.read().to_pylist()
+    check_names(shown(path), names)
     for number, row in enumerate(rows, start=1):
         yield f"{path.name} row {number}", row
 

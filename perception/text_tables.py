@@ -8,18 +8,18 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from common.arguments import check_file
-from common.data.files import decoded_lines, lines_of, opened
+from common.data.files import decoded_lines, lines_of
 from common.data.record import has_surrogate
 from common.data.record_files import parse_json_lines
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check
 from common.storage.addresses import shown
 from perception.table_files import (
     FORMATS,
@@ -30,6 +30,8 @@ from perception.table_files import (
     delimiter_of,
     format_of,
     import_pyarrow,
+    is_compressed,
+    open_parquet,
 )
 
 LINES = ".txt"
@@ -171,10 +173,6 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
     )
 
 
-def _is_compressed(path: Path) -> bool:
-    return path.suffix.lower() == ".gz"
-
-
 def _stream(file: BinaryIO, compressed: bool) -> AbstractContextManager[BinaryIO]:
     """Returns a stream that writes to `file`, through gzip if `compressed`."""
     return gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else nullcontext(file)
@@ -248,7 +246,7 @@ class Lines:
         return tuple(parts) if all(map(str.strip, parts)) else ()
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
-        compressed = isinstance(self.source, Path) and _is_compressed(self.source)
+        compressed = isinstance(self.source, Path) and is_compressed(self.source)
         with _text_writer(file, compressed) as text:
             for _, values in blocks:
                 for row in values:
@@ -287,7 +285,7 @@ class Csv:
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         _, header = next(self._rows())
-        with _text_writer(file, _is_compressed(self.path)) as text:
+        with _text_writer(file, is_compressed(self.path)) as text:
             writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
             writer.writerow([*header, *added])
             for block, values in blocks:
@@ -323,7 +321,7 @@ class JsonLines:
             yield place, row
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
-        with _text_writer(file, _is_compressed(self.path)) as text:
+        with _text_writer(file, is_compressed(self.path)) as text:
             for block, values in blocks:
                 for row, new in zip(block.rows, values, strict=True):
                     whole = row | dict(zip(added, new, strict=True))
@@ -338,7 +336,7 @@ class Parquet:
     pair: bool = False
 
     def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
-        with self._file() as file:
+        with open_parquet(self.path) as file:
             names = file.schema_arrow.names
             check_names(shown(self.path), names)
             _check_added(shown(self.path), names, added)
@@ -355,22 +353,9 @@ class Parquet:
                 number += batch.num_rows
                 yield Block(texts, batch)
 
-    @contextmanager
-    def _file(self) -> Iterator[Any]:
-        pyarrow = import_pyarrow(self.path)
-        try:
-            with ExitStack() as stack:
-                source = self.path
-                if _is_compressed(source):
-                    source = BytesIO(stack.enter_context(opened(source)).read())
-                yield stack.enter_context(pyarrow.parquet.ParquetFile(source))
-        # For a damaged page, pyarrow raises an OSError without an error number.
-        except (pyarrow.ArrowException, OSError) as error:
-            raise file_error(shown(self.path), error) from error
-
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         pyarrow = import_pyarrow(self.path)
-        with self._file() as source:
+        with open_parquet(self.path) as source:
             schema = source.schema_arrow
         kinds = {
             str: pyarrow.string(),
@@ -380,7 +365,7 @@ class Parquet:
         for name, kind in added.items():
             schema = schema.append(pyarrow.field(name, kinds[kind]))
         with (
-            _stream(file, _is_compressed(self.path)) as made,
+            _stream(file, is_compressed(self.path)) as made,
             pyarrow.parquet.ParquetWriter(made, schema) as writer,
         ):
             for block, values in blocks:
