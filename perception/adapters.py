@@ -9,6 +9,7 @@ the head to a subdirectory.
 """
 
 import sys
+from argparse import ArgumentParser
 from contextlib import ExitStack
 
 from ml_collections import ConfigDict
@@ -25,11 +26,12 @@ def main() -> None:
     parser = config.parser_for("perception.adapters")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str) -> tuple:
-        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        return made, {"type": open_folder, "metavar": "DIR"}
+    folder = {"type": open_folder, "metavar": "DIR"}
 
-    merge, folder = command("merge", "merges an adapter into its base weights")
+    def command(name: str, text: str) -> ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+
+    merge = command("merge", "merges an adapter into its base weights")
     merge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
     base = {
         **folder,
@@ -38,12 +40,12 @@ def main() -> None:
     merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
 
-    unmerge, _ = command("unmerge", "subtracts an adapter from merged weights")
+    unmerge = command("unmerge", "subtracts an adapter from merged weights")
     unmerge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
     unmerge.add_argument("--merged", required=True, **folder)
     unmerge.add_argument("--out", required=True, **folder)
 
-    add, _ = command("add", "writes the weighted sum of adapters that share base weights, for PEFT")
+    add = command("add", "writes the weighted sum of adapters that share base weights, for PEFT")
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
     add.add_argument("--pretrained", **base)
     add.add_argument("--out", required=True, **folder)
@@ -52,12 +54,12 @@ def main() -> None:
         ("peft", "writes the adapter and the classifier of a run in PEFT's format"),
         ("export", "writes the encoder and the classifier of a run in Hugging Face format"),
     ):
-        written, _ = command(name, text)
+        written = command(name, text)
         written.add_argument("--run", required=True, **folder)
         written.add_argument("--pretrained", **base)
         written.add_argument("--out", required=True, **folder)
 
-    quantize, _ = command(
+    quantize = command(
         "quantize",
         "measures size and error of each quantized kernel; with --save, also writes the quantized weights",
     )

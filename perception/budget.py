@@ -157,15 +157,11 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
       most_steps: largest number of training steps.
     """
     names = list(costs)
-    for count in range(len(names), 0, -1):
-        steps = _steps([costs[name] for name in names[:count]], SEEDS, seconds)
+    for count, seeds in [*((count, SEEDS) for count in range(len(names), 0, -1)), (1, 1)]:
+        steps = _steps([costs[name] for name in names[:count]], seeds, seconds)
         if steps >= LEAST_STEPS:
-            return Plan(
-                names[:count], min(steps, most_steps), SEEDS, _lacking(costs, names[count:], SEEDS)
-            )
-    steps = _steps([costs[name] for name in names[:1]], 1, seconds)
-    if steps >= LEAST_STEPS:
-        return Plan(names[:1], min(steps, most_steps), 1, _lacking(costs, names[1:], SEEDS))
+            left_out = _lacking(costs, names[count:], SEEDS)
+            return Plan(names[:count], min(steps, most_steps), seeds, left_out)
     return Plan([], 0, 0, _lacking(costs, names, 1))
 
 

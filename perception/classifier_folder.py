@@ -100,9 +100,8 @@ def write_classifier(
     """
     config, own = trained.config, {**trained.values.frozen, **trained.values.trainable}
     head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
-    values = {name: np.asarray(x) for name, x in head.items()}
     (folder / CLASSIFIER).mkdir()
-    tensors = {n: Tensor(x.shape, x.dtype, lambda x=x: x) for n, x in values.items()}
+    tensors = {n: Tensor(x.shape, x.dtype, lambda x=x: np.asarray(x)) for n, x in head.items()}
     write(folder / CLASSIFIER, tensors)
     settings = {
         "pool": config.pool,

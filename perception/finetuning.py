@@ -265,9 +265,8 @@ def make_model(
             part is not None,
             f"--config.reinitialize={config.reinitialize}: the backbone has no embedding table {name}; remove {name}",
         )
-        if isinstance(
-            part.table, Frozen
-        ):  # trainable tables are initialised with the other parameters
+        # Trainable tables are initialised with the other parameters.
+        if isinstance(part.table, Frozen):
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
     if not method.trains_all:
         cast_frozen(encoder, dtype)

@@ -51,22 +51,19 @@ def write(
       UserError: the family fuses an adapted layer with another layer.
       OSError: the directory is not writable.
     """
-    modules = {}
-    for layer in adapter.layers:
+    tensors, ranks = {}, {}
+    for layer, (a_MR, b_RN) in adapter.layers.items():
         module = their_name(family, f"{layer}/kernel").removesuffix(".weight")
         check(
             our_layer(family, module) == layer,
             f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers;"
             " use perception.adapters merge or export",
         )
-        modules[layer] = module
-    tensors, ranks = {}, {}
-    for layer, (a_MR, b_RN) in adapter.layers.items():
         for side, value in (("A", a_MR), ("B", b_RN)):
             whole = np.ascontiguousarray(np.asarray(value).T)
-            name = f"{_PREFIX}{modules[layer]}.lora_{side}.weight"
+            name = f"{_PREFIX}{module}.lora_{side}.weight"
             tensors[name] = Tensor(whole.shape, whole.dtype, lambda whole=whole: whole)
-        ranks[modules[layer]] = a_MR.shape[1]
+        ranks[module] = a_MR.shape[1]
     lora = lora or Lora(adapter.rank, adapter.rank, 0.0)
     others = {module: rank for module, rank in ranks.items() if rank != lora.rank}
     config = {
@@ -77,7 +74,7 @@ def write(
         "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
         "lora_dropout": lora.rate,
         "use_rslora": lora.stabilized,
-        "target_modules": list(modules.values()),
+        "target_modules": list(ranks),
         "rank_pattern": others,
         "alpha_pattern": others,
         "bias": "none",

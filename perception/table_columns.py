@@ -85,16 +85,15 @@ def find_columns(
         f" {'two columns of texts' if pair else 'a column of texts'} and a column of labels; add the missing columns,"
         " or separate the columns in a .tsv file by tabs, and in a .csv file by one of , ; | and tab",
     )
-    for name in text:
-        check_choice("--text", name, tuple(columns))
-    _check_once("--text", text)
+    for option, names in (("--text", text), ("--label", label)):
+        for name in names:
+            check_choice(option, name, tuple(columns))
+        _check_once(option, names)
     for name in label:
-        check_choice("--label", name, tuple(columns))
         check(
             name not in text,
             f"--label={name} is also a column of --text: remove it from one of the two options",
         )
-    _check_once("--label", label)
     values = {
         name: [record[1].get(name) for record in records[:LOOKED_AT]]
         for name in columns

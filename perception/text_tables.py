@@ -237,13 +237,15 @@ class Lines:
             yield Block(block, None)
 
     def _split(self, place: str, line: str) -> tuple[str, ...]:
-        parts = line.split("\t") if self.pair and line.strip() else [line]
+        if not line.strip():
+            return ()
+        parts = tuple(line.split("\t")) if self.pair else (line,)
         check(
-            not self.pair or len(parts) == 2 or not line.strip(),
+            len(parts) == 1 + self.pair,
             f"{place} has {len(parts) - 1} tabs, but the run classifies pairs of texts: separate the two texts by one"
             " tab",
         )
-        return tuple(parts) if all(map(str.strip, parts)) else ()
+        return parts if all(map(str.strip, parts)) else ()
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
         compressed = isinstance(self.source, Path) and is_compressed(self.source)
