@@ -1,4 +1,4 @@
-"""Simulates how often the intervals of `common.report.verdict` contain the true difference of two systems.
+"""Simulates how often the intervals of `common.report.significance` contain the true difference of two systems.
 
     python -m benchmarks.interval_coverage --experiments=1000
 
@@ -23,8 +23,8 @@ from common.config import parser_for
 from common.metrics.curve import Curve, Point
 from common.metrics.losses import Losses
 from common.report.runs import Run
+from common.report.significance import Comparison, compare
 from common.report.table import publish
-from common.report.verdict import Comparison, compare
 from common.runtime import program
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)

@@ -166,7 +166,7 @@ def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dic
 
     Holm's method corrects the comparisons for multiple testing.
     """
-    from common.report.verdict import compare, correct
+    from common.report.significance import compare, correct
 
     found = [compare(ours[way], peers[way], axes=()) for way in ours]
     on_test = [next(c for c in every if c.metric == "weighted_f1") for every in found]

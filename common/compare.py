@@ -127,11 +127,10 @@ def main() -> None:
     options = parser.parse_args(rest)
     check_folder("--out", options.out)
 
-    from common.report import side_by_side
+    from common.report import report
     from common.report.groups import Group, layers_of
-    from common.report.versus import parse_margins
 
-    margins = parse_margins(options.margin)
+    margins = report.parse_margins(options.margin)
     suite = Cases(
         *("", options.seeds, fields, options.out, make_mesh_of(fields)),
         turns=options.turns,
@@ -147,7 +146,7 @@ def main() -> None:
         Group(name, name, tuple(ran), layers_of(ran[0].config)) for name, ran in runs.items()
     ]
     axis = "seconds" if options.turns else "step"
-    side_by_side.write(compared, options.out, margins=margins, axis=axis)
+    report.write(compared, options.out, margins=margins, axis=axis)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def measure(
     import numpy as np
 
     from common.errors import check
-    from common.report.verdict import LEAST_SEEDS, MARGINS, correct
+    from common.report.significance import LEAST_SEEDS, MARGINS, correct
     from common.storage.addresses import shown
     from perception.conclusions import compare_within_runs
 

@@ -20,7 +20,7 @@ LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
 `eval.select` chooses one."""
 
 SEEDS = 3
-"""Number of seeds that a verdict needs (`common.report.verdict.LEAST_SEEDS`)."""
+"""Number of seeds that a verdict needs (`common.report.significance.LEAST_SEEDS`)."""
 
 EVALUATIONS = 5
 """Number of evaluations on the validation examples in each run."""

@@ -17,8 +17,8 @@ from common.config import check_choice, load
 from common.data.labelled import LabelledText
 from common.errors import check
 from common.report.runs import Run, load_local
+from common.report.significance import MARGINS, Comparison
 from common.report.table import Table, keep
-from common.report.verdict import MARGINS, Comparison
 from common.storage.addresses import shown
 from common.track.tracker import SUMMARY
 from perception import baseline, budget, conclusions, datasets, finetuning, report_page, richness

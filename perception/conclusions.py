@@ -9,8 +9,7 @@ from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import Predictions
 from common.report.runs import Run
-from common.report.table import Table, mean_std
-from common.report.verdict import (
+from common.report.significance import (
     CONFIDENCE,
     Comparison,
     Sample,
@@ -19,6 +18,7 @@ from common.report.verdict import (
     resample,
     shared_variance,
 )
+from common.report.table import Table, mean_std
 from common.storage.addresses import shown
 from perception import richness
 from perception.ways import METRIC, find
@@ -128,7 +128,7 @@ def compare_within_runs(
 def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
     """Returns the 95 % confidence interval of a classifier's weighted F1 over test examples.
 
-    The interval follows the rule of `common.report.verdict` for a run without randomness. If all predictions are
+    The interval follows the rule of `common.report.significance` for a run without randomness. If all predictions are
     correct, the bootstrap has no variance. The lower bound is then the exact (Clopper-Pearson) bound of the accuracy.
     """
     value = found.metrics()[METRIC]
@@ -141,8 +141,8 @@ def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
 def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, float]:
     """Returns the 95 % confidence interval of the mean weighted F1 over random draws of the training examples.
 
-    The interval follows the rule of `common.report.verdict`. Its variance is the sum of two parts: one from the draws
-    and seeds, and one from the test examples, which all runs share.
+    The interval follows the rule of `common.report.significance`. Its variance is the sum of two parts: one from the
+    draws and seeds, and one from the test examples, which all runs share.
 
     Args:
       predicted: test predictions of runs with different seeds, at least two.
@@ -177,7 +177,7 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
 
 
 def judge(found: Mapping[str, Sequence[Run]], margin: float) -> dict[tuple[str, str], Comparison]:
-    """Compares pairs of methods by test F1 and the rule of `common.report.verdict`, corrected for multiple comparisons.
+    """Compares pairs of methods by test F1 and `common.report.significance`, corrected for multiple comparisons.
 
     The pairs are: the method of `choose` and full training from random weights; full training from pretrained and from
     random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and the method

@@ -48,7 +48,7 @@ DRAWS = 5
 def _parser() -> ArgumentParser:
     from common import config
     from common.arguments import float_arg, int_arg
-    from common.report.verdict import MARGINS
+    from common.report.significance import MARGINS
     from common.reproduce import add_fairness
     from common.storage.folders import open_folder
     from perception.ways import TRAINABLE

@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     check_folder("--out", options.out)
 
+    from common.report.groups import named_groups
     from common.report.table import publish
-    from common.report.versus import named_groups
     from common.sharding import make_mesh
     from common.storage.folders import output
     from reservoir.gradient_agreement import draw, measure

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.report.comparison import aucc_table
+from common.report.convergence import aucc_table
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
 from common.storage.addresses import shown

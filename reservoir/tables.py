@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from common.report.comparison import aucc_rows, time_rows
+from common.report.convergence import aucc_rows, time_rows
 from common.report.groups import Group
 from common.report.printed import printed
 from common.report.runs import runs_alternated

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import claims
 from common.experiments import ExperimentSuite
 from common.report.runs import Run, load_local
-from common.report.verdict import Comparison, compare, correct
+from common.report.significance import Comparison, compare, correct
 from tests import programs
 
 F1 = "weighted_f1"

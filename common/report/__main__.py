@@ -2,12 +2,17 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.arguments import check_folder, int_arg
 from common.config import float_or_text, parser_for
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of
+
+if TYPE_CHECKING:
+    from common.report.runs import Run
+    from common.report.table import Table
 
 
 def _parser() -> ArgumentParser:
@@ -81,7 +86,6 @@ def _show_examples(options: Namespace) -> None:
     """Prints the test examples on which the two runs of --examples differ most."""
     from common.report.runs import load_group
     from common.report.table import text
-    from common.report.versus import example_table
 
     check(
         not options.runs,
@@ -99,17 +103,56 @@ def _show_examples(options: Namespace) -> None:
             f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
         )
         pair += runs
-    print(text(*example_table(*pair, options.most)))
+    print(text(*_example_table(*pair, options.most)))
+
+
+def _example_table(one: "Run", other: "Run", most: int) -> "Table":
+    """Returns a table of the `most` test examples with the largest absolute differences in cost between two runs.
+
+    Raises:
+      UserError: a run has no predictions or damaged predictions, or the runs have different test examples or metrics.
+    """
+    import numpy as np
+
+    from common.report.table import Table
+
+    mine, theirs = one.predictions(), other.predictions()
+    for run, predictions in ((one, mine), (other, theirs)):
+        missing = f"the run {run.place} has no predictions.npz, which --examples needs: choose another run"
+        check(predictions is not None, missing)
+    check(
+        mine.pairing == theirs.pairing,
+        f"{one.place} and {other.place} have different test examples or metrics: compare runs with the same test set"
+        " and metrics",
+    )
+    difference_E = mine.costs_E - theirs.costs_E
+    order = np.argsort(-np.abs(difference_E), kind="stable")[:most]
+    described = [(mine.describe(number), theirs.describe(number)) for number in order]
+    names = list(described[0][0])
+    shared = [name for name in names if all(a[name] == b[name] for a, b in described)]
+    differing = [name for name in names if name not in shared]
+    rows = [
+        (
+            *(int(number), *(a[name] for name in shared)),
+            *(side[name] for name in differing for side in (a, b)),
+            f"{difference_E[number]:+.3f}",
+        )
+        for number, (a, b) in zip(order, described, strict=True)
+    ]
+    sides = (f"A: {one.name}", f"B: {other.name}")
+    columns = ("example", *shared, *(f"{name}, {side}" for name in differing for side in sides))
+    return Table((*columns, f"cost, A - B ({mine.cost_unit})"), rows)
 
 
 def _compare(options: Namespace) -> None:
     """Prints and writes the tables of the groups, and writes the figures."""
-    from common.report import side_by_side, versus
+    from common.report import report
+    from common.report.groups import named_groups
 
-    margins = versus.parse_margins(options.margin)
+    margins = report.parse_margins(options.margin)
     check_folder("--out", options.out)
-    side_by_side.write(
-        versus.named_groups(options.runs),
+    report.write(
+        named_groups(options.runs),
         options.out,
         margins=margins,
         axis=options.axis,

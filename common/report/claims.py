@@ -2,7 +2,7 @@
 
 A claim says that A is better than, worse than or equivalent to B in a metric. Its evidence is one of
 
-- "runs": A and B are experiments of the paper, compared by `common.report.verdict`;
+- "runs": A and B are experiments of the paper, compared by `common.report.significance`;
 - "confirmed: TEST" or "refuted: TEST": the test TEST, such as tests/a.py::test_b, decides without comparing runs;
 - "observed: TEST": the test TEST measures the claim once, on small data, which is not enough for a verdict;
 - "plan: OPTIONS": only runs at the paper's scale can decide; `launch.plan OPTIONS` estimates their cost.
@@ -19,8 +19,8 @@ from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.predictions import PREDICTIONS
 from common.report.runs import Run
+from common.report.significance import Comparison, Sample, check_runs, compare, correct, sample_of
 from common.report.table import Table, digits_for, mean_std
-from common.report.verdict import Comparison, Sample, check_runs, compare, correct, sample_of
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """Files in a paper's folder: the claims, and the chip-hours that `launch.plan` estimates for claims of kind "plan"."""
@@ -36,7 +36,7 @@ class Claim:
     Attributes:
       section: section, table or figure of the paper.
       claim: the claim in our words.
-      metric: a metric of `common.report.verdict.compare` or of RESOURCES; may be "" if the evidence is not "runs".
+      metric: a metric of `common.report.significance.compare` or of RESOURCES; may be "" if the evidence is not "runs".
       a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`.
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: the numbers that the paper prints.
@@ -125,7 +125,7 @@ def find(
     """Returns a finding for each claim.
 
     Compares A and B if the evidence of a claim is "runs" and the runs exist. Corrects these comparisons together by
-    Holm's method, except comparisons with too few seeds (`common.report.verdict.correct`).
+    Holm's method, except comparisons with too few seeds (`common.report.significance.correct`).
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.

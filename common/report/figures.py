@@ -7,7 +7,7 @@ import numpy as np
 
 from common.errors import check
 from common.metrics.curve import Axis
-from common.report.comparison import Horizon, aucc_rows, comparable, horizon_of
+from common.report.convergence import Horizon, aucc_rows, comparable, horizon_of
 from common.report.curve_plot import curve_figure, shown_name
 from common.report.groups import Group
 from common.report.panels import COLOURS, panels

@@ -1,15 +1,17 @@
-"""Groups runs with equal devices and configurations, except for IGNORED fields such as the seed; names the groups."""
+"""Groups runs by configuration and device, or by command-line arguments, and names the groups."""
 
+import glob
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.config import flatten
 from common.errors import check
 from common.metrics.curve import Curve
-from common.report.runs import Run, check_distinct
+from common.report.runs import Run, check_distinct, load_group
 from common.report.table import Table
 
 IGNORED = (
@@ -53,7 +55,7 @@ class Group:
     """Runs with equal devices and configurations, except for fields such as the seed (IGNORED).
 
     Attributes:
-      name: the name from the command line (`versus.named_groups`), if any. Otherwise the layers of the model, and the
+      name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and the
         settings in which the group differs from groups with equal layers. If both are empty, the name of the first run.
       line: the name from the command line, if any. Otherwise the kind of the model, the number of frozen layers, and
         the settings in `name`. Groups with equal `line` share a line in figures over depth.
@@ -119,6 +121,48 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         name = f"{name} ({group[0].name})" if name in made else name
         made[name] = Group(name, ", ".join(filter(None, [line, *other])), tuple(group), stack)
     return list(made.values())
+
+
+def named_groups(arguments: Sequence[str]) -> list[Group]:
+    """Returns the groups of runs that command-line arguments name.
+
+    Each argument is a group if at least one argument has the form NAME=GROUP, or if there are several arguments and at
+    least one names several runs. This requires that the runs of each argument have the same configuration and device.
+    Otherwise, the runs of all arguments are pooled and grouped by configuration and device (`groups`), and each NAME is
+    ignored.
+
+    Args:
+      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path. If
+        two groups would have the same name, each group is named by its whole argument.
+
+    Raises:
+      UserError: an argument cannot be loaded (`load_group`), the metrics differ, or a group has a run twice or two runs
+        with the same seed (other than None).
+    """
+    named = [_split_name(argument) for argument in arguments]
+    loaded = [load_group(argument) for _, argument in named]
+    several = len(loaded) > 1 and any(len(runs) > 1 for runs in loaded)
+    if several or any(name for name, _ in named):
+        grouped = [groups(runs) for runs in loaded]
+        if all(len(parts) == 1 for parts in grouped):
+            check_metric(one.runs[0] for (one,) in grouped)
+            names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]
+            names = names if len(set(names)) == len(names) else list(arguments)
+            return [
+                Group(name, name, one.runs, one.layers)
+                for name, (one,) in zip(names, grouped, strict=True)
+            ]
+    return groups(run for runs in loaded for run in runs)
+
+
+def _split_name(argument: str) -> tuple[str, str]:
+    """Splits NAME=GROUP into name and group. The name is "" if the argument is a group without a name."""
+    name, _, group = argument.partition("=")
+    if not group or set(name) & set("/:*?["):
+        return "", argument
+    # Do not split the path of an existing folder or a matching glob: folders of runs may have "=" in their names.
+    is_path = Path(argument).exists() or glob.glob(argument)
+    return ("", argument) if is_path else (name, group)
 
 
 def differences(compared: Sequence[Group]) -> Table:

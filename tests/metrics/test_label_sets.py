@@ -6,7 +6,7 @@ from sklearn import metrics
 
 from common.metrics.kinds import load
 from common.metrics.label_sets import LabelSets
-from common.report.verdict import resample
+from common.report.significance import resample
 
 NAMES = ("a", "b", "c", "d")
 THRESHOLDS = (0.5, 0.3, 0.6, 0.5)

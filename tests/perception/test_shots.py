@@ -10,7 +10,7 @@ import pytest
 from common.data.labelled import LabelledText
 from common.errors import UserError
 from common.metrics.classes import Classes
-from common.report.verdict import CONFIDENCE
+from common.report.significance import CONFIDENCE
 from common.sharding import make_mesh
 from configs.perception import get_config
 from perception import comparison, datasets

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from common.report import side_by_side
+from common.report import report
 from common.report.groups import groups
 from tests.programs import ROOT, finish, start
 from tests.report.helpers import made
@@ -70,7 +70,7 @@ def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys
 def test_figures_over_depth_need_two_depths(models, figures, tmp_path):
     """Without frozen layers, trained layers and all layers are the same number, so one figure is enough."""
     runs = [made([1.0], f"{kind}{depth}", reservoir=kind, layers=depth) for kind, depth in models]
-    side_by_side.write(groups(runs), tmp_path, margins={})
+    report.write(groups(runs), tmp_path, margins={})
     assert {path.stem for path in tmp_path.glob("*.png")} == figures | {"curves"}
 
 

@@ -115,7 +115,7 @@ def test_no_global_state_and_no_heavy_imports():
         "import sys\n"
         "import common.report.curve_plot, common.report.table, common.track.tracker\n"
         "import common.track.progress, common.metrics.translations\n"
-        "import common.report.figures, common.report.runs, common.report.comparison\n"
+        "import common.report.figures, common.report.runs, common.report.convergence\n"
         "heavy = {'matplotlib', 'wandb', 'sacrebleu', 'tqdm', 'jax'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "from common.metrics.curve import Curve, Point\n"

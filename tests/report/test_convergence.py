@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.curve import Axis, Point
-from common.report.comparison import (
+from common.report.convergence import (
     aucc_rows,
     aucc_table,
     horizon_of,
@@ -17,7 +17,7 @@ from common.report.comparison import (
 )
 from common.report.groups import groups
 from common.report.runs import run_of
-from common.report.verdict import compare
+from common.report.significance import compare
 from tests.report.helpers import made, summary
 
 HOUR = 3600.0

@@ -15,7 +15,7 @@ from common.metrics.losses import Losses
 from common.metrics.predictions import PREDICTIONS
 from common.metrics.translations import Translations
 from common.report.__main__ import main
-from common.report.versus import named_groups
+from common.report.groups import named_groups
 from tests.report.helpers import summary
 
 LINES = [f"there are {number} small birds in the garden" for number in range(60)]

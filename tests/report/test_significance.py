@@ -14,7 +14,7 @@ from common.metrics.classes import Classes
 from common.metrics.losses import Losses
 from common.metrics.translations import Translations
 from common.report.runs import Run, run_of
-from common.report.verdict import (
+from common.report.significance import (
     CONFIDENCE,
     Comparison,
     Sample,

@@ -1,62 +1,27 @@
-"""Tables of verdicts on groups of runs, and of the test examples on which two runs differ most."""
+"""Writes the report on groups of runs: tables, figures, and verdicts on each group against the first group."""
 
-import glob
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from common.config import check_choice, check_number, flatten, float_or_text
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
-from common.report.groups import Group, check_metric, groups
-from common.report.runs import Run, load_group, runs_alternated
-from common.report.table import Table, digits_for, mean_std
-from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
-
-
-def named_groups(arguments: Sequence[str]) -> list[Group]:
-    """Returns the groups of runs that command-line arguments name.
-
-    Each argument is a group if at least one argument has the form NAME=GROUP, or if there are several arguments and at
-    least one names several runs. This requires that the runs of each argument have the same configuration and device.
-    Otherwise, the runs of all arguments are pooled and grouped by configuration and device (`groups`), and each NAME is
-    ignored.
-
-    Args:
-      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path. If
-        two groups would have the same name, each group is named by its whole argument.
-
-    Raises:
-      UserError: an argument cannot be loaded (`load_group`), the metrics differ, or a group has a run twice or two runs
-        with the same seed (other than None).
-    """
-    named = [_split_name(argument) for argument in arguments]
-    loaded = [load_group(argument) for _, argument in named]
-    several = len(loaded) > 1 and any(len(runs) > 1 for runs in loaded)
-    if several or any(name for name, _ in named):
-        grouped = [groups(runs) for runs in loaded]
-        if all(len(parts) == 1 for parts in grouped):
-            check_metric(one.runs[0] for (one,) in grouped)
-            names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]
-            names = names if len(set(names)) == len(names) else list(arguments)
-            return [
-                Group(name, name, one.runs, one.layers)
-                for name, (one,) in zip(names, grouped, strict=True)
-            ]
-    return groups(run for runs in loaded for run in runs)
-
-
-def _split_name(argument: str) -> tuple[str, str]:
-    """Splits NAME=GROUP into name and group. The name is "" if the argument is a group without a name."""
-    name, _, group = argument.partition("=")
-    if not group or set(name) & set("/:*?["):
-        return "", argument
-    # Do not split the path of an existing folder or a matching glob: folders of runs may have "=" in their names.
-    is_path = Path(argument).exists() or glob.glob(argument)
-    return ("", argument) if is_path else (name, group)
+from common.report import convergence, figures
+from common.report.groups import Group, differences
+from common.report.runs import Run, runs_alternated
+from common.report.significance import (
+    CONFIDENCE,
+    MARGINS,
+    Comparison,
+    check_runs,
+    compare,
+    correct,
+)
+from common.report.table import Table, digits_for, mean_std, publish
+from common.storage.addresses import shown
+from common.storage.folders import output
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
@@ -78,6 +43,65 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
         check(metric not in chosen, f"--margin={text} is a second margin of {metric}: give one")
         chosen[metric] = margin
     return chosen
+
+
+def write(
+    compared: Sequence[Group],
+    out: Path,
+    *,
+    margins: Mapping[str, float],
+    axis: str = "seconds",
+    horizon: float | str = "longest",
+    reference: str = "own",
+) -> None:
+    """Prints tables that compare groups of runs, and writes the tables and figures to `out`.
+
+    Verdicts compare each group with the first group. A figure over depth needs the layers of every group, and two
+    groups of different depths.
+
+    Args:
+      margins: see `against_first`.
+      axis, horizon, reference: see `convergence.time_rows`.
+
+    Raises:
+      UserError: the runs cannot be compared, a run has no test value, the horizon or the reference is invalid, or
+        `margins` has a metric by which the runs are not compared.
+    """
+    comparisons = against_first(compared, margins)
+    known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}
+    for metric, margin in margins.items():
+        check(
+            metric in known,
+            f"these runs are not compared by {metric}, only by {', '.join(sorted(known))}: leave out"
+            f" --margin={metric}={margin:g}",
+        )
+    measure = (axis, horizon)
+    tables = {
+        "runs": convergence.run_table(compared),
+        "differences": differences(compared),
+        "aucc": convergence.aucc_table(compared, *measure),
+        "times": convergence.time_table(compared, *measure, reference=reference),
+        "seeds": convergence.seed_table(compared, *measure),
+    }
+    if comparisons:
+        tables["verdicts"] = verdict_table(compared[0], comparisons)
+        if sentences := sentence_table(compared):
+            tables["sentences"] = sentences
+    drawn = {"curves": figures.curves_figure(compared, *measure)}
+    layers = [group.layers for group in compared if group.layers]
+    if len(layers) == len(compared):
+        # Without frozen layers, both figures would be equal.
+        for x in ("updatable", "total") if any(one.frozen for one in layers) else ("updatable",):
+            if len({getattr(one, x) for one in layers}) > 1:
+                drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
+    with output(out):
+        for name, table in tables.items():
+            publish(out / name, *table)
+            if name == "verdicts":
+                print(explanation(comparisons, compared))
+        for name, figure in drawn.items():
+            figure.savefig(out / f"{name}.png")
+    print(f"figures: {', '.join(shown(out / f'{name}.png') for name in drawn)}")
 
 
 def against_first(
@@ -202,37 +226,3 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
             rows.append((group.name, run.seed, other.score, one.score, f"{other.p_value:.3f}"))
     columns = ("model", "seed", "BLEU", f"{first.name}", "p, noise of sentences only")
     return Table(columns, rows) if rows else None
-
-
-def example_table(one: Run, other: Run, most: int) -> Table:
-    """Returns a table of the `most` test examples with the largest absolute differences in cost between two runs.
-
-    Raises:
-      UserError: a run has no predictions or damaged predictions, or the runs have different test examples or metrics.
-    """
-    mine, theirs = one.predictions(), other.predictions()
-    for run, predictions in ((one, mine), (other, theirs)):
-        missing = f"the run {run.place} has no predictions.npz, which --examples needs: choose another run"
-        check(predictions is not None, missing)
-    check(
-        mine.pairing == theirs.pairing,
-        f"{one.place} and {other.place} have different test examples or metrics: compare runs with the same test set"
-        " and metrics",
-    )
-    difference_E = mine.costs_E - theirs.costs_E
-    order = np.argsort(-np.abs(difference_E), kind="stable")[:most]
-    described = [(mine.describe(number), theirs.describe(number)) for number in order]
-    names = list(described[0][0])
-    shared = [name for name in names if all(a[name] == b[name] for a, b in described)]
-    differing = [name for name in names if name not in shared]
-    rows = [
-        (
-            *(int(number), *(a[name] for name in shared)),
-            *(side[name] for name in differing for side in (a, b)),
-            f"{difference_E[number]:+.3f}",
-        )
-        for number, (a, b) in zip(order, described, strict=True)
-    ]
-    sides = (f"A: {one.name}", f"B: {other.name}")
-    columns = ("example", *shared, *(f"{name}, {side}" for name in differing for side in sides))
-    return Table((*columns, f"cost, A - B ({mine.cost_unit})"), rows)
