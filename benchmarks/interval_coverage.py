@@ -81,7 +81,7 @@ class _Simulated(Run):
 
 
 def _accuracy(runs: list[list[Run]]) -> Comparison:
-    return next(one for one in compare(*runs, axes=()) if one.metric == "accuracy")
+    return next(one for one in compare(*runs) if one.metric == "accuracy")
 
 
 def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tuple[float, float]:

@@ -168,7 +168,7 @@ def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dic
     """
     from common.report.significance import compare, correct
 
-    found = [compare(ours[way], peers[way], axes=()) for way in ours]
+    found = [compare(ours[way], peers[way]) for way in ours]
     on_test = [next(c for c in every if c.metric == "weighted_f1") for every in found]
     return dict(zip(ours, correct(on_test), strict=True))
 

@@ -1,7 +1,8 @@
-"""Checks of the command-line options of programs: whole numbers, numbers, files and folders."""
+"""Parses and checks command-line options of programs: numbers, NAME=VALUE pairs, files and folders."""
 
 import os
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from common.config import finite
@@ -53,3 +54,39 @@ def float_arg(option: str) -> Callable[[str], float]:
             raise UserError(f"{option} must be a finite number, got {text!r}") from error
 
     return read
+
+
+def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    """Parses the values of an option, each NAME=VALUE, to {name: value}. A value may be empty.
+
+    Args:
+      option: the option with the character before its value, such as "--margin=", for error messages.
+      form: the required form and an example, for error messages.
+
+    Raises:
+      UserError: a text has no name or no "=", or a name is repeated.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        check(bool(name and equals), f"{option}{text} must be {form}")
+        check(name not in pairs, f"{option}{text}: {name} is given twice; leave out one value")
+        pairs[name] = value
+    return pairs
+
+
+def check_unused(options: Namespace, names: Iterable[str], reason: str) -> None:
+    """Raises a UserError if the command line sets an option of `names`. `reason` says why the option has no effect."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    check(not given, f"{reason}: leave out {' and '.join(given)}")
+
+
+def add_margin(parser: ArgumentParser) -> None:
+    """Adds the option --margin, whose values `common.report.report.parse_margins` parses."""
+    parser.add_argument(
+        "--margin",
+        action="append",
+        default=[],
+        metavar="METRIC=X",
+        help="margin of equivalence, such as bleu=0.5",
+    )

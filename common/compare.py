@@ -14,9 +14,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import config
-from common.arguments import check_folder, int_arg
+from common.arguments import add_margin, check_folder, int_arg
 from common.errors import check
-from common.experiments import ExperimentSuite, parse_sweep, set_fields
+from common.experiments import ExperimentSuite, parse_fields, parse_sweep, set_fields
 from common.runtime import program
 from common.storage.folders import open_folder
 
@@ -64,24 +64,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
             " letters, digits, '_', '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name; rename one of them")
-        fields: dict[str, str] = {}
-        for text in texts:
-            key, equals, value = text.partition("=")
-            key = key.removeprefix("--config.").removeprefix("config.")
-            check(
-                bool(key and equals),
-                f"--case {name}: {text} is not of the form FIELD=VALUE, such as model.width=64; correct it",
-            )
-            check(
-                key != "seed",
-                f"--case {name} {text}: leave out the seed, because --seeds sets the seeds of all cases",
-            )
-            check(
-                key not in fields,
-                f"--case {name}: {key} is given twice; leave out one of the two values",
-            )
-            fields[key] = value
-        cases[name] = fields
+        cases[name] = parse_fields(f"--case {name} ", texts, "FIELD=VALUE, such as model.width=64")
     check(
         len(cases) > 1,
         f"give at least two cases, each --case NAME [FIELD=VALUE ...]; the command line has {len(cases)}",
@@ -112,13 +95,7 @@ def main() -> None:
         help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
     )
     parser.add_argument("--out", type=open_folder, default=Path("runs/compare"), metavar="DIR")
-    parser.add_argument(
-        "--margin",
-        action="append",
-        default=[],
-        metavar="METRIC=X",
-        help="margin of equivalence, such as bleu=0.5",
-    )
+    add_margin(parser)
     add_fairness(parser)
     parser.epilog = (
         "Any field of the configuration is an option for all cases: --config.train.steps=100"

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.arguments import parse_pairs
 from common.cached import read_json_if
 from common.config import flatten, float_or_text, override_all, run_module, to_json
 from common.errors import UserError, check
@@ -41,13 +42,13 @@ class Side(NamedTuple):
     """One of the two cases that a claim compares.
 
     Attributes:
-      name: name of the case; may be "" if the case cannot be trained. Sides with equal experiments have equal names.
-      experiment: function from a seed to the configuration of the run.
+      name: name of the case. Sides with equal experiments have equal names. "" if the options exclude the case.
+      experiment: function from a seed to the configuration of the run; None if `name` is "".
       missing: reason why the case cannot be trained at this scale or with these options; "" if it can be trained.
     """
 
-    name: str
-    experiment: "Experiment"
+    name: str = ""
+    experiment: "Experiment | None" = None
     missing: str = ""
 
 
@@ -88,33 +89,36 @@ def _number_first(text: str) -> tuple[bool, float | str]:
     return isinstance(value, str), value
 
 
+def parse_fields(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    """Parses the values of an option, each FIELD=VALUE, to {configuration field "a.b": value as text}.
+
+    A field may begin with "config." or "--config.". For the arguments and the errors see `parse_pairs`. Also raises a
+    UserError for the field `seed`.
+    """
+    names = [text.removeprefix("--").removeprefix("config.") for text in texts]
+    fields = parse_pairs(option, names, form)
+    check(
+        "seed" not in fields,
+        f"{option}seed: leave out the seed, because --seeds sets the seeds of all cases",
+    )
+    return fields
+
+
 def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parses the values of --sweep, each "a.b=V1,V2", to {field: values}.
 
     Raises a UserError if an option is malformed, a field is the seed, or a field or a value is repeated.
     """
-    sweep: dict[str, tuple[str, ...]] = {}
-    for text in options:
-        name, equals, values = text.partition("=")
-        name = name.removeprefix("--config.").removeprefix("config.")
-        parts = tuple(filter(None, values.split(",")))
+    form = "FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4, with one --sweep for each field"
+    texts = parse_fields("--sweep ", options, form)
+    sweep = {name: tuple(filter(None, text.split(","))) for name, text in texts.items()}
+    for name, values in sweep.items():
+        check(bool(values), f"--sweep {name}= must be {form}")
         check(
-            bool(name and equals and parts),
-            f"--sweep {text} must be FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
+            len(set(map(float_or_text, values))) == len(values),
+            f"--sweep {name}={','.join(values)}: a value is given twice (values such as 1e-3 and 0.001 are equal);"
+            " leave one out",
         )
-        check(
-            name != "seed",
-            f"--sweep {text}: leave out the seed, because --seeds sets the seeds of all cases",
-        )
-        check(
-            len(set(map(float_or_text, parts))) == len(parts),
-            f"--sweep {text}: a value is given twice (values such as 1e-3 and 0.001 are equal); leave one out",
-        )
-        check(
-            name not in sweep,
-            f"--sweep {text}: another --sweep already sets {name}; list all its values in one --sweep",
-        )
-        sweep[name] = parts
     return sweep
 
 
@@ -157,12 +161,17 @@ class ExperimentSuite:
         Raises:
           UserError: an override is invalid or sets the seed.
         """
-        seeds = [text for text in self.fields if text.startswith("--config.seed=")]
-        check(not seeds, f"leave out {' and '.join(seeds)}, because --seeds sets all seeds")
+        self.check_not_overridden(["seed"], "--seeds sets all seeds")
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
         config.update_from_flattened_dict(values)
         return config
+
+    def check_not_overridden(self, names: Iterable[str], reason: str) -> None:
+        """Raises a UserError if the command line overrides one of the fields `names`, which the suite sets."""
+        fixed = tuple(f"--config.{name}=" for name in names)
+        given = [text for text in self.fields if text.startswith(fixed)]
+        check(not given, f"leave out {' and '.join(given)}, because {reason}")
 
     def side(self, text: str) -> Side:
         """Returns the case with the name `text` in a claim. Raises a UserError for an unknown case."""
@@ -334,16 +343,16 @@ class ExperimentSuite:
         claims = read_claims(paper)
         names = dict.fromkeys(s for one in claims if one.kind == "runs" for s in (one.a, one.b))
         sides = {text: self.side(text) for text in names}
-        missing = {text: side.missing for text, side in sides.items() if side.missing}
         if only_kept:
+            groups = {text: self.kept(side.name) for text, side in sides.items()}
+            none = {text: sides[text] for text, runs in groups.items() if not runs}
             # Do not say which data are missing: the table must not depend on the files of this machine.
-            ran = {side.name: self.kept(side.name) for side in sides.values()}
-            none = {text: side for text, side in sides.items() if not ran[side.name]}
             missing = {t: "no finished run" if s.name else s.missing for t, s in none.items()}
         else:
+            missing = {text: side.missing for text, side in sides.items() if side.missing}
             cases = {s.name: s.experiment for s in sides.values() if not s.missing}
             ran = self.runs(cases) if cases else {}
-        groups = {text: ran[s.name] for text, s in sides.items() if text not in missing}
+            groups = {text: ran[side.name] for text, side in sides.items() if not side.missing}
         findings = find(claims, groups, missing)
         self.write("claims", *table(findings, chip_hours(paper), self.scale))
         print(NOTE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from common import config
-from common.arguments import check_folder, int_arg
+from common.arguments import check_folder, check_unused, int_arg, parse_pairs
 from common.errors import check
 from common.storage.folders import open_folder, open_path, output
 
@@ -57,25 +57,20 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Parses the values NAME=PATH of an option to {name: path as text}.
 
-    Raises a UserError if a value is malformed, or its name is not one of `names`.
+    Raises a UserError if a value is malformed, or its name is repeated or is not one of `names`.
     """
-    values = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        check(
-            bool(equals and value),
-            f"{option}={text} must be NAME=PATH, where NAME is one of {', '.join(names)}",
-        )
+    form = f"NAME=PATH, where NAME is one of {', '.join(names)}"
+    values = parse_pairs(f"{option}=", texts, form)
+    for name, value in values.items():
         config.check_choice(option, name, names)
-        values[name] = value
+        check(bool(value), f"{option}={name}= must be {form}")
     return values
 
 
 def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
     """Parses the values NAME=PATH of an option to {name: path}. Downloads files and folders in a bucket.
 
-    Raises a UserError if a value is malformed, its name is not one of `names`, or its path does not exist. Also raises
-    the errors of `open_folder`.
+    Raises the errors of `named_values` and `open_folder`, and a UserError if a path does not exist.
     """
     paths = {}
     for name, value in named_values(option, texts, names).items():
@@ -143,15 +138,10 @@ def reproduce(
     from common.experiments import parse_sweep
 
     make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
-    check(
-        not options.kept or options.target == CLAIMS,
-        f"--kept is only for the target {CLAIMS}: leave out --kept, because {options.target} trains missing runs",
-    )
-    trains = [f"--{name}" for name in ("turns", "sweep") if getattr(options, name)]
-    check(
-        not (options.kept and trains),
-        f"--kept trains nothing: leave out --kept, or leave out {' and '.join(trains)}",
-    )
+    if options.target != CLAIMS:
+        check_unused(options, ["kept"], f"--kept is only for the target {CLAIMS}")
+    if options.kept:
+        check_unused(options, ("turns", "sweep"), "--kept trains nothing")
     mesh = make_mesh_of(fields)
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)

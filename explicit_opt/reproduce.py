@@ -53,6 +53,7 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
+    from common.arguments import check_unused
     from common.config import check_choice
     from common.errors import check
     from common.reproduce import named_paths
@@ -64,16 +65,11 @@ def _own(options: Namespace) -> dict[str, Any]:
         not printed or target not in ("formula", "claims"),
         f"--protocol=printed cannot be used with the target {target}: leave out --protocol",
     )
-    check(
-        not printed or not options.sweep,
-        "--protocol=printed cannot be used with --sweep, because the sweep would choose settings by the metrics that"
-        " this protocol reports: leave out --sweep",
-    )
-    check(
-        target != "formula" or not (options.turns or options.sweep),
-        "the target formula trains no model: leave out"
-        f" {' and '.join(f'--{n}' for n in ('turns', 'sweep') if getattr(options, n))}",
-    )
+    if printed:
+        reason = "a sweep would choose settings by the metrics that --protocol=printed reports"
+        check_unused(options, ["sweep"], reason)
+    if target == "formula":
+        check_unused(options, ("turns", "sweep"), "the target formula trains no model")
     data = named_paths("--data", options.data, CORPORA["claims"])
     for corpus, path in data.items():
         option = f"--data={corpus}={shown(path)}"

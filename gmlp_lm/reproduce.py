@@ -45,19 +45,16 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
+    from common.arguments import check_unused
     from common.config import check_choice
     from common.errors import check
     from common.reproduce import named_paths
     from configs.language import CORPORA, RECIPES
 
     check_choice("--recipe", options.recipe, RECIPES)
-    trains = TARGETS.get(options.target) != "settings"
-    unused = [n for n in ("corpora", "data", "turns", "sweep") if getattr(options, n)]
-    check(
-        trains or not unused,
-        f"{options.target} trains nothing and reads no data: leave out"
-        f" {' and '.join(f'--{name}' for name in unused)}",
-    )
+    if TARGETS.get(options.target) == "settings":
+        reason = f"{options.target} trains nothing and reads no data"
+        check_unused(options, ("corpora", "data", "turns", "sweep"), reason)
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))
     for corpus in corpora:

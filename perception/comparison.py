@@ -60,10 +60,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: an override sets a field that the comparison sets, an override is invalid, or `way` is unknown.
         """
-        overrides = [f for f in self.fields if f.startswith("--config.finetune=")]
-        check(
-            not overrides,
-            f"remove {' and '.join(overrides)}: perception.worth sets this field itself; use --ways",
+        self.check_not_overridden(
+            ["finetune"], "perception.worth sets this field itself; use --ways"
         )
         fields, method = find(way).fields, find(way).method
         config = self.override(load(self.spec), seed=seed, **fields)

@@ -121,8 +121,7 @@ def compare_within_runs(
     sample = Sample(differences, seedless=single, resampled_RB=moved_a - moved_b)
     nothing = Sample((0.0,), seedless=True, resampled_RB=np.zeros_like(moved_a[:1]))
     shared = shared_variance(sample, nothing, len(a[0]))
-    noise = "test examples" if single else "seeds, test examples"
-    return Comparison(METRIC, "max", sample, nothing, margin, shared, noise)
+    return Comparison(METRIC, "max", sample, nothing, margin, shared)
 
 
 def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
@@ -157,7 +156,7 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
 def _score_interval(sample: Sample, shared_variance: float) -> tuple[float, float]:
     """Returns the interval of a weighted F1, from 0 to 100: the interval of its difference from a score of 0."""
     zero = Sample((0.0,), seedless=True)
-    one = Comparison(METRIC, "max", sample, zero, 0.0, shared_variance, "")
+    one = Comparison(METRIC, "max", sample, zero, 0.0, shared_variance)
     return max(one.low, 0.0), min(one.high, 100.0)
 
 

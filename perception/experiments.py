@@ -159,12 +159,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
             own["data.tokenizer"] = "pretrained"
         if not tiny:
             own |= {"dataset": case.dataset, "data.source": self.sources[case.dataset]}
-        fixed = tuple(f"--config.{name}=" for name in FIXED)
-        overrides = [text for text in self.fields if text.startswith(fixed)]
-        check(
-            not overrides,
-            f"remove {' and '.join(overrides)}: each cell of the table sets the fields {', '.join(FIXED)}; choose cells"
-            " with --backbones, --datasets, --modes, --data and --pretrained",
+        self.check_not_overridden(
+            FIXED,
+            f"each cell of the table sets the fields {', '.join(FIXED)}; choose cells with --backbones, --datasets,"
+            " --modes, --data and --pretrained",
         )
         return self.override(config, seed=seed, **own)
 
@@ -198,11 +196,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
         }
         for option, (subset, name) in subsets.items():
             if subset and name not in subset:
-                return Side("", lambda seed: ConfigDict(), f"{option} excludes {name}")
+                return Side(missing=f"{option} excludes {name}")
         if self.scale == "tiny":
             small = stand_ins()[BACKBONES[backbone].family]
             if at and backbone != small:
-                return Side("", lambda seed: ConfigDict(), f"--scale=tiny has no {backbone}")
+                return Side(missing=f"--scale=tiny has no {backbone}")
             dataset, backbone = EMBEDDED, small
         case = Case(backbone, dataset, mode)
         missing = self.missing(case)

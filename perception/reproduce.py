@@ -59,6 +59,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     import os
     from pathlib import Path
 
+    from common.arguments import check_unused
     from common.config import check_choice
     from common.errors import check
     from common.reproduce import CLAIMS, named_paths, named_values
@@ -92,15 +93,10 @@ def _own(options: Namespace) -> dict[str, Any]:
             f"--pretrained={name}={path}: {path} is neither a directory nor a model in the Hugging Face cache; name the"
             " directory of the model, or first download the model with --download of perception.train",
         )
-    check(
-        options.target == "table1" or not options.dry_run,
-        f"--dry-run needs the target table1, got {options.target}: remove --dry-run, or name the target table1",
-    )
-    fair = " and ".join(f"--{name}" for name in ("turns", "sweep") if getattr(options, name))
-    check(
-        options.target in ("table1", CLAIMS) or not fair,
-        f"{options.target} trains no model: remove {fair}, or name the target table1 or {CLAIMS}",
-    )
+    if options.target != "table1":
+        check_unused(options, ["dry_run"], "--dry-run is only for the target table1")
+    if options.target not in ("table1", CLAIMS):
+        check_unused(options, ("turns", "sweep"), f"{options.target} trains no model")
     return {
         **chosen,
         "recipe": options.recipe,

@@ -324,7 +324,7 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
     model, mode = rows[row]
     case, missing = suite.claimed_case(text, "roberta", model, layers)
     if case is None:
-        return Side("", lambda seed: ConfigDict(), missing)
+        return Side(missing=missing)
     tuning = Tuning(task, case, mode)
     if suite.scale == "laptop" and task not in suite.data_paths:
         missing = missing or f"--data={task}=DIR"

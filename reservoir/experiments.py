@@ -67,12 +67,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             config.update_from_flattened_dict({f"model.{name}": value})
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
-            overrides = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
-            check(
-                not overrides,
-                f"leave out {' and '.join(overrides)}: reservoir.reproduce sets this field in all RoBERTa runs, because"
-                " Figure 6 fine-tunes their snapshots",
-            )
+            reason = "Figure 6 fine-tunes the snapshots of all RoBERTa runs"
+            self.check_not_overridden(["checkpoint.snapshots"], reason)
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
 
@@ -198,7 +194,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             return downstream.side(self, text, setting, row, depth)
         case, missing = self.claimed_case(text, setting, row, depth)
         if case is None:
-            return Side("", lambda seed: ConfigDict(), missing)
+            return Side(missing=missing)
         return Side(case.stem, partial(self.configuration, case), missing)
 
     def claimed_case(

@@ -66,6 +66,7 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
+    from common.arguments import check_unused
     from common.config import check_choice
     from common.errors import check
     from common.reproduce import CLAIMS, named_paths
@@ -82,15 +83,11 @@ def _own(options: Namespace) -> dict[str, Any]:
         check_choice("--models", model, MODELS)
     for override in options.finetune:
         check("=" in override, f"--finetune={override} must be FIELD=VALUE")
-    check(
-        not options.finetune or options.target in (*FIGURES, CLAIMS),
-        f"--finetune is only for {', '.join((*FIGURES, CLAIMS))}: leave out --finetune, because {options.target} has no"
-        " fine-tuning runs",
-    )
-    check(
-        not options.dry_run or options.target != CLAIMS,
-        f"--dry-run is for tables and figures, not for {CLAIMS}: leave out --dry-run",
-    )
+    tuned = (*FIGURES, CLAIMS)
+    if options.target not in tuned:
+        check_unused(options, ["finetune"], f"--finetune is only for {', '.join(tuned)}")
+    if options.target == CLAIMS:
+        check_unused(options, ["dry_run"], f"--dry-run is for tables and figures, not for {CLAIMS}")
     data_paths = named_paths("--data", options.data, (*SETTINGS, *TASKS, "probing"))
     for setting, path in data_paths.items():
         check(

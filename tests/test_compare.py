@@ -77,8 +77,8 @@ def test_a_case_has_its_own_file_and_fields(tmp_path: Path) -> None:
         ([["a"], ["a"]], "two cases have this name"),
         ([["a/b"], ["c"]], "the name becomes a folder name"),
         ([["model.width=3"], ["c"]], "the name becomes a folder name"),
-        ([["a", "width"], ["b"]], "is not of the form FIELD=VALUE"),
-        ([["a", "=3"], ["b"]], "is not of the form FIELD=VALUE"),
+        ([["a", "width"], ["b"]], "--case a width must be FIELD=VALUE"),
+        ([["a", "=3"], ["b"]], "must be FIELD=VALUE"),
         (
             [["a", "seed=3"], ["b"]],
             "leave out the seed, because --seeds sets the seeds of all cases",
@@ -98,7 +98,10 @@ def test_malformed_cases_are_refused(cases: list, message: str) -> None:
         (("--case", "a", "--case", "b", "seeds=3"), "did you mean --case b seed"),
         (("--case", "a", "--case", "b", "config=missing.py"), "no configuration file missing.py"),
         (("--case", "a", "--case", "b", "--sweep", "rate"), "--sweep rate must be FIELD=VALUE"),
-        (("--case", "a", "--case", "b", "--margin=accuracy"), "give METRIC=NUMBER"),
+        (
+            ("--case", "a", "--case", "b", "--margin=accuracy"),
+            "--margin=accuracy must be METRIC=NUMBER",
+        ),
         (("--case", "a", "--case", "b", "--config.seed=2"), "leave out --config.seed=2, because"),
     ],
 )

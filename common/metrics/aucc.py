@@ -4,8 +4,7 @@ It is the integral of a validation metric over wall-clock training time, steps o
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -105,16 +104,3 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
     # The sign of the best value decides which of the two targets is easier to reach than the best value.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
-
-
-def shared_horizon(
-    curves: Iterable[Curve], axis: Axis, which: Literal["longest", "shortest"] = "longest"
-) -> float | None:
-    """Returns the end of the longest (the paper's choice) or the shortest curve, in units of the axis.
-
-    With the longest horizon, `outline` extends shorter curves with their best value, which assumes that their runs have
-    converged. Returns None if no curve has points, or if the end is 0, as on the axis "flops" for runs without a FLOP
-    count.
-    """
-    ends = [curve.points[-1].at(axis) for curve in curves if curve.points]
-    return (max if which == "longest" else min)(ends, default=0.0) or None

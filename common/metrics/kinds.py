@@ -40,10 +40,7 @@ def load(path: Path) -> Predictions:
       UserError: the file is missing or damaged, or a value is NaN.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ValueError("it is not an .npz file")
-        with loaded as archive:
+        with np.load(path, allow_pickle=False) as archive:
             # In files from before 24 November 2026, the names of arrays end with shape letters: `stem` removes them.
             saved = {stem(name): archive[name] for name in archive.files}
         record = json.loads(saved.pop("record").tobytes().decode())

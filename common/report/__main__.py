@@ -2,17 +2,12 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common.arguments import check_folder, int_arg
+from common.arguments import add_margin, check_folder, check_unused, int_arg
 from common.config import float_or_text, parser_for
 from common.errors import check
 from common.runtime import program
 from common.storage.addresses import copy_of
-
-if TYPE_CHECKING:
-    from common.report.runs import Run
-    from common.report.table import Table
 
 
 def _parser() -> ArgumentParser:
@@ -52,13 +47,7 @@ def _parser() -> ArgumentParser:
         help="best value that is 100 %% in the table of times: each run's own best value (own, default) or the best"
         " value of all runs (all)",
     )
-    parser.add_argument(
-        "--margin",
-        action="append",
-        default=[],
-        metavar="METRIC=X",
-        help="margin of equivalence, such as bleu=0.5",
-    )
+    add_margin(parser)
     parser.add_argument(
         "--examples",
         nargs=2,
@@ -83,18 +72,23 @@ def main() -> None:
 
 
 def _show_examples(options: Namespace) -> None:
-    """Prints the test examples on which the two runs of --examples differ most."""
+    """Prints the test examples on which the two runs of --examples differ most in cost.
+
+    Raises:
+      UserError: --examples does not name two single runs, a run has no predictions or damaged predictions, or the runs
+        have different test examples or metrics.
+    """
+    import numpy as np
+
     from common.report.runs import load_group
+    from common.report.significance import paired_predictions
     from common.report.table import text
 
     check(
         not options.runs,
         f"--examples takes two runs and no further GROUP: leave out {', '.join(options.runs)}",
     )
-    check(
-        not options.margin,
-        "--margin changes only verdicts, and --examples shows no verdict: leave out --margin",
-    )
+    check_unused(options, ["margin"], "--examples shows no verdict, which --margin would change")
     pair = []
     for argument in options.examples:
         runs = load_group(argument)
@@ -103,30 +97,14 @@ def _show_examples(options: Namespace) -> None:
             f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
         )
         pair += runs
-    print(text(*_example_table(*pair, options.most)))
-
-
-def _example_table(one: "Run", other: "Run", most: int) -> "Table":
-    """Returns a table of the `most` test examples with the largest absolute differences in cost between two runs.
-
-    Raises:
-      UserError: a run has no predictions or damaged predictions, or the runs have different test examples or metrics.
-    """
-    import numpy as np
-
-    from common.report.table import Table
-
-    mine, theirs = one.predictions(), other.predictions()
-    for run, predictions in ((one, mine), (other, theirs)):
-        missing = f"the run {run.place} has no predictions.npz, which --examples needs: choose another run"
-        check(predictions is not None, missing)
+    without = [run.place for run in pair if run.predictions() is None]
     check(
-        mine.pairing == theirs.pairing,
-        f"{one.place} and {other.place} have different test examples or metrics: compare runs with the same test set"
-        " and metrics",
+        not without,
+        f"the run {' and '.join(without)} has no predictions.npz, which --examples needs: choose another run",
     )
+    mine, theirs = paired_predictions(pair)
     difference_E = mine.costs_E - theirs.costs_E
-    order = np.argsort(-np.abs(difference_E), kind="stable")[:most]
+    order = np.argsort(-np.abs(difference_E), kind="stable")[: options.most]
     described = [(mine.describe(number), theirs.describe(number)) for number in order]
     names = list(described[0][0])
     shared = [name for name in names if all(a[name] == b[name] for a, b in described)]
@@ -139,9 +117,9 @@ def _example_table(one: "Run", other: "Run", most: int) -> "Table":
         )
         for number, (a, b) in zip(order, described, strict=True)
     ]
-    sides = (f"A: {one.name}", f"B: {other.name}")
+    sides = [f"{side}: {run.name}" for side, run in zip("AB", pair, strict=True)]
     columns = ("example", *shared, *(f"{name}, {side}" for name in differing for side in sides))
-    return Table((*columns, f"cost, A - B ({mine.cost_unit})"), rows)
+    print(text((*columns, f"cost, A - B ({mine.cost_unit})"), rows))
 
 
 def _compare(options: Namespace) -> None:

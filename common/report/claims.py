@@ -18,8 +18,8 @@ from common.config import check_choice
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.predictions import PREDICTIONS
-from common.report.runs import Run
-from common.report.significance import Comparison, Sample, check_runs, compare, correct, sample_of
+from common.report.runs import Run, check_distinct
+from common.report.significance import Comparison, Sample, compare, correct, sample_of
 from common.report.table import Table, digits_for, mean_std
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
@@ -27,6 +27,13 @@ CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
 """Metric that is counted, not measured -> display name. Smaller values are better."""
+
+_TESTED = {
+    "confirmed": "holds by arithmetic",
+    "refuted": "refuted by arithmetic",
+    "observed": "observed in a test, no verdict",
+}
+"""Kind of evidence from a test -> verdict on the claim."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +88,13 @@ def read(paper: str) -> list[Claim]:
         check(cells == len(names), f"{where}: the row must have {len(names)} cells, got {cells}")
         claim = Claim(*(cell.strip() for cell in row))
         check_choice(f"{where}: direction", claim.direction, ("better", "worse", "equivalent"))
-        kinds = ("runs", "confirmed", "refuted", "observed", "plan")
-        check_choice(f"{where}: evidence", claim.kind, kinds)
-        for name in ("id", "section", "claim"):
-            check(bool(getattr(claim, name)), f"{where}: the {name} is empty: fill it in")
-        if claim.kind == "runs":
-            whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"
-        else:
-            whole = claim.source
-            needed = "a source after its colon: a test, or options of launch.plan"
-        check(bool(whole), f'{where}: the evidence "{claim.kind}" needs {needed}')
+        check_choice(f"{where}: evidence", claim.kind, ("runs", *_TESTED, "plan"))
+        needed = ("metric", "a", "b") if claim.kind == "runs" else ("source",)
+        empty = [name for name in ("id", "section", "claim", *needed) if not getattr(claim, name)]
+        check(
+            not empty,
+            f"{where}: {' and '.join(empty)} must not be empty (source: the text after the colon of the evidence)",
+        )
         check(claim.id not in claims, f"{where}: the id {claim.id} is used twice: rename one")
         claims[claim.id] = claim
     return list(claims.values())
@@ -145,7 +149,7 @@ def find(
 
 
 def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    check_runs(a, b)
+    check_distinct(a, b)
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
     by_metric = {one.metric: one for one in compare(a, b)}
@@ -170,19 +174,17 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
     Counts have no noise, with one exception: early stopping and time limits make the FLOPs differ between seeds.
     """
-
-    def counts(runs: Sequence[Run]) -> list[float]:
+    stopped = any(run.summary.get("stopped_by", "steps") != "steps" for run in (*a, *b))
+    samples = []
+    for runs in (a, b):
         if metric == "flops":
-            return [run.summary["flops"] for run in runs]
-        return [run.summary["params"]["trainable"] for run in runs]
-
-    stopped = {run.summary.get("stopped_by", "steps") for run in (*a, *b)}
-    if metric == "flops" and stopped != {"steps"}:
-        samples, noise = [sample_of(runs, counts(runs)) for runs in (a, b)], "seeds"
-    else:
-        means = (sum(counts(runs)) / len(runs) for runs in (a, b))
-        samples, noise = [Sample((mean,), seedless=True) for mean in means], "nothing: counted"
-    return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, noise)
+            counts = [run.summary["flops"] for run in runs]
+        else:
+            counts = [run.summary["params"]["trainable"] for run in runs]
+        varies = metric == "flops" and stopped
+        mean = (sum(counts) / len(counts),)
+        samples.append(sample_of(runs, counts) if varies else Sample(mean, seedless=True))
+    return Comparison(RESOURCES[metric], "min", *samples)
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
@@ -194,17 +196,12 @@ def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
     `hours` is the result of `chip_hours`.
     """
     claim = finding.claim
-    match claim.kind:
-        case "confirmed":
-            return f"holds by arithmetic ({claim.source})"
-        case "refuted":
-            return f"refuted by arithmetic ({claim.source})"
-        case "observed":
-            return f"observed in a test, no verdict ({claim.source})"
-        case "plan":
-            known = hours.get(claim.source)
-            cost = f"{known} chip-hours on v5e" if known else "estimate its cost with launch.plan"
-            return f"not run: {cost}"
+    if claim.kind in _TESTED:
+        return f"{_TESTED[claim.kind]} ({claim.source})"
+    if claim.kind == "plan":
+        known = hours.get(claim.source)
+        cost = f"{known} chip-hours on v5e" if known else "estimate its cost with launch.plan"
+        return f"not run: {cost}"
     if finding.comparison is None:
         return f"not run: {finding.missing}"
     if finding.comparison.word == claim.direction:
@@ -250,7 +247,7 @@ def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
     difference, low, high = (
         f"{share * x:+.{digits}f}" for x in (comparison.difference, comparison.low, comparison.high)
     )
-    known = not (math.isnan(comparison.low) or comparison.noise.startswith("nothing"))
+    known = not math.isnan(comparison.low) and comparison.noise != "nothing"
     interval = f"{low} to {high}{unit}" if known else ""
     seeds = " and ".join("none" if s.seedless else str(len(s.values)) for s in samples)
     sides = (f"{claim.a} {means[0]}", f"{claim.b} {means[1]}")

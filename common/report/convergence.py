@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import check
-from common.metrics.aucc import aucc, reaching, shared_horizon
+from common.metrics.aucc import aucc, reaching
 from common.metrics.curve import Axis, Point
 from common.report.curve_plot import area_unit, shown_name, units
 from common.report.groups import Group
@@ -18,7 +18,11 @@ from common.report.runs import runs_alternated
 from common.report.table import Table, digits_for, mean_std
 
 Horizon = float | Literal["longest", "shortest"]
-"""End of the AUCC on the x-axis: a number in units of the axis, or the last point of the longest or shortest run."""
+"""End of the AUCC on the x-axis: a number in units of the axis, or the last point of the longest or shortest run.
+
+The paper takes the longest run. Shorter curves are then extended with their best value, which assumes that their runs
+have converged.
+"""
 
 PERCENTS = (95, 99, 100)
 
@@ -52,15 +56,16 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         all curves end at 0 on the axis.
     """
     runs = [run for group in compared for run in group.runs]
-    empty = [run.place for run in runs if not run.curve.points[-1].at(axis)]
+    ends = [run.curve.points[-1].at(axis) for run in runs]
+    empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
     check(
         len(empty) in (0, len(runs)),
         f"the runs cannot be compared on the axis {axis}, because some have no {axis}: choose another --axis, or leave"
         f" out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
     )
     if horizon in ("longest", "shortest"):
-        horizon = shared_horizon([run.curve for run in runs], axis, horizon)
-        if horizon is None:
+        horizon = max(ends) if horizon == "longest" else min(ends)
+        if not horizon:
             return None
     check(
         not isinstance(horizon, str) and 0 < horizon < math.inf,

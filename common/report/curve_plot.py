@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import check
-from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
+from common.metrics.aucc import aucc, mean_outline, outline
 from common.metrics.curve import Axis, Curve
 from common.report.panels import COLOURS, panels
 from common.report.table import digits_for, mean_std
@@ -55,7 +55,9 @@ def curve_figure(
         f"curves of different metrics cannot share a plot ({metrics}): give curves of one metric",
     )
 
-    horizon = shared_horizon(flat, axis) if horizon is None else horizon
+    # The end is 0, and there is no horizon, on the axis "flops" of runs without a FLOP count.
+    last = max((point.at(axis) for curve in flat for point in curve.points), default=0.0)
+    horizon = last or None if horizon is None else horizon
     end = horizon or 0.0
     scale, unit, label = units(axis, end)
     # The legend of a single curve fits into the plot. A longer legend would cover the curves: put it below the plot.

@@ -4,18 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common.arguments import parse_pairs
 from common.config import check_choice, check_number, flatten, float_or_text
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
 from common.report import convergence, figures
 from common.report.groups import Group, differences
-from common.report.runs import Run, runs_alternated
+from common.report.runs import Run, check_distinct, runs_alternated
 from common.report.significance import (
     CONFIDENCE,
     MARGINS,
     Comparison,
-    check_runs,
     compare,
     correct,
 )
@@ -30,19 +30,12 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
     Raises a UserError if a value is malformed, a metric is unknown or has two margins, or a margin is negative or not
     finite.
     """
-    chosen: dict[str, float] = {}
-    for text in options:
-        metric, equals, number = text.partition("=")
-        check(
-            bool(metric and equals),
-            f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5",
-        )
-        check_choice(f"--margin={text}: metric", metric, MODES)
-        margin = float_or_text(number)
-        check_number(f"--margin={text}: the margin", margin)
-        check(metric not in chosen, f"--margin={text} is a second margin of {metric}: give one")
-        chosen[metric] = margin
-    return chosen
+    texts = parse_pairs("--margin=", options, "METRIC=NUMBER, such as bleu=0.5")
+    margins = {metric: float_or_text(text) for metric, text in texts.items()}
+    for metric, margin in margins.items():
+        check_choice("--margin: metric", metric, MODES)
+        check_number(f"--margin={metric}: the margin", margin)
+    return margins
 
 
 def write(
@@ -122,7 +115,7 @@ def against_first(
     """
     first, *others = compared
     for group in others:
-        check_runs(group.runs, first.runs)
+        check_distinct(group.runs, first.runs)
         _check_data(group.runs, first.runs)
     pairs = [
         (group, one)

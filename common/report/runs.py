@@ -92,17 +92,23 @@ class Run:
         return value
 
 
-def check_distinct(group: Sequence[Run]) -> None:
-    """Raises a UserError if a group has a run twice, or two runs with the same seed (other than None)."""
-    for one, other in itertools.combinations(group, 2):
-        check(
-            one.folder is None or one.folder != other.folder,
-            f"the run {one.place} is given twice: leave out one of the two arguments",
-        )
-        check(
-            one.seed is None or one.seed != other.seed,
-            f"{one.place} and {other.place} are in one group and have the same seed {one.seed}: leave out one of them",
-        )
+def check_distinct(*groups: Sequence[Run]) -> None:
+    """Raises a UserError if a run is given twice, or if two runs of a group have the same seed (other than None)."""
+    folders = set()
+    for group in groups:
+        for run in group:
+            folder = run.folder and run.folder.resolve()
+            check(
+                folder is None or folder not in folders,
+                f"the run {run.place} is given twice: leave out one of the two arguments",
+            )
+            folders.add(folder)
+        for one, other in itertools.combinations(group, 2):
+            check(
+                one.seed is None or one.seed != other.seed,
+                f"{one.place} and {other.place} are in one group and have the same seed {one.seed}: leave out one of"
+                " them",
+            )
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:

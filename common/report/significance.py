@@ -1,4 +1,4 @@
-"""Verdicts on two groups of runs: better, worse, equivalent or undecided, from seeds and test examples.
+"""Significance tests on two groups of runs. The verdict is better, worse, equivalent or undecided.
 
 The difference of two groups in a metric is the difference of their means over seeds. Its variance has two parts:
 
@@ -25,11 +25,10 @@ from scipy import stats
 from common.config import check_number
 from common.errors import check
 from common.metrics.aucc import aucc
-from common.metrics.curve import Axis
 from common.metrics.kinds import MODES
 from common.metrics.predictions import Predictions
 from common.metrics.translations import Translations
-from common.report.runs import Run, check_distinct, runs_alternated
+from common.report.runs import Run, runs_alternated
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
@@ -106,7 +105,6 @@ class Comparison:
       a, b: values of the two groups.
       margin: margin of equivalence in units of the metric. 0 means no margin.
       example_variance: variance of A - B due to the finite test set, without the part that `seed_variance` contains.
-      noise: sources of noise that the interval covers, as text.
       corrected: the two `p_values` after Holm's correction; None if `correct` has not corrected them.
       together: number of comparisons that were corrected together.
     """
@@ -115,15 +113,21 @@ class Comparison:
     mode: str
     a: Sample
     b: Sample
-    margin: float
-    example_variance: float
-    noise: str
+    margin: float = 0.0
+    example_variance: float = 0.0
     corrected: tuple[float, float] | None = None
     together: int = 1
 
     @property
     def difference(self) -> float:
         return self.a.mean - self.b.mean
+
+    @property
+    def noise(self) -> str:
+        """The sources of noise that the interval covers, such as "seeds, test examples"; "nothing" for counts."""
+        sources = [] if self.a.seedless and self.b.seedless else ["seeds"]
+        sources += [] if self.a.resampled_RB is None else ["test examples"]
+        return ", ".join(sources) or "nothing"
 
     def _spread(self, more: int = 0) -> tuple[float, float]:
         """Returns the standard error and the degrees of freedom of A - B.
@@ -261,10 +265,7 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def compare(
-    a: Sequence[Run],
-    b: Sequence[Run],
-    margins: Mapping[str, float] = MARGINS,
-    axes: Sequence[Axis] = ("step", "flops"),
+    a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float] = MARGINS
 ) -> list[Comparison]:
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
@@ -276,7 +277,6 @@ def compare(
 
     Args:
       margins: metric -> margin of equivalence.
-      axes: x-axes of the means over validation curves. If the runs took turns and `axes` is not empty, adds "seconds".
 
     Raises:
       UserError: the groups have different test examples or metrics, a run's predictions are damaged, or a margin is
@@ -286,44 +286,33 @@ def compare(
         check_number(f"the margin of {name}", margin)
     found = _on_examples(a, b, margins)
     objective, mode = a[0].curve.name, a[0].curve.mode
-    best = [sample_of(group, [run.curve.best.value for run in group]) for group in (a, b)]
     margin = margins.get(objective, 0.0)
-    found.append(Comparison(f"best valid {objective}", mode, *best, margin, 0.0, "seeds"))
+    best = [sample_of(group, [run.curve.best.value for run in group]) for group in (a, b)]
+    found.append(Comparison(f"best valid {objective}", mode, *best, margin))
     timed = runs_alternated([a, b])
     if timed:
         seconds = [sample_of(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
-        found.append(Comparison("training seconds", "min", *seconds, 0.0, 0.0, "seeds"))
-    for axis in (*axes, "seconds") if timed and axes else axes:
+        found.append(Comparison("training seconds", "min", *seconds))
+    for axis in ("step", "flops", "seconds") if timed else ("step", "flops"):
         end = min(run.curve.points[-1].at(axis) for run in (*a, *b))
         if end > 0:
             areas = [sample_of(g, [aucc(r.curve, axis, end) / end for r in g]) for g in (a, b)]
-            name = f"mean {objective} over {axis}"
-            found.append(Comparison(name, mode, *areas, margin, 0.0, "seeds"))
+            found.append(Comparison(f"mean {objective} over {axis}", mode, *areas, margin))
     return found
 
 
-def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if the runs of a group are not distinct (`check_distinct`), or if a run is in both groups."""
-    for group in (a, b):
-        check_distinct(group)
-    places = {run.folder.resolve() for run in a if run.folder}
-    for run in b:
-        check(
-            run.folder is None or run.folder.resolve() not in places,
-            f"the run {run.place} is in both groups: leave it out of one group",
-        )
-
-
-def sample_of(group: Sequence[Run], values: Sequence[float]) -> Sample:
+def sample_of(
+    group: Sequence[Run], values: Sequence[float], resampled_RB: np.ndarray | None = None
+) -> Sample:
     """Returns the `Sample` of `values`, one value for each run of `group`. It is seedless if no run has a seed."""
-    return Sample(tuple(values), seedless=all(run.seed is None for run in group))
+    return Sample(tuple(values), all(run.seed is None for run in group), resampled_RB)
 
 
-def _on_examples(
-    a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
-) -> list[Comparison]:
-    """Compares the test metrics. Returns [] if a run has no predictions."""
-    runs = [*a, *b]
+def paired_predictions(runs: Sequence[Run]) -> list[Predictions]:
+    """Returns the test predictions of the runs, on the same test examples; [] if a run has no predictions.
+
+    Raises a UserError if predictions are damaged, or if the test examples or the metrics of two runs differ.
+    """
     predicted = [run.predictions() for run in runs]
     if any(one is None for one in predicted):
         return []
@@ -333,6 +322,16 @@ def _on_examples(
             f"{run.place} and {runs[0].place} have different test examples or metrics:"
             " compare runs with the same test set and metrics",
         )
+    return predicted
+
+
+def _on_examples(
+    a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
+) -> list[Comparison]:
+    """Compares the test metrics. Returns [] if a run has no predictions."""
+    predicted = paired_predictions([*a, *b])
+    if not predicted:
+        return []
     points, resampled = [one.metrics() for one in predicted], resample(predicted)
     found = []
     for metric in points[0]:
@@ -342,12 +341,11 @@ def _on_examples(
             continue
         values = [point[metric] for point in points]
         moved_RB = np.stack([one[metric] for one in resampled])
-        of_a = replace(sample_of(a, values[: len(a)]), resampled_RB=moved_RB[: len(a)])
-        of_b = replace(sample_of(b, values[len(a) :]), resampled_RB=moved_RB[len(a) :])
-        noise = "test examples" if of_a.seedless and of_b.seedless else "seeds, test examples"
+        of_a = sample_of(a, values[: len(a)], moved_RB[: len(a)])
+        of_b = sample_of(b, values[len(a) :], moved_RB[len(a) :])
         shared = shared_variance(of_a, of_b, len(predicted[0]))
         margin = margins.get(metric, 0.0)
-        found.append(Comparison(metric, MODES[metric], of_a, of_b, margin, shared, noise))
+        found.append(Comparison(metric, MODES[metric], of_a, of_b, margin, shared))
     return found
 
 

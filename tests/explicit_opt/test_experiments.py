@@ -252,7 +252,7 @@ def test_unknown_field_raises_one_line_error(tmp_path):
         ),
         (
             ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],
-            "--protocol=printed cannot be used with --sweep",
+            "a sweep would choose settings by the metrics that --protocol=printed reports: leave out --sweep",
         ),
         (
             ["fig2", "--data=babylm=/tmp"],

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from common.errors import UserError
-from common.metrics.aucc import aucc, mean_outline, outline, reaching, shared_horizon
+from common.metrics.aucc import aucc, mean_outline, outline, reaching
 from common.metrics.curve import Curve, Point
 
 HOUR = 3600.0
@@ -136,15 +136,6 @@ def test_reaching_another_best_value_may_return_none():
     # The value to reach is 2.0 / 0.95 = 2.105.
     assert reaching(falling, 0.95, best=2.0).seconds == 2.0
     assert reaching(falling, 0.99, best=2.0) is None
-
-
-def test_shared_horizon_is_the_end_of_a_curve():
-    curves = [curve("max", [(1.0, 30.0)]), curve("max", [(1.0, 10.0), (3.0, 31.0)])]
-    assert shared_horizon(curves, "seconds") == 3.0
-    assert shared_horizon(curves, "step", "shortest") == 10.0
-    assert shared_horizon([Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])], "flops") is None
-    assert shared_horizon([], "seconds") is None
-    assert shared_horizon([Curve("BLEU", "max"), *curves], "seconds", "shortest") == 1.0
 
 
 def test_measured_area_decreases_with_the_values():

@@ -276,9 +276,9 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
             "table1", f"--pretrained=arctic_xs={place}"
         )
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
-    assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")
-    assert "--dry-run needs the target table1, got claims" in told("claims", "--dry-run")
-    assert "fig1 trains no model: remove --turns, or name the target" in told("fig1", "--turns=5")
+    assert "--dry-run is only for the target table1" in told("table2", "--dry-run")
+    assert "--dry-run is only for the target table1" in told("claims", "--dry-run")
+    assert "fig1 trains no model: leave out --turns" in told("fig1", "--turns=5")
     assert told("table1", "--datasets=sst2").endswith(
         "remove --datasets, or set --scale=laptop or paper"
     )
@@ -291,6 +291,6 @@ def test_overrides_of_cell_fields_are_rejected(make) -> None:
     """Overrides of `finetune` or `dataset` could fill cells with runs of another mode or another data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
     with pytest.raises(
-        UserError, match=r"^remove --config.finetune=full: each cell of the table sets"
+        UserError, match=r"^leave out --config.finetune=full, because each cell of the table sets"
     ):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

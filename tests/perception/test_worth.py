@@ -687,8 +687,9 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
         out = f"--out={tmp_path / 'out'}"
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
-    assert "remove --config.finetune=lora: perception.worth sets this field itself; use --ways" in (
-        told("--config.finetune=lora")
+    assert (
+        "leave out --config.finetune=lora, because perception.worth sets this field itself; use --ways"
+        in (told("--config.finetune=lora"))
     )
     assert "nowhere is not a readable directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")

@@ -13,12 +13,11 @@ from common.errors import UserError
 from common.metrics.classes import Classes
 from common.metrics.losses import Losses
 from common.metrics.translations import Translations
-from common.report.runs import Run, run_of
+from common.report.runs import Run, check_distinct, run_of
 from common.report.significance import (
     CONFIDENCE,
     Comparison,
     Sample,
-    check_runs,
     compare,
     correct,
     resample,
@@ -28,7 +27,7 @@ from tests.report.helpers import made, summary
 
 def comparison(a, b, margin=0.0, mode="max", shared=0.0, **options) -> Comparison:
     samples = [Sample(tuple(values), **options) for values in (a, b)]
-    return Comparison("bleu", mode, *samples, margin, shared, "seeds")
+    return Comparison("bleu", mode, *samples, margin, shared)
 
 
 A, B = (31.0, 31.5, 31.2, 31.4), (30.1, 30.4, 30.0, 30.2)
@@ -89,11 +88,11 @@ def test_fewer_than_three_seeds_are_undecided(seeds):
 def test_seedless_runs_have_no_noise_of_seeds():
     solved = Sample((32.0,), seedless=True)
     trained = Sample(A)
-    found = Comparison("bleu", "max", solved, trained, 0.0, 0.0, "seeds")
+    found = Comparison("bleu", "max", solved, trained)
     expected = stats.ttest_1samp(A, 32.0)
     assert found.p_values[0] == pytest.approx(expected.pvalue)
     assert found.word == "better"
-    noisy = Comparison("bleu", "max", solved, trained, 0.0, 1.0, "seeds, test examples")
+    noisy = Comparison("bleu", "max", solved, trained, 0.0, 1.0)
     assert noisy.word == "undecided"
 
 
@@ -221,10 +220,10 @@ def test_more_seeds_may_also_decide_for_equivalence():
 def test_seedless_runs_need_no_more_seeds():
     solved, one = Sample((32.0,), seedless=True), Sample(A[:1])
     for pair in ((solved, one), (one, solved)):
-        found = Comparison("bleu", "max", *pair, 0.0, 0.0, "seeds")
+        found = Comparison("bleu", "max", *pair)
         assert found.more_seeds == 2 and not found.decidable
         assert str(found) == "undecided (at least 2 more seeds)"
-    trained = Comparison("bleu", "max", solved, Sample(A), 0.0, 0.0, "seeds")
+    trained = Comparison("bleu", "max", solved, Sample(A))
     assert trained.decidable and trained.more_seeds == 0
 
 
@@ -346,9 +345,8 @@ def test_without_predictions_test_metrics_are_left_out():
 
 def test_areas_are_compared_up_to_the_shortest_curve():
     """The shortest curve in steps ends at step 30, the shortest curve in seconds at 1.5 seconds."""
-    a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
-    b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
-    best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))
+    a, b = in_turns([10, 20, 30], 0.5, "one"), in_turns([10, 30, 20, 40], 1.0, "one")
+    best, _, steps, _, seconds = compare(a, b, {"bleu": 0.25})
     assert (best.metric, best.mode) == ("best valid bleu", "max")
     assert best.a.values == (30.0,) * 3 and best.b.values == (40.0,) * 3
     assert steps.metric == "mean bleu over step"
@@ -360,10 +358,6 @@ def test_areas_are_compared_up_to_the_shortest_curve():
     for found in (best, steps, seconds):
         assert (found.margin, found.example_variance, found.noise) == (0.25, 0.0, "seeds")
         assert found.mode == "max"
-    short = [made([10, 20], seed=s, seconds=0.25) for s in (1, 2, 3)]
-    assert [one.metric for one in compare(short, short, axes=("seconds",))] == [
-        *("best valid bleu", "mean bleu over seconds")
-    ]
     assert compare(a, b)[0].margin == 0.5, "the default"
     assert compare(a, b, {})[0].margin == 0
 
@@ -376,19 +370,15 @@ def in_turns(values: list[float], seconds: float, session: str) -> list[Run]:
 
 def test_seconds_of_alternating_runs_have_no_margin():
     a, b = in_turns([10, 20, 30], 0.5, "one"), in_turns([10, 20, 30], 1.0, "one")
-    found = {one.metric: one for one in compare(a, b, {"bleu": 0.25}, ("step",))}
-    areas = [f"mean bleu over {axis}" for axis in ("step", "seconds")]
+    found = {one.metric: one for one in compare(a, b, {"bleu": 0.25})}
+    areas = [f"mean bleu over {axis}" for axis in ("step", "flops", "seconds")]
     assert list(found) == ["best valid bleu", "training seconds", *areas]
     seconds = found["training seconds"]
     assert (seconds.mode, seconds.margin, seconds.example_variance) == ("min", 0.0, 0.0)
     assert (seconds.noise, seconds.word) == ("seeds", "better")
     assert seconds.a.values == (1.5,) * 3 and seconds.b.values == (3.0,) * 3
-    assert [one.metric for one in compare(a, b, axes=())] == ["best valid bleu", "training seconds"]
     other = in_turns([10, 20, 30], 1.0, "another")
-    assert [one.metric for one in compare(a, other, axes=("step",))] == [
-        "best valid bleu",
-        areas[0],
-    ]
+    assert [one.metric for one in compare(a, other)] == ["best valid bleu", *areas[:2]]
 
 
 def test_runs_without_seed_are_seedless():
@@ -543,22 +533,22 @@ def test_duplicate_seed_raises_user_error():
         UserError,
         match=r"^run1 and other are in one group and have the same seed 1: leave out one of them$",
     ):
-        check_runs(runs, [])
+        check_distinct(runs, [])
     with pytest.raises(UserError, match="have the same seed 1"):
-        check_runs([], runs)
-    check_runs(runs[:2], runs[1:])
+        check_distinct([], runs)
+    check_distinct(runs[:2], runs[1:])
     without = [run_of(summary([10], seed=None), name) for name in "ab"]
-    check_runs(without, without)
+    check_distinct(without, without)
 
 
 def test_run_in_both_groups_raises_user_error(tmp_path):
     one, two = (run_of(summary([10], seed=s), f"run{s}", folder=tmp_path / f"{s}") for s in (1, 2))
-    check_runs([one], [two, made([10], seed=3)])
+    check_distinct([one], [two, made([10], seed=3)])
     again = run_of(summary([10], seed=1), "again", folder=tmp_path / "2" / ".." / "1")
     with pytest.raises(
-        UserError, match=r"^the run .*2/\.\./1 is in both groups: leave it out of one group$"
+        UserError, match=r"^the run .*2/\.\./1 is given twice: leave out one of the two arguments$"
     ):
-        check_runs([one], [two, again])
+        check_distinct([one], [two, again])
 
 
 def translated(tokens_E, seed: int) -> Run:
@@ -570,11 +560,12 @@ def translated(tokens_E, seed: int) -> Run:
 def test_losses_per_token_need_equal_vocabularies():
     def metrics(*tokens):
         runs = [translated(t, seed) for seed, t in enumerate(tokens)]
-        return [one.metric for one in compare(runs[:1], runs[1:], axes=())]
+        found = [one.metric for one in compare(runs[:1], runs[1:])]
+        return found[: found.index("best valid bleu")]
 
-    assert metrics((5, 6), (5, 6)) == ["bleu", "loss", "perplexity", "best valid bleu"]
-    assert metrics((5, 6), (5, 7)) == ["bleu", "best valid bleu"]
-    assert metrics((5, 6), (5, 6), (4, 6)) == ["bleu", "best valid bleu"]
+    assert metrics((5, 6), (5, 6)) == ["bleu", "loss", "perplexity"]
+    assert metrics((5, 6), (5, 7)) == ["bleu"]
+    assert metrics((5, 6), (5, 6), (4, 6)) == ["bleu"]
 
 
 def test_byte_losses_ignore_the_number_of_bytes_per_window():
@@ -584,8 +575,8 @@ def test_byte_losses_ignore_the_number_of_bytes_per_window():
         kept(Losses("text", np.array([8.0, 2.0]), weights_E, none, none, "byte"), seed=seed)
         for seed, weights_E in enumerate((np.array([4.0, 4.0]), np.array([5.0, 3.0])))
     ]
-    metrics = [one.metric for one in compare(runs[:1], runs[1:], axes=())]
-    assert metrics == ["bits_per_byte", "nats_per_byte", "best valid bleu"]
+    metrics = [one.metric for one in compare(runs[:1], runs[1:])]
+    assert metrics[:3] == ["bits_per_byte", "nats_per_byte", "best valid bleu"]
 
 
 def test_variance_needs_two_test_examples():

@@ -287,7 +287,7 @@ def test_repeated_sweep_trains_nothing(tmp_path):
         (["model.width=8,8"], "a value is given twice"),
         (["optimizer.learning_rate=1e-3,0.001"], "a value is given twice"),
         (["seed=1,2"], "leave out the seed, because --seeds sets the seeds of all cases"),
-        (["a.b=1", "a.b=2"], "another --sweep already sets a.b; list all its values in one"),
+        (["a.b=1", "a.b=2"], "--sweep a.b=2: a.b is given twice"),
     ],
 )
 def test_malformed_sweeps_raise_user_errors(given, complaint):
