@@ -22,7 +22,7 @@ from common.config import flatten, float_or_text, override_all, run_module, to_j
 from common.errors import UserError, check
 from common.report.claims import NOTE, chip_hours, find, table
 from common.report.claims import read as read_claims
-from common.report.runs import Run, read_run, run_of
+from common.report.runs import Run, portable_source, read_run, run_of
 from common.report.table import publish, write_csv
 from common.storage.addresses import shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
@@ -254,15 +254,18 @@ class ExperimentSuite:
             summaries |= self.train(together)
         return [run_of(summaries[name], name, folder=self.folder(name)) for name in configs]
 
-    def _kept(self, name: str, config: ConfigDict) -> dict | None:
-        """Returns the summary of the run `name`; None if the run is not finished (see `fit_all`)."""
+    def _kept(self, name: str, config: ConfigDict, tested: bool = True) -> dict | None:
+        """Returns the summary of the run `name`; None if the run is not finished (see `fit_all`).
+
+        If `tested` is False, the summary may lack the test results that `config` requests.
+        """
         workdir = self.folder(name)
 
         def is_same(stored: dict) -> bool:
             stored, requested = flatten(upgrade(stored)), flatten(portable(to_json(config)))
-            if not config.eval.test:
+            if not (tested and config.eval.test):
                 # A sweep only reads validation curves, so it also accepts runs with test results.
-                stored["eval.test"] = False
+                stored["eval.test"] = requested["eval.test"]
             if has_checkpoints(workdir):
                 unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
                 return unchanged and stored == requested
@@ -288,13 +291,10 @@ class ExperimentSuite:
         for name, workdir in workdirs.items():
             # In a sweep, only runs at the chosen grid point have test results. If a run at this point has a summary
             # without test results, and no checkpoints, it is trained again to be tested.
-            untested = set_fields(
-                configs[name].copy_and_resolve_references(), {"eval.test": "False"}
-            )
             check(
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()
-                or self._kept(name, untested) is not None,
+                or self._kept(name, configs[name], tested=False) is not None,
                 f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and cannot be reused, because its"
                 f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
                 " choose another --out, or delete this folder",
@@ -371,9 +371,7 @@ def portable(config: dict) -> dict:
 
     These are `data.cache_dir`, and the parent folders in `data.source` and `pretrained`.
     """
-    kind, colon, path = config["data"]["source"].partition(":")
-    if kind == "files":
-        config["data"]["source"] = f"files{colon}{Path(path).name}"
+    config["data"]["source"] = portable_source(config["data"]["source"])
     config["data"].pop("cache_dir", None)
     if config.get("pretrained"):
         config["pretrained"] = Path(config["pretrained"]).name

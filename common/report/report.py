@@ -11,7 +11,7 @@ from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
 from common.report import convergence, figures
 from common.report.groups import Group, differences
-from common.report.runs import Run, check_distinct, runs_alternated
+from common.report.runs import Run, check_distinct, portable_source, runs_alternated
 from common.report.significance import (
     CONFIDENCE,
     MARGINS,
@@ -129,19 +129,14 @@ def against_first(
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
     """Raises a UserError if the configurations of two groups name different data, and a run has no predictions.
 
-    If all runs have predictions, `compare` checks that the test examples are the same. Of a source files:PATH, compares
-    only the last part of PATH, because paths differ between machines.
+    If all runs have predictions, `compare` checks that the test examples are the same.
     """
     if all(run.predictions() is not None for run in (*a, *b)):
         return
     for field in ("data.source", "dataset"):
-        here, there = (str(flatten(group[0].config).get(field, "")) for group in (a, b))
-        names = {
-            Path(x.removeprefix("files:")).name if x.startswith("files:") else x
-            for x in (here, there)
-        }
+        here, there = (portable_source(flatten(g[0].config).get(field, "")) for g in (a, b))
         check(
-            len(names) == 1,
+            here == there,
             f"{a[0].place} and {b[0].place} differ in {field} ({here or 'missing'} and {there or 'missing'}); without"
             " predictions.npz in every run, their test examples cannot be compared: compare runs on the same data",
         )

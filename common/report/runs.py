@@ -111,6 +111,12 @@ def check_distinct(*groups: Sequence[Run]) -> None:
             )
 
 
+def portable_source(source: str) -> str:
+    """Removes the parent folders of PATH from a data source "files:PATH", because they differ between machines."""
+    kind, _, path = source.partition(":")
+    return f"files:{Path(path).name}" if kind == "files" else source
+
+
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
     """Returns whether training seconds can be compared across groups.
 
