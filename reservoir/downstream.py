@@ -13,6 +13,7 @@ from common.config import override_all
 from common.data.labelled import load_labelled
 from common.errors import UserError, check
 from common.experiments import Side
+from common.report.convergence import Convergence
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers
 from common.report.panels import COLOURS, panels
@@ -111,7 +112,7 @@ class Downstream(NamedTuple):
 
 def _against_depth(suite: "ExperimentSuite", name: str, x: str) -> None:
     for task, rows in _fine_tuned(suite, name).items():
-        figure = layers_figure([row.group for row in rows], x, "hours")
+        figure = layers_figure(Convergence([row.group for row in rows], "hours"), x)
         suite.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
         figure.savefig(suite.out / f"{name}_{task}.png")
         print(f"figure: {shown(suite.out / name)}_{task}.png")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.report.convergence import aucc_table
+from common.report.convergence import Convergence
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
 from common.storage.addresses import shown
@@ -21,21 +21,18 @@ def _depth(
     """Writes a figure and a table for each setting. Returns {setting: {case: runs of the case}}."""
     settings = suite.groups(name)
     for setting, groups in settings.items():
-        rows = list(groups.values())
-        figure = layers_figure(rows, x, "hours", suite.horizon(setting))
-        _save(suite, f"{name}_{setting}", setting, figure, rows)
+        convergence = Convergence(list(groups.values()), "hours", suite.horizon(setting))
+        _save(suite, f"{name}_{setting}", layers_figure(convergence, x), convergence)
     return settings
 
 
 def _save_curves(suite: ExperimentSuite, name: str, setting: str, groups: Sequence[Group]) -> None:
-    figure = curves_figure(groups, "hours", suite.horizon(setting))
-    _save(suite, f"{name}_{setting}", setting, figure, groups)
+    convergence = Convergence(groups, "hours", suite.horizon(setting))
+    _save(suite, f"{name}_{setting}", curves_figure(convergence), convergence)
 
 
-def _save(
-    suite: ExperimentSuite, name: str, setting: str, figure: "Figure", groups: Sequence[Group]
-) -> None:
-    suite.write(name, *aucc_table(groups, "hours", suite.horizon(setting)))
+def _save(suite: ExperimentSuite, name: str, figure: "Figure", convergence: Convergence) -> None:
+    suite.write(name, *convergence.aucc_table())
     figure.savefig(suite.out / f"{name}.png")
     print(f"figure: {shown(suite.out / name)}.png")
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from common.report.convergence import aucc_rows, time_rows
+from common.report.convergence import Convergence
 from common.report.groups import Group
 from common.report.printed import printed
 from common.report.runs import runs_alternated
@@ -70,12 +70,12 @@ def table3(suite: ExperimentSuite) -> None:
     The table also has models without backskipping, and controls with other gradients.
     """
     (groups,) = suite.groups("table3").values()
-    areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
+    areas = Convergence(list(groups.values()), "hours", suite.horizon("iwslt")).areas()
     paper = printed("reservoir", "table3")
     rows = []
     for (case, group), area in zip(groups.items(), areas, strict=True):
         best, seconds = mean_std(_best(group), 2), mean_std(_epoch(group, "s"), 2)
-        rows.append(_row(case, _timed(group), best, mean_std(area.raw, 4), seconds))
+        rows.append(_row(case, _timed(group), best, mean_std(area, 4), seconds))
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells))
     suite.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
@@ -87,7 +87,7 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     rows = []
     for setting, groups in suite.groups(name).items():
         # The horizon "longest" takes the best BLEU of the whole run as 100 %. The paper's horizon limits only the AUCC.
-        times = time_rows(list(groups.values()), "hours", "longest", (percent,))
+        times = Convergence(list(groups.values()), "hours", "longest").times((percent,))
         for (case, group), (points,) in zip(groups.items(), times, strict=True):
             reached = [point for point in points if point]
             hours = [point.at("hours") for point in reached]

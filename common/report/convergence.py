@@ -7,11 +7,12 @@ Training time excludes compilation, evaluation and checkpoints (`common.train.cl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from common.errors import check
 from common.metrics.aucc import aucc, reaching
-from common.metrics.curve import Axis, Point
+from common.metrics.curve import Axis, Curve, Point
 from common.report.curve_plot import area_unit, shown_name, units
 from common.report.groups import Group
 from common.report.runs import runs_alternated
@@ -28,207 +29,185 @@ PERCENTS = (95, 99, 100)
 
 
 @dataclass(frozen=True)
-class AuccRow:
-    """Best values and AUCCs of a group. Each list has an entry for each run.
+class Convergence:
+    """The validation curves of groups of runs up to one horizon. All runs have the same metric.
+
+    The first computation raises a UserError if the horizon is not a finite number above 0, or is before the first
+    validation of a run, or if some but not all curves end at 0 on the axis.
 
     Attributes:
-      best: the best validation value up to the horizon.
-      raw: AUCC up to the horizon, in metric units times axis units.
-      normalised: `raw` divided by the largest AUCC of all compared runs; NaN if the largest AUCC is 0.
-      measured: area under the measured values up to the horizon. (The AUCC is the area under the best values so far.)
-    """
-
-    group: Group
-    best: list[float]
-    raw: list[float]
-    normalised: list[float]
-    measured: list[float]
-
-
-def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """Returns the end of the AUCC in units of the axis.
-
-    Returns None if `horizon` is "longest" or "shortest" and all curves end at 0 on the axis, as on the axis "flops" for
-    runs without a FLOP count.
-
-    Raises:
-      UserError: the horizon is not a finite number above 0, or is before the first validation of a run, or some but not
-        all curves end at 0 on the axis.
-    """
-    runs = [run for group in compared for run in group.runs]
-    ends = [run.curve.points[-1].at(axis) for run in runs]
-    empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
-    check(
-        len(empty) in (0, len(runs)),
-        f"the runs cannot be compared on the axis {axis}, because some have no {axis}: choose another --axis, or leave"
-        f" out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
-    )
-    if horizon in ("longest", "shortest"):
-        horizon = max(ends) if horizon == "longest" else min(ends)
-        if not horizon:
-            return None
-    check(
-        not isinstance(horizon, str) and 0 < horizon < math.inf,
-        f"--horizon={horizon} must be a finite number above 0, longest or shortest",
-    )
-    for run in runs:
-        first = run.curve.points[0].at(axis)
-        check(
-            first <= horizon,
-            f"the horizon {horizon:g} ({axis}) is before the first validation of {run.place}, at {first:g}:"
-            " choose a later horizon, leave out this run, or train it with a smaller --config.eval.steps",
-        )
-    return float(horizon)
-
-
-def aucc_rows(
-    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
-) -> list[AuccRow]:
-    """Returns a row for each group, with the best value and the AUCC of each run. For the errors see `horizon_of`."""
-    end = horizon_of(compared, axis, horizon)
-    areas = [[aucc(curve, axis, end) for curve in group.curves] for group in compared]
-    largest = max(area for some in areas for area in some) or math.nan
-    return [
-        AuccRow(
-            group,
-            best=[curve.until(axis, end or 0.0).best.value for curve in group.curves],
-            raw=some,
-            normalised=[area / largest for area in some],
-            measured=[aucc(curve, axis, end, held=False) for curve in group.curves],
-        )
-        for group, some in zip(compared, areas, strict=True)
-    ]
-
-
-def time_rows(
-    compared: Sequence[Group],
-    axis: Axis = "seconds",
-    horizon: Horizon = "longest",
-    percents: Sequence[float] = PERCENTS,
-    reference: Literal["own", "all"] = "own",
-) -> list[list[list[Point | None]]]:
-    """Finds the first point at which each run reaches each percentage of the best value, up to the horizon.
-
-    If the metric is minimised, 95 % of the best value 2 is 2 / 0.95 (`common.metrics.aucc.reaching`).
-
-    Args:
-      axis: x-axis of the horizon.
+      groups: the groups. Lists of values have the order [group][run].
+      axis: x-axis of the curves, AUCCs and times.
       horizon: end of the curves, see `Horizon`.
-      percents: percentages of the best value.
-      reference: "own" if 100 % is the best value of the same run, "all" if 100 % is the best value of all runs.
-
-    Returns:
-      Lists in the order [group][percentage][run]. An entry is None if the run does not reach the percentage.
-
-    Raises:
-      UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
     """
-    check(reference in ("own", "all"), f"--reference must be own or all, got {reference!r}")
-    end = horizon_of(compared, axis, horizon) or 0.0
-    curves = [[curve.until(axis, end) for curve in group.curves] for group in compared]
-    best = None
-    if reference == "all":
-        values = [curve.best.value for some in curves for curve in some]
-        best = max(values) if curves[0][0].mode == "max" else min(values)
-    return [
-        [[reaching(curve, percent / 100, best) for curve in some] for percent in percents]
-        for some in curves
-    ]
 
+    groups: Sequence[Group]
+    axis: Axis = "seconds"
+    horizon: Horizon = "longest"
 
-def aucc_table(
-    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
-) -> Table:
-    """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs.
+    @cached_property
+    def end(self) -> float:
+        """The horizon in units of the axis.
 
-    The cells "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`). For the errors see
-    `horizon_of`.
-    """
-    rows = aucc_rows(compared, axis, horizon)
-    scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
-    curve = compared[0].curves[0]
-    unit = area_unit(curve, unit)
-    # Show ratios of AUCCs over time only if the runs took turns on the machine, because the load of the machine may
-    # otherwise differ between runs.
-    ratio = comparable(compared, axis)
-    best_digits = digits_for(value for row in rows for value in row.best)
-    digits = digits_for(area / scale for row in rows for area in row.raw)
-    columns = ("model", "seeds", f"best {shown_name(curve)}", f"AUCC, {unit}", "AUCC / largest")
-    return Table(
-        (*columns, f"as measured, {unit}"),
-        [
-            (
-                row.group.name,
-                len(row.raw),
-                mean_std(row.best, best_digits),
-                mean_std([area / scale for area in row.raw], digits),
-                mean_std(row.normalised, 3) if ratio else "",
-                mean_std([area / scale for area in row.measured], digits),
-            )
-            for row in rows
-        ],
-    )
-
-
-def time_table(
-    compared: Sequence[Group],
-    axis: Axis = "seconds",
-    horizon: Horizon = "longest",
-    reference: Literal["own", "all"] = "own",
-) -> Table:
-    """Returns a table of the points at which runs reach percentages of the best value: a row for each group.
-
-    Each percentage has two columns: the position of the point on the axis, and the metric there. The cells are mean ±
-    standard deviation over the runs that reach the percentage. For the arguments and the errors see `time_rows`.
-    """
-    groups = time_rows(compared, axis, horizon, PERCENTS, reference)
-    scale, unit, _ = units(axis, horizon_of(compared, axis, horizon) or 0.0)
-    points = [point for rows in groups for row in rows for point in row if point]
-    at_digits = digits_for(point.at(axis) / scale for point in points)
-    digits = digits_for(point.value for point in points)
-    columns, name = ["model"], shown_name(compared[0].curves[0])
-    for percent in PERCENTS:
-        columns += [f"{percent} % ({unit})", f"{name} there"]
-    table = []
-    for group, rows in zip(compared, groups, strict=True):
-        cells = [group.name]
-        for row in rows:
-            reached = [point for point in row if point]
-            if not reached:
-                cells += ["never", ""]
-                continue
-            at = mean_std([point.at(axis) / scale for point in reached], at_digits)
-            every = len(reached) == len(row)
-            cells.append(at if every else f"{at} ({len(reached)} of {len(row)})")
-            cells.append(mean_std([point.value for point in reached], digits))
-        table.append(tuple(cells))
-    return Table(tuple(columns), table)
-
-
-def seed_table(
-    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
-) -> Table:
-    """Returns a table with unrounded numbers and a row for each run.
-
-    The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value, and
-    of the best value of all runs; None if the run does not reach the percentage. Raises the errors of `horizon_of` and
-    `Run.test`.
-    """
-    areas = aucc_rows(compared, axis, horizon)
-    own, best = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
-    rows = [
-        (
-            *(group.name, run.name, run.seed),
-            *(row.best[i], run.test, row.raw[i], row.normalised[i]),
-            *(points[i] and points[i].at(axis) for points in (*own_rows, *all_rows)),
+        0 if `horizon` is "longest" or "shortest" and all curves end at 0, as on the axis "flops" for runs without a
+        FLOP count.
+        """
+        runs = [run for group in self.groups for run in group.runs]
+        ends = [run.curve.points[-1].at(self.axis) for run in runs]
+        empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
+        check(
+            len(empty) in (0, len(runs)),
+            f"the runs cannot be compared on the axis {self.axis}, because some have no {self.axis}: choose another"
+            f" --axis, or leave out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
         )
-        for group, row, own_rows, all_rows in zip(compared, areas, own, best, strict=True)
-        for i, run in enumerate(group.runs)
-    ]
-    columns = ["model", "run", "seed", "best", "test", f"AUCC ({axis})", "AUCC / largest"]
-    for of in ("own", "the best of all"):
-        columns += [f"{axis} to {percent} % of {of}" for percent in PERCENTS]
-    return Table(tuple(columns), rows)
+        named = {"longest": max(ends), "shortest": min(ends)}
+        end = named.get(self.horizon, self.horizon)
+        check(
+            self.horizon in named or (not isinstance(end, str) and 0 < end < math.inf),
+            f"--horizon={end} must be a finite number above 0, longest or shortest",
+        )
+        for run in runs:
+            first = run.curve.points[0].at(self.axis)
+            check(
+                first <= end,
+                f"the horizon {end:g} ({self.axis}) is before the first validation of {run.place}, at {first:g}:"
+                " choose a later horizon, leave out this run, or train it with a smaller --config.eval.steps",
+            )
+        return float(end)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether runs can be compared on the axis. On an axis of time, the runs must have taken turns."""
+        timed = self.axis in ("seconds", "hours")
+        return not timed or runs_alternated([group.runs for group in self.groups])
+
+    @cached_property
+    def curves(self) -> list[list[Curve]]:
+        """The curve of each run up to the horizon."""
+        return [[c.until(self.axis, self.end) for c in group.curves] for group in self.groups]
+
+    def best(self) -> list[list[float]]:
+        """Returns the best validation value of each run up to the horizon."""
+        return [[curve.best.value for curve in some] for some in self.curves]
+
+    def areas(self, held: bool = True) -> list[list[float]]:
+        """Returns the AUCC of each run up to the horizon; `common.metrics.aucc.outline` explains `held`."""
+        end = self.end or None
+        return [[aucc(c, self.axis, end, held) for c in group.curves] for group in self.groups]
+
+    def normalised_areas(self) -> list[list[float]]:
+        """Returns the AUCC of each run, divided by the largest AUCC of all runs; NaN if the largest AUCC is 0."""
+        areas = self.areas()
+        largest = max(map(max, areas)) or math.nan
+        return [[area / largest for area in some] for some in areas]
+
+    def times(
+        self, percents: Sequence[float] = PERCENTS, reference: Literal["own", "all"] = "own"
+    ) -> list[list[list[Point | None]]]:
+        """Finds the first point at which each run reaches each percentage of the best value, up to the horizon.
+
+        If the metric is minimised, 95 % of the best value 2 is 2 / 0.95 (`common.metrics.aucc.reaching`).
+
+        Args:
+          percents: percentages of the best value.
+          reference: "own" if 100 % is the best value of the same run, "all" if 100 % is the best value of all runs.
+
+        Returns:
+          Lists in the order [group][percentage][run]. An entry is None if the run does not reach the percentage.
+
+        Raises:
+          UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
+        """
+        check(reference in ("own", "all"), f"--reference must be own or all, got {reference!r}")
+        best = None
+        if reference == "all":
+            better = max if self.curves[0][0].mode == "max" else min
+            best = better(map(better, self.best()))
+        return [
+            [[reaching(curve, percent / 100, best) for curve in some] for percent in percents]
+            for some in self.curves
+        ]
+
+    def aucc_table(self) -> Table:
+        """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs.
+
+        The column "as measured" has the areas under the measured values instead of the best values so far. The cells
+        "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`).
+        """
+        curve, empty = self.curves[0][0], [""] * len(self.groups)
+        scale, unit, _ = units(self.axis, self.end)
+        unit = area_unit(curve, unit)
+        best, areas = self.best(), self.areas()
+        best_digits = digits_for(value for values in best for value in values)
+        digits = digits_for(area / scale for some in areas for area in some)
+
+        def cells(values: list[list[float]], digits: int, scale: float = 1.0) -> list[str]:
+            return [mean_std([value / scale for value in some], digits) for some in values]
+
+        columns = {
+            "model": [group.name for group in self.groups],
+            "seeds": [len(group.runs) for group in self.groups],
+            f"best {shown_name(curve)}": cells(best, best_digits),
+            f"AUCC, {unit}": cells(areas, digits, scale),
+            # Show ratios of AUCCs over time only if the runs took turns on the machine, because the load of the machine
+            # may otherwise differ between runs.
+            "AUCC / largest": cells(self.normalised_areas(), 3) if self.comparable else empty,
+            f"as measured, {unit}": cells(self.areas(held=False), digits, scale),
+        }
+        return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
+
+    def time_table(self, reference: Literal["own", "all"] = "own") -> Table:
+        """Returns a table of the points at which runs reach PERCENTS of the best value: a row for each group.
+
+        Each percentage has two columns: the position of the point on the axis, and the metric there. The cells are mean
+        ± standard deviation over the runs that reach the percentage. For `reference` see `times`.
+        """
+        groups = self.times(reference=reference)
+        scale, unit, _ = units(self.axis, self.end)
+        points = [point for rows in groups for row in rows for point in row if point]
+        at_digits = digits_for(point.at(self.axis) / scale for point in points)
+        digits = digits_for(point.value for point in points)
+        columns, name = ["model"], shown_name(self.curves[0][0])
+        for percent in PERCENTS:
+            columns += [f"{percent} % ({unit})", f"{name} there"]
+        table = []
+        for group, rows in zip(self.groups, groups, strict=True):
+            cells = [group.name]
+            for row in rows:
+                reached = [point for point in row if point]
+                if not reached:
+                    cells += ["never", ""]
+                    continue
+                at = mean_std([point.at(self.axis) / scale for point in reached], at_digits)
+                every = len(reached) == len(row)
+                cells.append(at if every else f"{at} ({len(reached)} of {len(row)})")
+                cells.append(mean_std([point.value for point in reached], digits))
+            table.append(tuple(cells))
+        return Table(tuple(columns), table)
+
+    def seed_table(self) -> Table:
+        """Returns a table with unrounded numbers and a row for each run.
+
+        The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value,
+        and of the best value of all runs; None if the run does not reach the percentage.
+
+        Raises the error of `Run.test`.
+        """
+        best, areas, shares = self.best(), self.areas(), self.normalised_areas()
+        own, of_all = self.times(), self.times(reference="all")
+        rows = [
+            (
+                *(group.name, run.name, run.seed),
+                *(best[n][i], run.test, areas[n][i], shares[n][i]),
+                *(points[i] and points[i].at(self.axis) for points in (*own[n], *of_all[n])),
+            )
+            for n, group in enumerate(self.groups)
+            for i, run in enumerate(group.runs)
+        ]
+        columns = ["model", "run", "seed", "best", "test", f"AUCC ({self.axis})", "AUCC / largest"]
+        for of in ("own", "the best of all"):
+            columns += [f"{self.axis} to {percent} % of {of}" for percent in PERCENTS]
+        return Table(tuple(columns), rows)
 
 
 def run_table(compared: Sequence[Group]) -> Table:
@@ -252,8 +231,3 @@ def run_table(compared: Sequence[Group]) -> Table:
                 )
             )
     return Table(columns, rows)
-
-
-def comparable(compared: Sequence[Group], axis: Axis) -> bool:
-    """Returns whether runs can be compared on an axis. On an axis of time, the runs must have taken turns."""
-    return axis in ("step", "flops") or runs_alternated([group.runs for group in compared])

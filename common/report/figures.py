@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from common.errors import check
-from common.metrics.curve import Axis
-from common.report.convergence import Horizon, aucc_rows, comparable, horizon_of
+from common.report.convergence import Convergence
 from common.report.curve_plot import curve_figure, shown_name
 from common.report.groups import Group
 from common.report.panels import COLOURS, panels
@@ -19,19 +18,14 @@ if TYPE_CHECKING:
 _LABELS = {"updatable": "trained layers", "total": "layers, including frozen layers"}
 
 
-def curves_figure(
-    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
-) -> "Figure":
-    """Returns a figure of validation curves with a mean line for each group, see `curve_figure` and `horizon_of`."""
-    end = horizon_of(compared, axis, horizon)
-    return curve_figure({group.name: group.curves for group in compared}, axis, end)
+def curves_figure(convergence: Convergence) -> "Figure":
+    """Returns a figure of validation curves with a mean line for each group, see `curve_figure`."""
+    curves = {group.name: group.curves for group in convergence.groups}
+    return curve_figure(curves, convergence.axis, convergence.end or None)
 
 
 def layers_figure(
-    compared: Sequence[Group],
-    x: Literal["updatable", "total"] = "updatable",
-    axis: Axis = "seconds",
-    horizon: Horizon = "longest",
+    convergence: Convergence, x: Literal["updatable", "total"] = "updatable"
 ) -> "Figure":
     """Returns a figure of normalised AUCC and test metric over the number of layers, as in Figures 1 and 8 to 10.
 
@@ -45,21 +39,20 @@ def layers_figure(
       UserError: a run has no number of layers or no test metric, or `x` or the horizon is invalid.
     """
     check(x in _LABELS, f"x must be updatable or total, not {x!r}")
-    for group in compared:
+    groups = convergence.groups
+    for group in groups:
         name = group.runs[0].name
         check(
             group.layers is not None,
             f"the configuration of {name} has no number of layers: leave out the group of {name}",
         )
-    areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
-    tests = [[run.test for run in group.runs] for group in compared]
-    curve = compared[0].curves[0]
+    curve = groups[0].curves[0]
     better = "" if curve.mode == "max" else " (less is better)"
     figure, (left, right) = panels(2)
-    _lines(left, compared, areas, x)
-    _lines(right, compared, tests, x)
+    _lines(left, groups, convergence.normalised_areas(), x)
+    _lines(right, groups, [[run.test for run in group.runs] for group in groups], x)
     left.set(xlabel=_LABELS[x], ylabel=f"validation AUCC / largest{better}")
-    if not comparable(compared, axis):
+    if not convergence.comparable:
         left.set_title("not comparable: the runs did not take turns", fontsize=8)
     right.set(xlabel=_LABELS[x], ylabel=f"test {shown_name(curve)}{better}")
     handles, names = right.get_legend_handles_labels()

@@ -9,16 +9,11 @@ from common.config import check_choice, check_number, flatten, float_or_text
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.metrics.translations import Translations
-from common.report import convergence, figures
+from common.report import figures
+from common.report.convergence import Convergence, run_table
 from common.report.groups import Group, differences
 from common.report.runs import Run, check_distinct, portable_source, runs_alternated
-from common.report.significance import (
-    CONFIDENCE,
-    MARGINS,
-    Comparison,
-    compare,
-    correct,
-)
+from common.report.significance import CONFIDENCE, MARGINS, Comparison, compare, correct
 from common.report.table import Table, digits_for, mean_std, publish
 from common.storage.addresses import shown
 from common.storage.folders import output
@@ -54,7 +49,8 @@ def write(
 
     Args:
       margins: see `against_first`.
-      axis, horizon, reference: see `convergence.time_rows`.
+      axis, horizon: see `Convergence`.
+      reference: see `Convergence.times`.
 
     Raises:
       UserError: the runs cannot be compared, a run has no test value, the horizon or the reference is invalid, or
@@ -68,25 +64,25 @@ def write(
             f"these runs are not compared by {metric}, only by {', '.join(sorted(known))}: leave out"
             f" --margin={metric}={margin:g}",
         )
-    measure = (axis, horizon)
+    convergence = Convergence(compared, axis, horizon)
     tables = {
-        "runs": convergence.run_table(compared),
+        "runs": run_table(compared),
         "differences": differences(compared),
-        "aucc": convergence.aucc_table(compared, *measure),
-        "times": convergence.time_table(compared, *measure, reference=reference),
-        "seeds": convergence.seed_table(compared, *measure),
+        "aucc": convergence.aucc_table(),
+        "times": convergence.time_table(reference),
+        "seeds": convergence.seed_table(),
     }
     if comparisons:
         tables["verdicts"] = verdict_table(compared[0], comparisons)
         if sentences := sentence_table(compared):
             tables["sentences"] = sentences
-    drawn = {"curves": figures.curves_figure(compared, *measure)}
+    drawn = {"curves": figures.curves_figure(convergence)}
     layers = [group.layers for group in compared if group.layers]
     if len(layers) == len(compared):
         # Without frozen layers, both figures would be equal.
         for x in ("updatable", "total") if any(one.frozen for one in layers) else ("updatable",):
             if len({getattr(one, x) for one in layers}) > 1:
-                drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
+                drawn[f"layers_{x}"] = figures.layers_figure(convergence, x)
     with output(out):
         for name, table in tables.items():
             publish(out / name, *table)

@@ -6,15 +6,7 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.curve import Axis, Point
-from common.report.convergence import (
-    aucc_rows,
-    aucc_table,
-    horizon_of,
-    run_table,
-    seed_table,
-    time_rows,
-    time_table,
-)
+from common.report.convergence import Convergence, run_table
 from common.report.groups import groups
 from common.report.runs import run_of
 from common.report.significance import compare
@@ -36,38 +28,38 @@ def two():
 
 
 def test_longest_horizon_holds_the_best_value(two):
-    plain, ffn = aucc_rows(two)
+    convergence = Convergence(two)
     # The best values so far are 0, 10, 20, 40 on one curve and 0, 20, 20, 38 on the other. Both curves are constant
     # from 3 s to 4 s.
-    assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
-    assert ffn.raw == [8 + 38]
-    assert plain.normalised == pytest.approx([90 / 97, 1.0])
-    assert ffn.normalised == pytest.approx([46 / 97])
-    assert (plain.best, ffn.best) == ([40.0, 38.0], [30.0])
+    assert convergence.areas() == [[5 + 15 + 30 + 40, 10 + 20 + 29 + 38], [8 + 38]]
+    plain, ffn = convergence.normalised_areas()
+    assert plain == pytest.approx([90 / 97, 1.0])
+    assert ffn == pytest.approx([46 / 97])
+    assert convergence.best() == [[40.0, 38.0], [30.0]]
 
 
 def test_shortest_and_numeric_horizons_cut_curves(two):
-    assert horizon_of(two, "seconds", "shortest") == 3.0
-    plain, ffn = aucc_rows(two, "seconds", "shortest")
-    assert plain.raw == [50.0, 59.0]
+    shortest = Convergence(two, "seconds", "shortest")
+    assert shortest.end == 3.0
     # At 3 s the line is halfway from 8 to 30. The best measured value up to 3 s is 8.
-    assert ffn.raw == [8 + (8 + 19) / 2] and ffn.best == [8.0]
-    assert aucc_rows(two, "seconds", 2.0)[0].raw == [20.0, 30.0]
+    assert shortest.areas() == [[50.0, 59.0], [8 + (8 + 19) / 2]]
+    assert shortest.best()[1] == [8.0]
+    assert Convergence(two, "seconds", 2.0).areas()[0] == [20.0, 30.0]
 
 
 def test_step_and_flops_axes(two):
-    assert horizon_of(two, "step") == 30 and horizon_of(two, "step", "shortest") == 20
-    plain, ffn = aucc_rows(two, "step", "shortest")
-    assert plain.raw == [200.0, 300.0] and ffn.raw == [40 + 190]
-    assert aucc_rows(two, "flops", "shortest")[0].raw == [20e12, 30e12]
-    assert aucc_rows(two, "hours")[0].raw == pytest.approx([90 / HOUR, 97 / HOUR])
+    shortest = Convergence(two, "step", "shortest")
+    assert Convergence(two, "step").end == 30 and shortest.end == 20
+    assert shortest.areas() == [[200.0, 300.0], [40 + 190]]
+    assert Convergence(two, "flops", "shortest").areas()[0] == [20e12, 30e12]
+    assert Convergence(two, "hours").areas()[0] == pytest.approx([90 / HOUR, 97 / HOUR])
 
 
 def test_paper_units_and_table_layout():
     compared = groups(
         [made([30.0, v], seed=s, seconds=HOUR) for s, v in ((1, 34.0), (2, 35.0), (3, 36.0))]
     )
-    columns, rows = aucc_table(compared, "hours", 4.0)
+    columns, rows = Convergence(compared, "hours", 4.0).aucc_table()
     assert columns == (
         "model",
         "seeds",
@@ -91,19 +83,19 @@ def values(points: list[Point | None]) -> list[float | None]:
 
 
 def test_times_to_percentages_of_each_runs_best_value(two):
-    (p50, p100), (f50, f100) = time_rows(two, percents=(50, 100))
+    (p50, p100), (f50, f100) = Convergence(two).times((50, 100))
     assert at(p50, "seconds") == [2.0, 1.0] and values(p50) == [20.0, 20.0]
     assert at(p100, "step") == [30, 30] and values(p100) == [40.0, 38.0]
     assert at(f50, "seconds") == at(f100, "seconds") == [4.0]
 
 
 def test_times_to_percentages_of_the_overall_best_may_be_never(two):
-    (half, p95, p100), (f50, f95, f100) = time_rows(two, percents=(50, 95, 100), reference="all")
+    (half, p95, p100), (f50, f95, f100) = Convergence(two).times((50, 95, 100), "all")
     assert at(half, "seconds") == [2.0, 1.0] and at(f50, "seconds") == [4.0]
     assert at(p95, "seconds") == [3.0, 3.0]  # 38 is 95 % of 40
     assert at(p100, "seconds") == [3.0, None]
     assert f95 == f100 == [None]
-    columns, (plain, ffn) = time_table(two, reference="all")
+    columns, (plain, ffn) = Convergence(two).time_table("all")
     assert columns == (
         *("model", "95 % (s)", "BLEU there", "99 % (s)", "BLEU there", "100 % (s)", "BLEU there"),
     )
@@ -113,39 +105,41 @@ def test_times_to_percentages_of_the_overall_best_may_be_never(two):
 
 
 def test_times_ignore_points_after_the_horizon(two):
-    (plain,), _ = time_rows(two, "seconds", 2.0, percents=(100,))
+    (plain,), _ = Convergence(two, "seconds", 2.0).times((100,))
     assert at(plain, "seconds") == [2.0, 1.0] and values(plain) == [20.0, 20.0]
 
 
 def test_min_metrics():
     low = {"metric": "bits_per_byte", "mode": "min"}
     compared = groups([made([4.0, 2.0, 3.0], **low), made([3.0, 2.5, 2.1], steps=9, **low)])
-    first, second = aucc_rows(compared)
-    assert first.raw == [4 + 3 + 2] and second.raw == pytest.approx([3 + 2.75 + 2.3])
-    assert first.normalised == [1.0] and second.normalised == pytest.approx([8.05 / 9])
-    assert (first.best, second.best) == ([2.0], [2.1])
-    own = [at(rows[0], "seconds") for rows in time_rows(compared, percents=(80,))]
+    convergence = Convergence(compared)
+    first, second = convergence.areas()
+    assert first == [4 + 3 + 2] and second == pytest.approx([3 + 2.75 + 2.3])
+    first, second = convergence.normalised_areas()
+    assert first == [1.0] and second == pytest.approx([8.05 / 9])
+    assert convergence.best() == [[2.0], [2.1]]
+    own = [at(rows[0], "seconds") for rows in convergence.times((80,))]
     assert own == [[2.0], [2.0]]  # the values to reach are 2 / 0.8 = 2.5 and 2.1 / 0.8 = 2.625
-    of_all = time_rows(compared, percents=(95, 99), reference="all")
+    of_all = convergence.times((95, 99), "all")
     assert [[at(row, "seconds") for row in rows] for rows in of_all] == [
         [[2.0], [2.0]],
         [[3.0], [None]],  # the values to reach are 2 / 0.95 = 2.105 and 2 / 0.99 = 2.02
     ]
-    assert aucc_table(compared).columns[3] == "AUCC, (bits per byte)·s"
+    assert convergence.aucc_table().columns[3] == "AUCC, (bits per byte)·s"
 
 
 def test_invalid_arguments_raise_user_errors(two):
     for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
         with pytest.raises(UserError, match=r"horizon=.* must be a finite number above 0, longest"):
-            aucc_rows(two, horizon=wrong)
+            Convergence(two, horizon=wrong).areas()
     with pytest.raises(
         UserError, match=r"horizon 1.5 \(seconds\) is before the first validation of run1, at 2"
     ):
-        time_rows(two, horizon=1.5)
+        Convergence(two, horizon=1.5).times()
     with pytest.raises(UserError, match="own or all"):
-        time_rows(two, reference="best")
+        Convergence(two).times(reference="best")
     with pytest.raises(UserError, match="fraction"):
-        time_rows(two, percents=(101,))
+        Convergence(two).times((101,))
 
 
 def test_runs_without_flops_have_no_flops_area(two):
@@ -153,18 +147,19 @@ def test_runs_without_flops_have_no_flops_area(two):
     for point in without["curve"]["points"]:
         point["flops"] = 0.0
     uncounted = groups([run_of(without, "x")])
-    (row,) = aucc_rows(uncounted, "flops")
-    assert row.raw == [0.0] and math.isnan(row.normalised[0])
+    convergence = Convergence(uncounted, "flops")
+    assert convergence.end == 0 and convergence.areas() == [[0.0]]
+    assert math.isnan(convergence.normalised_areas()[0][0])
     for horizon in ("shortest", "longest", 1e13):
         with pytest.raises(
             UserError,
             match=r"^the runs .* axis flops, because some have no flops: choose another --axis, or leave out x",
         ):
-            horizon_of([*two, *uncounted], "flops", horizon)
+            _ = Convergence([*two, *uncounted], "flops", horizon).end
 
 
 def test_tables_of_single_runs(two):
-    table = seed_table(two)
+    table = Convergence(two).seed_table()
     assert len(table.rows) == 3
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert (first["AUCC (seconds)"], first["seconds to 99 % of own"]) == (90.0, 3.0)
@@ -189,10 +184,12 @@ def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
 
 def test_ratios_of_seconds_need_alternating_runs():
     together = in_turns(("turns a", "turns b"), ("turns b", "turns a"))
-    assert [row[4] for row in aucc_table(together, "seconds").rows] == ["1.000 ± 0.000"] * 2
+    assert [row[4] for row in Convergence(together, "seconds").aucc_table().rows] == [
+        "1.000 ± 0.000"
+    ] * 2
     apart = in_turns(("turns a", "turns b"), ("turns c", "turns d"))
-    assert [row[4] for row in aucc_table(apart, "seconds").rows] == [""] * 2
-    assert [row[4] for row in aucc_table(apart, "step").rows] == ["1.000 ± 0.000"] * 2
+    assert [row[4] for row in Convergence(apart, "seconds").aucc_table().rows] == [""] * 2
+    assert [row[4] for row in Convergence(apart, "step").aucc_table().rows] == ["1.000 ± 0.000"] * 2
     assert {row[5] for row in run_table(apart).rows} == {"turns"}
 
 

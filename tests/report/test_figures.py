@@ -5,6 +5,7 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.aucc import aucc, mean_outline
+from common.report.convergence import Convergence
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import groups
 from tests.report.helpers import made
@@ -27,7 +28,7 @@ def test_seeds_are_thin_lines_around_their_mean():
     compared = groups(
         [made([10.0], seed=1), made([20.0], seed=2), made([5.0, 6.0], reservoir="ffn")]
     )
-    figure = curves_figure(compared, horizon="shortest")
+    figure = curves_figure(Convergence(compared, horizon="shortest"))
     drawn = figure.axes[0].lines
     mean, *thin = [line for line in drawn if line.get_linestyle() != "None"][:3]
     assert mean.get_xydata().tolist() == [[0, 0], [1, 15]]
@@ -56,7 +57,7 @@ def depths():
 
 @pytest.mark.parametrize(("x", "places"), [("updatable", [6.0]), ("total", [8.0])])
 def test_layers_figure(depths, x, places):
-    figure = layers_figure(depths, x)
+    figure = layers_figure(Convergence(depths), x)
     areas, scores = figure.axes
     assert legend(figure) == ["FFN, 2 frozen", "transformer"]
     ffn, plain = scores.containers
@@ -70,6 +71,6 @@ def test_layers_figure(depths, x, places):
 
 def test_layers_figure_errors(depths):
     with pytest.raises(UserError, match="updatable or total"):
-        layers_figure(depths, "all")
+        layers_figure(Convergence(depths), "all")
     with pytest.raises(UserError, match="digits has no number of layers"):
-        layers_figure(groups([made([1.0], "digits", layers=None)]))
+        layers_figure(Convergence(groups([made([1.0], "digits", layers=None)])))
