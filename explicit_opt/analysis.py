@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from common.report.table import mean_std
 from explicit_opt.counts import language_solution
-from explicit_opt.experiments import CONTEXTS, PRINTED, ExperimentSuite, digits_result
+from explicit_opt.experiments import CONTEXTS, INPUTS, PRINTED, ExperimentSuite, digits_result
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}
@@ -45,7 +45,7 @@ def formula(suite: ExperimentSuite) -> None:
     """
     rows = []
     for documents in DOCUMENTS:
-        for aggregate in PRINTED:
+        for aggregate in INPUTS:
             for context in CONTEXTS:
                 if aggregate == "cat" and context == 1:
                     continue  # with K = 1, concatenation and sum are the same model
@@ -62,11 +62,10 @@ def formula(suite: ExperimentSuite) -> None:
                     ]
                 for name, exponent, sign in _readings(context):
                     rows.append((*model, name, *_perplexities(task, counts, exponent, sign)))
-    for aggregate, printed in PRINTED.items():
-        for context in CONTEXTS:
-            for name, first in (("explicit", 2), ("cold", 0), ("warm", 4)):
-                cells = printed[context][first : first + 2]
-                rows.append((aggregate, context, "", f"printed, {name}", *cells))
+    for (aggregate, context), paper in PRINTED.items():
+        for name, first in (("explicit", 2), ("cold", 0), ("warm", 4)):
+            cells = paper[first : first + 2]
+            rows.append((aggregate, context, "", f"printed, {name}", *cells))
     columns = ("input", "K", "documents", "prior", "training", "development")
     suite.write("formula", columns, rows)
 

@@ -16,6 +16,7 @@ from common import experiments
 from common.config import flatten
 from common.errors import check
 from common.experiments import Experiment, Side, evaluations
+from common.report.printed import printed
 from common.report.runs import Run
 from common.report.table import mean_std
 from common.storage.addresses import shown
@@ -32,20 +33,13 @@ from explicit_opt.start import STARTS
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")
 """Values of `config.start` with which a run takes training steps; `explicit_opt.start.STARTS` documents them."""
+INPUTS = ("sum", "cat")
 PRINTED = {
-    "sum": {
-        1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
-        2: (47.6, 56.3, 104.0, 121.5, 41.0, 51.3),
-        4: (60.7, 75.0, 144.0, 176.9, 53.8, 72.2),
-    },
-    "cat": {
-        1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
-        2: (30.0, 35.6, 52.0, 61.8, 25.8, 33.0),
-        4: (24.6, 31.6, 40.3, 55.4, 20.7, 31.2),
-    },
+    (aggregate, int(context)): tuple(map(float, cells))
+    for (aggregate, context), cells in printed("explicit_opt", "table1").items()
 }
-"""Table 1: input ("sum" or "cat") -> number of context tokens -> six perplexities: training and development perplexity
-of the cold start after training, of the explicit solution without training, and of the warm start after training."""
+"""Table 1: (input, one of INPUTS; number of context tokens) -> six perplexities: training and development perplexity of
+the cold start after training, of the explicit solution without training, and of the warm start after training."""
 
 PRINTED_DIGITS = {
     (1, "explicit, no training"): 82.86,
@@ -176,7 +170,7 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 
 
 def language_runs(
-    suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
+    suite: ExperimentSuite, aggregates: Iterable[str] = INPUTS
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
     """Trains missing runs. Returns {(input, context tokens, `config.start`): runs, one per seed}.
 
@@ -217,8 +211,9 @@ def table1(suite: ExperimentSuite) -> None:
     perplexity at this epoch. The protocol "printed" takes the last epoch and has no X.
     """
     ours, every, rows = suite.protocol == "ours", language_runs(suite), []
-    for aggregate, printed in PRINTED.items():
+    for aggregate in INPUTS:
         for context in CONTEXTS:
+            paper = PRINTED[aggregate, context]
             results = {start: every[aggregate, context, start] for start in TRAINED}
             columns = []
             for start, untrained in COLUMNS.values():
@@ -230,8 +225,8 @@ def table1(suite: ExperimentSuite) -> None:
                 columns += [mean_std([point[i] for point in chosen]) for i in (1, 2)]
             tests = [mean_std([x for _, x in results[start]]) for start in TRAINED] if ours else []
             rows.append((aggregate, context, "measured", *columns, *tests))
-            empty = len(columns) + len(tests) - len(printed[context])
-            cells = (*(f"{x:.1f}" for x in printed[context]), *(None,) * empty)
+            empty = len(columns) + len(tests) - len(paper)
+            cells = (*(f"{x:.1f}" for x in paper), *(None,) * empty)
             rows.append((aggregate, context, "printed", *cells))
     names = [f"{split}-{name}" for name in COLUMNS for split in "TD"]
     names += [f"X-{name}" for name in ("c", "z", "w", "sw")] if ours else []

@@ -17,6 +17,7 @@ from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis
 from common.report.panels import COLOURS, panels
+from common.report.printed import printed
 from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
 from common.storage.addresses import shown
@@ -45,20 +46,8 @@ class Printed(NamedTuple):
     seconds: float
 
 
-PRINTED = {
-    ("enwik8", "gpt"): Printed(2.48, 2.48, 43.3, 12.91),
-    ("enwik9", "gpt"): Printed(2.42, 2.42, 42.7, 14.05),
-    ("wikitext2", "gpt"): Printed(2.14, 2.14, 40.6, 14.35),
-    ("wikitext103", "gpt"): Printed(2.27, 2.28, 40.5, 13.45),
-    ("enwik8", "gmlp"): Printed(1.10, 1.11, 33.6, 35.01),
-    ("enwik9", "gmlp"): Printed(1.19, 1.25, 34.5, 35.07),
-    ("wikitext2", "gmlp"): Printed(1.02, 2.39, 32.7, 34.89),
-    ("wikitext103", "gmlp"): Printed(0.95, 0.96, 31.9, 34.71),
-    ("enwik8", "gmlp_attn"): Printed(0.99, 1.00, 31.4, 35.37),
-    ("enwik9", "gmlp_attn"): Printed(1.19, 1.25, 34.3, 36.03),
-    ("wikitext2", "gmlp_attn"): Printed(1.01, 2.30, 32.5, 35.13),
-    ("wikitext103", "gmlp_attn"): Printed(0.95, 0.95, 31.6, 35.80),
-}
+PRINTED = {key: Printed(*map(float, cells)) for key, cells in printed("gmlp_lm", "table3").items()}
+"""(corpus, key of KINDS) -> row of Table 3, in the order of the rows."""
 
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
 """Quantity held equal in a comparison of models -> curve axis.
@@ -264,8 +253,8 @@ def fig4(suite: ExperimentSuite) -> None:
                 best, final = summary["best_valid"], summary["final_valid"]
                 case = (data, KINDS[kind], seed)
                 ends = (summary["best_step"], summary["steps"], best, final, final - best)
-                printed = PRINTED[corpus, kind]
-                rows.append((*case, *ends, (printed.final - printed.best) * NATS_TO_BITS))
+                paper = PRINTED[corpus, kind]
+                rows.append((*case, *ends, (paper.final - paper.best) * NATS_TO_BITS))
                 every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
                 curves[data][KINDS[kind]].append([(p.step, p.value) for p in points])
     _draw(curves, suite.out / "fig4.png")

@@ -36,7 +36,7 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
     assert all(row["X-w"] for row in rows[::2]) and not any(row["X-w"] for row in rows[1::2])
     for measured, printed in zip(rows[::2], rows[1::2], strict=True):
         assert (measured[""], printed[""]) == ("measured", "printed")
-        expected = PRINTED[printed["input"]][int(printed["K"])]
+        expected = PRINTED[printed["input"], int(printed["K"])]
         cells = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
         assert tuple(float(printed[c]) for c in cells) == expected
         # Eq. (3) without training has a lower training perplexity than the trained cold start. After training from
@@ -174,7 +174,7 @@ def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch
     # Eq. (3) is closer to the bound with documents=file, because fewer contexts are <pad>, whose embedding is nearly
     # uniform noise.
     assert third["file"] < third["line"]
-    assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
+    assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum", 1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
 
 
