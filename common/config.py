@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, check, named, place_of, reason_of
+from common.errors import UserError, check, named, place_of, raised, reason_of
 from common.storage.folders import open_folder
 
 
@@ -263,11 +263,9 @@ def complete(source: object) -> Iterator[None]:
         if getattr(error, "name", None) and not isinstance(found, ConfigDict):
             if not isinstance(found, _PLAIN):
                 raise  # A fault of the program: the object is no value of a configuration.
-            frame = last_frame(error)
             raise UserError(
-                f"{source} is not a configuration of this program: a field has a value of a wrong type ({text} in"
-                f" {frame.filename}, line {frame.lineno}: {frame.line}); correct the field or choose another"
-                " configuration"
+                f"{source} is not a configuration of this program: a field has a value of a wrong type"
+                f" ({raised(error)}); correct the field or choose another configuration"
             ) from error
         # The text is the name of the field, or 'Key "NAME" does not exist ...' if the program sets the missing field.
         field = (re.findall(r'Key "(.+?)"', text) or re.findall(r"[\w.]+", text))[-1]

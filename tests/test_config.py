@@ -344,8 +344,8 @@ def test_missing_field_is_named(read):
 def test_value_of_a_wrong_type_is_not_called_a_missing_field(value):
     config = ConfigDict({"model": value})
     line = (
-        f"^file is not a configuration of this program: a field has a value of a wrong type .*{type(value).__name__}.*"
-        rf" has no attribute 'kind' in {__file__}, line \d+: config.model.kind"
+        "^file is not a configuration of this program: a field has a value of a wrong type"
+        rf" .*{__file__}, line \d+.*{type(value).__name__}.* has no attribute 'kind'"
     )
     with pytest.raises(UserError, match=line), complete("file"):
         config.model.kind  # noqa: B018

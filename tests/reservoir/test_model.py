@@ -51,7 +51,10 @@ def test_invalid_fields_are_rejected(make_config):
         ({"placement": "math:hypot"}, "placement=math:hypot: no signature .*written in Python"),
         ({"reservoir": "bigru", "decoder_reservoirs": 1}, "the decoder cannot use it"),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
-        ({"reservoir": "bigru", "reservoir_hidden": 15}, "reservoir_hidden=15: the two directions"),
+        (
+            {"reservoir": "bigru", "reservoir_hidden": 15},
+            "reservoir_hidden=15 must be even, because the two directions",
+        ),
         ({"reservoir_hidden": -1}, "reservoir_hidden must be at least 0"),
         ({"kernel": 0}, "kernel must be a number of at least 1"),
         ({"layerdrop": 1.0}, "layerdrop"),
