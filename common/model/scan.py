@@ -118,9 +118,8 @@ class ScannedStack(Stack):
 
         def call(x_BLD: jax.Array, context: Context, value: tuple) -> jax.Array:
             state, shards, key = value
-            block = nnx.merge(
-                graphdef, state, copy=True
-            )  # so that the hooks may be set in this trace
+            # A copy, because Flax forbids new hooks on variables that were made in another trace.
+            block = nnx.merge(graphdef, state, copy=True)
             for path, _, variable in variables_below(block, nnx.Variable):
                 if path in readers:
                     variable.set_metadata("on_get_value", readers[path].of_layer(shards[path]))
