@@ -20,14 +20,14 @@ from common.train.run import Run
 def finish(run: Run, signals: Signals) -> dict:
     """Writes and returns the summary. Writes a plot of the curve if the run has trained a step.
 
-    If `eval.test` is set, tests the best checkpoint with `Task.evaluate` and, if the task makes predictions, writes its
-    test predictions. Then also tests the last step (`Task.tests_last`) and the mean of the best checkpoints
-    (`checkpoint.keep_best` above 1).
+    If `eval.test` is set, evaluates these parameters on the test split: the best checkpoint; the last step, if
+    `Task.tests_last` is set; the mean of the "top" checkpoints, if `checkpoint.keep_best` is above 1 and the run has
+    kept any. Writes the test predictions of the best checkpoint, if the task makes predictions.
 
     Restores the signal handlers before the test, so a signal then ends the process.
 
     Raises:
-      UserError: no evaluation had a finite value, or a best checkpoint is missing or damaged.
+      UserError: no evaluation had a finite value, or a "best" or "top" checkpoint cannot be restored.
     """
     timing = run.state.conditions.describe()
     check(
@@ -50,8 +50,8 @@ def finish(run: Run, signals: Signals) -> dict:
             predictions = kept.get("test") or run.task.predict(best, "test")
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")
-            if run.config.checkpoint.keep_best > 1:
-                arrays, _ = run.checkpoints.restore_mean("top", [*run.checkpoints.top()], target)
+            if run.config.checkpoint.keep_best > 1 and (top := [*run.checkpoints.top()]):
+                arrays, _ = run.checkpoints.restore_mean("top", top, target)
                 mean = replace(last, trainable=arrays["trainable"])
                 tests["test_mean_of_best"] = run.task.evaluate(mean, "test")
     summary = summarize(run, tests) | {"timing": timing}

@@ -77,6 +77,14 @@ def test_mean_of_the_best_checkpoints_is_tested(run) -> None:
         load_run(folder, toy.config(), toy.Model, toy.mesh(), best=4)
 
 
+def test_ended_run_without_top_checkpoints_has_no_mean(tmp_path: Path) -> None:
+    fields = {"train__steps": 4, "eval__steps": 2}
+    toy.run(tmp_path, **fields, eval__test=False)
+    summary = toy.run(tmp_path, **fields, checkpoint__keep_best=3)
+    assert summary["test"]
+    assert "test_mean_of_best" not in summary
+
+
 def test_default_keeps_one_best_checkpoint(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, train__steps=4, eval__steps=2)
     assert "test_mean_of_best" not in summary
