@@ -472,7 +472,7 @@ def test_nan_loss(call, fault, smallest, copied, capsys):
     more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]
     message = fault(train, *smallest, *more)
     assert "the loss is nan" in message
-    assert "at step 3: training stopped; start again with a lower" in message
+    assert f"at step 3 of {copied}: training stopped; start again with a lower" in message
     assert message.rstrip().endswith("--config.optimizer.learning_rate and another --workdir")
     # The checkpoint that the run resumed from is still on disk and can be loaded.
     assert "resuming from step 1 of" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from common.errors import check
 from common.freezing import draw_frozen, fingerprint
 from common.runtime.processes import check_agreement, warn
 from common.sharding import abstract, place, shardings
+from common.storage.addresses import shown
 from common.train.checkpoint import Checkpoints
 from common.train.task import PretrainedWeights
 from common.variables import AbstractModel, Params
@@ -44,13 +45,14 @@ def load(
       meta: the JSON part of a checkpoint of the run.
 
     Raises:
-      UserError: the pretrained weights have changed since the start of the run, the written values are damaged, or
-        processes have different values.
+      UserError: the pretrained weights have changed since the start of the run, the written values cannot be restored
+        (`Checkpoints.restore_from`), or processes have different values.
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
-        "the pretrained weights differ from the weights with which the run began: restore the original files, or start"
-        " a new run in another folder",
+        "the pretrained weights differ from the weights with which the run in"
+        f" {shown(checkpoints.directory.parent)} began: restore the original files, or start a new run in another"
+        " folder",
     )
     written = checkpoints.frozen_metadata()
     check_agreement(lambda: {"the file of the frozen values": json.dumps(written)})

@@ -44,7 +44,7 @@ def validate(config: ConfigDict) -> None:
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
     cache = config.get("data", {}).get("cache_dir", "")
-    check(":/" not in cache, f"--config.data.cache_dir={cache} must be a folder of this machine")
+    check(":/" not in cache, f"--config.data.cache_dir={cache} must be a folder on this machine")
     check_least(config, [f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")], 0)
     check_least(config, [f"eval.{name}" for name in ("steps", "seconds", "patience")], 0)
     check_least(config, [f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")], 0)
@@ -94,9 +94,9 @@ def fit_in_turns(
 ) -> list[dict]:
     """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries (see `fit`).
 
-    In every round, each run trains for `turn` steps and then waits for all other runs. Load from other processes thus
-    slows all runs equally, so their training seconds can be compared. Turns do not change the trained values. If `turn`
-    is 0, each run is trained to its end before the next run starts.
+    In every round, each run trains up to the next multiple of `turn` steps, and then waits for all other runs. Load
+    from other processes thus slows all runs about equally, so their training seconds can be compared. Turns do not
+    change the trained values. If `turn` is 0, each run is trained to its end before the next run starts.
 
     Args:
       profile: the steps to trace, if there is one run.
@@ -293,8 +293,8 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
         if step == 1:  # No update has used the learning rate.
             remedy = "correct the data or the initial values of the model"
         raise UserError(
-            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}: training"
-            f" stopped; {remedy}"
+            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step} of"
+            f" {shown(run.workdir)}: training stopped; {remedy}"
         )
     run.state.tokens += values["weight"]
     run.state.flops += flops

@@ -46,7 +46,7 @@ def read_config(
         paper in ("", found[0] or paper) and task in ("", found[1] or task),
         f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}; "
         + (
-            f"{found[0]}/README.md lists its programs"
+            f"{found[0]}/README.md lists the programs of {found[0]}"
             if found[0]
             else "give the workdir of another run"
         ),
@@ -67,7 +67,9 @@ def snapshots(workdir: Path) -> list[int]:
 def check_snapshot(workdir: Path, step: int) -> None:
     """Raises a UserError if the run has no snapshot at `step`."""
     existing = snapshots(workdir)
-    remedy = "train it again with --config.checkpoint.snapshots=N, to save a snapshot every N steps"
+    remedy = (
+        "train the run again with --config.checkpoint.snapshots=N, to save a snapshot every N steps"
+    )
     if existing:
         remedy = f"choose one of the steps {', '.join(map(str, existing))}"
     check(
@@ -92,12 +94,11 @@ def load_run(
       pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`; None for a run without
         pretrained weights.
       snapshots: steps of snapshots to average instead of the best checkpoint.
-      best: number of "top" checkpoints (`Checkpoints.save_top`) to average instead of the best checkpoint; 0 to average
-        none.
+      best: number of "top" checkpoints (`Checkpoints.top`) to average, largest scores first; 0 to average none.
 
     Raises:
-      UserError: a checkpoint is missing, is damaged or belongs to another model, or the pretrained weights of the run
-        have changed.
+      UserError: a checkpoint is missing, `Checkpoints.restore_from` or `frozen.load` fails, or `pretrained_weights`
+        raises it.
     """
     model = variables.abstract(build)
     with closing(Checkpoints(workdir)) as checkpoints:

@@ -336,7 +336,7 @@ def test_loading_a_folder_without_a_run_raises_an_error():
     ("fields", "told"),
     [
         ({"backbone": "openelm_27m"}, "did you mean openelm_270m"),
-        ({"data.cache_dir": "gs://a/b"}, "cache_dir=gs://a/b must be a folder of this machine"),
+        ({"data.cache_dir": "gs://a/b"}, "cache_dir=gs://a/b must be a folder on this machine"),
         ({"dataset": "rotten_tomato"}, "did you mean rotten_tomatoes"),
         ({"data.source": ""}, r"set --config.dataset=NAME to one of .* or --config.data.source"),
         ({"finetune": "lora", "pretrained": ""}, "set --config.pretrained=DIR to a directory"),

@@ -56,37 +56,37 @@ def test_files_of_user_modules_are_compared(monkeypatch, tmp_path):
             ("gmlp_lm.sample", "--workdir={}"),
             *("reservoir", "translation"),
             "--workdir={0} is a run of reservoir with the task translation, not of gmlp_lm;"
-            " reservoir/README.md lists its programs",
+            " reservoir/README.md lists the programs of reservoir",
         ),
         (
             ("gmlp_lm.evaluate", "--workdir={}", "--text=README.md"),
             *("perception", ""),
             "--workdir={0} is a run of perception, not of gmlp_lm;"
-            " perception/README.md lists its programs",
+            " perception/README.md lists the programs of perception",
         ),
         (
             ("reservoir.translate", "--workdir={}", "--input=README.md"),
             *("gmlp_lm", ""),
             "--workdir={0} is a run of gmlp_lm, not of reservoir with the task translation;"
-            " gmlp_lm/README.md lists its programs",
+            " gmlp_lm/README.md lists the programs of gmlp_lm",
         ),
         (
             ("reservoir.evaluate", "--workdir={}"),
             *("reservoir", "masked_lm"),
             "--workdir={0} is a run of reservoir with the task masked_lm, not of reservoir with the task translation;"
-            " reservoir/README.md lists its programs",
+            " reservoir/README.md lists the programs of reservoir",
         ),
         (
             ("reservoir.finetune", "--config=configs/sst2.py:tiny", "--config.pretrained={}"),
             *("explicit_opt", ""),
             "--config.pretrained={0} is a run of explicit_opt, not of reservoir with the task masked_lm;"
-            " explicit_opt/README.md lists its programs",
+            " explicit_opt/README.md lists the programs of explicit_opt",
         ),
         (
             ("perception.classify", "--workdir={}"),
             *("reservoir", "translation"),
             "--workdir={0} is a run of reservoir with the task translation, not of perception;"
-            " reservoir/README.md lists its programs",
+            " reservoir/README.md lists the programs of reservoir",
         ),
     ],
 )
