@@ -24,8 +24,8 @@ VISIBLE_SECONDS = 60
 def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, str]:
     """Returns {name: value} of the settings of a program "PAPER.PROGRAM", to compare the processes of a run.
 
-    Settings are the name of the program, the code version, the versions of JAX and Flax, --workdir, --dry-run,
-    --profile, the configuration, and the files of the user's modules that the configuration names.
+    Settings are the name of the program, the code version, the versions of JAX, jaxlib and Flax, --workdir, --dry-run,
+    --profile, the configuration (`_fields`), and the files of the modules that the configuration names (`_modules`).
     """
     code = code_version("common", "configs", program.partition(".")[0])
     found = {"the program": program, "the code": code, "--workdir": options.workdir}

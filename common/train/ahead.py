@@ -25,11 +25,11 @@ def compile_ahead(
     meanwhile, and `Step.compile` raises the threads' errors.
 
     On CPUs, where the threads would slow the steps, this function waits until all shapes are compiled, or until a
-    signal arrives. The wait counts as compilation time and raises the threads' errors.
+    signal arrives on any process. It counts the wait as compilation time, and raises the threads' errors.
 
     Args:
-      first: a global batch on the mesh.
-      samples: this process's rows of batches of all other shapes (`Task.batch_samples`).
+      first: the first batch of the run: global arrays on the mesh.
+      samples: this process's rows of batches of the other shapes, or of all shapes (`Task.batch_samples`).
     """
     step, losses = run.train_step, run.task.losses()
     threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
@@ -52,8 +52,8 @@ def compile_ahead(
 def _wait(step: Step, signals: Signals) -> None:
     """Waits for the threads of all processes, until a signal arrives on any process.
 
-    After a signal, cancels the compilations that have not begun. The processes vote about once a second whether to
-    wait. Raises the errors of the threads.
+    After a signal, cancels the compilations that have not begun. The processes vote at least once a second whether
+    to go on waiting. Raises the errors of the threads.
     """
     while True:
         waiting, number = all_reduce_max(np.asarray([bool(step.compiling), signals.received or 0]))

@@ -1,9 +1,9 @@
 """Writes and reads the checkpoints of a run.
 
-A checkpoint has a JSON part, `meta` (`Run.metadata`), the dictionaries {path: array} "trainable" and "frozen" and, only
-if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except pretrained weights,
-once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta` (`save_frozen`). In checkpoints
-of all other kinds, "frozen" is empty, unless the run is from before commit 939e222 (22 November 2026).
+A checkpoint has a JSON part, `meta` (`Run.metadata` and a checksum), the dictionaries {path: array} "trainable" and
+"frozen" and, only if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except
+pretrained weights, once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta`
+(`save_frozen`). In all other checkpoints, "frozen" is empty, unless the run is from before commit 939e222.
 """
 
 import itertools
@@ -102,7 +102,7 @@ class Checkpoints:
 
         Args:
           keep: number of "latest" checkpoints to keep.
-          keep_best: number of "top" checkpoints to keep; None if the caller saves no checkpoints.
+          keep_best: number of "top" checkpoints to keep; None if the caller only reads checkpoints.
           upload: function that uploads the workdir to its bucket, called by `share` on process 0.
         """
         self.directory = workdir.absolute() / "checkpoints"
@@ -112,7 +112,7 @@ class Checkpoints:
 
             self._copies, self._leads = roles(lock_word(workdir))
         self._keep_best = keep_best
-        # Silence orbax, which also logs faults from which orbax recovers. This class reports all other faults.
+        # Orbax also logs faults from which it recovers.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._managers: dict[str, ocp.CheckpointManager] = {}
         latest = self._open("latest", max_to_keep=keep)
@@ -182,7 +182,7 @@ class Checkpoints:
         return dict(all_gather(sorted(found, key=lambda one: one[1], reverse=True))[0])
 
     def discard_best(self, known: Collection[int]) -> None:
-        """Deletes the checkpoints of the kinds "best" and "top" at steps that are not in `known`."""
+        """Deletes "best" checkpoints and, if `keep_best` is above 1, "top" checkpoints at steps not in `known`."""
         for kind in ("best", "top") if self._keep_best > 1 else ("best",):
             self._delete(kind, known)
 
@@ -213,14 +213,18 @@ class Checkpoints:
         manager.save(step, args=ocp.args.Composite(**parts), force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Deletes the frozen values of a killed attempt; starts writing `values`, which has no pretrained weights."""
+        """Starts writing frozen values. First deletes frozen values that a killed start of the run has written.
+
+        Args:
+          values: {path: frozen value}, without pretrained weights.
+        """
         self._delete("frozen")
         self.save_as("frozen", 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
         """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values.
 
-        Raises a UserError if the stored `meta` is damaged.
+        Raises a UserError if the stored `meta` is unreadable or damaged.
         """
         folder = self.directory / "frozen" / "0"
         try:
@@ -235,7 +239,7 @@ class Checkpoints:
           step: step of the checkpoint; None for the newest "best" checkpoint.
 
         Raises:
-          UserError: the checkpoint is missing, is damaged, or belongs to another model.
+          UserError: the checkpoint is missing, or `restore_from` fails.
         """
         steps = self._managers["best"].all_steps()
         chosen = max(steps, default=None) if step is None else step
@@ -251,7 +255,7 @@ class Checkpoints:
         """Returns arrays and `meta` of a checkpoint, which must exist; `target` as in `read`.
 
         Raises:
-          UserError: the checkpoint cannot be read, or belongs to another model.
+          UserError: the checkpoint cannot be read, does not fit into memory, or does not match the model.
         """
         try:
             return self.read(kind, step, target)
@@ -282,8 +286,8 @@ class Checkpoints:
 
         Omits the frozen values of `target` that the checkpoint does not contain.
 
-        Raises, on all processes, a UserError if the arrays do not fit into memory or differ in name or shape from
-        `target`, and an exception of any type if a process cannot read the checkpoint or the checksum is wrong.
+        Raises, on all processes, a UserError if the arrays do not fit into memory, or if the parameters differ in name
+        or shape from `target`. Raises an exception of any type if reading fails otherwise or the checksum is wrong.
         """
         # `CheckpointManager.restore` ends with a barrier, at which processes that have read the checkpoint would wait
         # for a process that has failed. So use orbax's handler, which has no barrier.
@@ -376,7 +380,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns {part: {name: shape and dtype}} of a checkpoint. Parts are "trainable", "optimizer" and "frozen"."""
+    """Returns {part: {name: shape and dtype}} of a checkpoint. A part is "trainable", "optimizer" or "frozen"."""
     with ocp.StandardCheckpointer() as reader:
         found = reader.metadata(path / "state").item_metadata
         if found is None:

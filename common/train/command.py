@@ -81,7 +81,7 @@ def fit(
         of the paper that the configuration names.
       profile: see `loop.fit`. With a profile, `ended` is not called.
 
-    Raises the errors of `prepare`, `ended` and `loop.fit`.
+    Raises the errors of `config.run_module`, `prepare`, `ended` and `loop.fit`.
     """
     from common.train import loop
 

@@ -25,8 +25,8 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: one id for each start or resume of the run. The id is "alone" if the run then took no turns. Runs that
-        took turns with each other have the same id.
+      sessions: one id for each start or resume of the run. Runs that train in turns, and start at most one turn apart,
+        have the same id. The id of all other runs is "alone".
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Conditions:
         """Begins to measure the use of the machine.
 
         Args:
-          stopped: whether the run was suspended (SIGSTOP) before the checkpoint from which it resumes.
+          stopped: whether the run was suspended before the checkpoint from which it resumes.
           signals: records whether this process was suspended, from the start of its context; None before training.
         """
         self.sessions, self._stopped = [*sessions], stopped
@@ -45,13 +45,13 @@ class Conditions:
     def begin(self, session: str, signals: Signals) -> "Conditions":
         """Returns the conditions of a run that now starts or resumes.
 
-        Adds the id `session` to `sessions`. `others` measures from now on.
+        Adds the id `session` to `sessions`. `others` of the result measures from now on.
         """
         return Conditions([*self.sessions, session], self.stopped, signals)
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was ever suspended (SIGSTOP) and continued, in this process or before it resumed."""
+        """Whether the run was suspended and continued, in this process or before the checkpoint it resumed from."""
         return self._stopped or self._signals.continued
 
     def others(self) -> float:
@@ -65,8 +65,8 @@ class Conditions:
 
         A session is the time from a start or resume of the run to its next interruption or its end. `kind` is the first
         of these values that applies:
-        - "paused": the run was suspended; or it has several sessions, and took no turns in at least one of them.
-        - "turns": the run took turns with other runs in all sessions.
+        - "paused": the run was suspended; or it has several sessions, and the id of at least one is "alone".
+        - "turns": no session has the id "alone".
         - "shared": other processes used more than `SHARED` of the CPU time.
         - "alone": none of these.
         """

@@ -142,10 +142,10 @@ def gathering(
         gradients.
 
     Returns:
-      (stand-ins, build). A stand-in is an array of zeros; the model reads the gathered parameter instead. The gradient
-      of a stand-in is the gradient of the whole parameter, summed over the rows of this device. A stand-in in
-      `scattered` has the shape of the shard. If fsdp splits its parameter, its gradient is this device's shard of the
-      sum over fsdp.
+      (stand-ins, build). A stand-in is an array of zeros; the model reads the gathered parameter instead. A stand-in in
+      `scattered` has the shape of the shard. If fsdp splits the parameter of such a stand-in, the gradient is this
+      device's shard of the sum over fsdp. The gradient of any other stand-in is the gradient of the whole parameter,
+      summed over the rows of this device.
     """
     shards, shardings = trainable | frozen, {**shardings[0], **shardings[1]}
     stand_ins, constants = (
@@ -172,8 +172,8 @@ def gathering(
 class Reader:
     """A hook `on_get_value` for a variable whose value is a stand-in (see `gathering`).
 
-    The hook returns the whole parameter instead of the stand-in. It gathers the parameter in `dtype`, and casts the
-    result to the dtype of the shard.
+    The hook returns the whole parameter instead of the stand-in. If fsdp splits the parameter, the hook gathers the
+    shards in `dtype`, and casts the result to the dtype of the shard.
 
     Attributes:
       shard: this device's shard of the parameter.

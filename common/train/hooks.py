@@ -140,7 +140,7 @@ class Evaluate(Hook):
             f"Task.evaluate returned {metrics!r:.80} without the objective {objective!r}; return a metric of this name,"
             " or set Task.objective to another name",
         )
-        # A checkpoint and the summary store metrics as JSON, which cannot store NumPy or JAX arrays.
+        # Metrics are stored as JSON, which cannot store NumPy or JAX arrays.
         plain = {name: float | int | str for name in metrics} | {objective: float | int}
         wrong = [name for name, x in metrics.items() if not isinstance(x, plain[name])]
         check(
@@ -201,7 +201,7 @@ class Save(Hook):
 
 
 class Log(Hook):
-    """Updates the progress bar after each step. Sends metrics to the tracker every `train.log_steps` steps."""
+    """On process 0, updates the progress bar after each step, and logs metrics every `train.log_steps` steps."""
 
     def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
         if not is_main():

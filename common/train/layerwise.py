@@ -1,4 +1,4 @@
-"""Optimizer rules that treat each array as a whole, for stacked arrays (`common.model.layers`)."""
+"""Applies optimizer rules that compute statistics of a whole array to stacked arrays (`common.model.layers`)."""
 
 from collections import ChainMap
 from collections.abc import Callable

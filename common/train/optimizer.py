@@ -23,7 +23,7 @@ def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
 
 
 def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    """Returns fairseq's schedule: a linear warm-up from `warmup_init`, then learning rate * sqrt(warm-up / step)."""
+    """Returns fairseq's schedule: linear warm-up from `warmup_init`, then learning_rate * sqrt(warmup_steps / step)."""
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
@@ -63,7 +63,8 @@ def matrices(params: Any) -> Any:
     """Returns the weight-decay mask of `decay="matrices"`: a tree of booleans.
 
     Arrays of at least two dimensions decay, as in GPT-2's public recipes: weights of linear layers and spatial gating
-    units, and token embeddings. Biases, norm scales and, unlike in GPT-2's recipes, position embeddings do not decay.
+    units, and token embeddings. Biases, norm scales and, unlike in GPT-2's recipes, position embeddings with a path
+    in `_UNDECAYED` do not decay. The layer axis of a stacked array does not count as a dimension.
     """
 
     def is_matrix(path: tuple, x: jax.Array) -> bool:
@@ -168,8 +169,8 @@ def make(
 
     Args:
       steps: number of training steps, at which cosine and linear schedules end.
-      own: learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate. Adam, without
-        clipping and weight decay, trains the parameters below this name.
+      own: learning-rate overrides: component of a parameter path, such as "head" -> constant learning rate. Adam,
+        without clipping and weight decay, trains the parameters whose paths have this component.
       names: paths of all trainable parameters.
     """
     schedule = SCHEDULES[optimizer.schedule](optimizer, steps)

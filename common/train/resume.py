@@ -25,16 +25,16 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 
 
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
-    """Reads the newest intact checkpoint of a run.
+    """Reads the newest intact checkpoint of a run. Moves damaged newer checkpoints (`_newest_intact`).
 
-    Deletes "best" and "top" checkpoints at steps that are not in the validation curve: a killed run has saved them
-    after its newest "latest" checkpoint.
+    Deletes "best" and "top" checkpoints (`Checkpoints.discard_best`) at steps that are not in the validation curve: the
+    run has saved them after the checkpoint that this function reads.
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
 
     Raises:
-      UserError: no checkpoint is intact, a checkpoint does not match the model, or `frozen.load` raises an error.
+      UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` raises it.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     target = dict(zip(names, step.arguments(model), strict=True))

@@ -36,9 +36,9 @@ class Run:
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
-      tracker, progress: displays of process 0; None on all other processes.
-      startup_seconds: seconds from the start or resume of the run, or of all runs that take turns, to the end of the
-        run's first step; 0 until then.
+      tracker, progress: metrics files and progress bar of process 0; None on all other processes.
+      startup_seconds: seconds from the call of `loop.fit_in_turns` to the end of the run's first step in this process;
+        0 until then.
     """
 
     config: ConfigDict
@@ -99,9 +99,9 @@ def open_run(
 
     Raises:
       UserError: the task is incomplete (`check_complete`), the workdir cannot be used (`open_workdir`) or is not shared
-        by all processes, no checkpoint is intact, a checkpoint belongs to another model, the frozen values are damaged,
-        the tokenizer or the pretrained weights have changed, or the processes differ in configuration, data, frozen
-        values or pretrained weights.
+        by all processes, the run cannot be resumed (`resume.resume`), its `metrics.jsonl` is damaged, a method of the
+        task raises it (such as `Task.save` for another tokenizer), or the processes differ in configuration, data,
+        frozen values or pretrained weights.
     """
 
     several = jax.process_count() > 1
@@ -139,13 +139,13 @@ def open_run(
 
 
 def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
-    """Starts a new run: initialises its values and writes its frozen values.
+    """Starts a new run: initialises its values, and starts writing its frozen values.
 
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
 
     Raises:
-      UserError: the processes have different frozen or pretrained values.
+      UserError: the processes have different frozen or pretrained values, or a method of the task raises it.
     """
     task, model = step.task, step.abstract_model
     train_state = step.start()

@@ -277,7 +277,7 @@ class Step:
         """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
 
         Args:
-          loss: one of `Task.losses`.
+          loss: a result of `Task.loss_at`.
           batch: arrays, which may be abstract.
         """
         trainable, opt_state, frozen = self.arguments()

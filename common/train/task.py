@@ -144,7 +144,7 @@ class Task:
         """
 
     def loss_at(self, step: int) -> Callable:
-        """Returns the loss function of a step (default: `loss`).
+        """Returns the loss function of a step, counted from 0 (default: `loss`).
 
         The training step is compiled once per loss function and batch shape.
         """
@@ -166,7 +166,7 @@ class Task:
         return {}
 
     def batch_spec(self, multiple: int) -> BatchSpec:
-        """Returns the shapes of a global training batch without reading data.
+        """Returns the shapes of a global training batch without reading data. The default returns None.
 
         Args:
           multiple: number that must divide the number of rows.
@@ -221,7 +221,10 @@ class Task:
         return {}
 
     def save(self, workdir: Any) -> None:
-        """Writes tokenizers and all other files that are needed to use the trained model."""
+        """Writes tokenizers and other files that are needed to use the trained model. The default writes nothing.
+
+        Called on process 0, at every start and resume of a run.
+        """
 
 
 def check_complete(task: Task) -> None:

@@ -70,8 +70,8 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callabl
     fields).
 
     Raises:
-      UserError: the workdir is a file, holds another run, a damaged configuration or other files, is not writable, or
-        another process is training in it.
+      UserError: the workdir is a file, holds another run, a damaged configuration or other files, or is not writable,
+        or `lock_workdir` fails.
     """
     try:
         _check(workdir, config)
@@ -132,7 +132,10 @@ def has_checkpoints(workdir: Path) -> bool:
 
 
 def saved_config(path: Path) -> dict:
-    """Returns the content of a configuration file. Raises a UserError if the file is unreadable or damaged."""
+    """Returns the content of a configuration file, converted by `upgrade`.
+
+    Raises a UserError if the file is unreadable or damaged.
+    """
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -159,7 +162,10 @@ def upgrade(config: dict) -> dict:
 def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
     """Context manager that holds an exclusive lock on a workdir. The lock ends at the latest with the process.
 
-    For a run in a bucket, also holds the run's lease, and uploads the last changes on exit; see `Uploads.release`.
+    For a run in a bucket, also holds the run's lease, updates the local copy, and uploads the last changes on exit.
+
+    Raises:
+      UserError: another process holds the lock, or `Uploads` fails at the start or on exit (`Uploads.release`).
 
     Yields:
       A function that uploads the changed files of a run in a bucket. For a local run, the function does nothing.
