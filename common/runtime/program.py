@@ -78,7 +78,7 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
 
 
 def several() -> bool:
-    """Returns whether the launcher started several processes."""
+    """Returns whether a launcher has started several processes."""
     return (os.environ.get(PROCESSES) or "1") != "1"
 
 

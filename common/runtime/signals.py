@@ -14,12 +14,12 @@ class Signals:
     """A context manager that records the first SIGINT and the first SIGTERM instead of ending the process.
 
     A second signal with the same number goes to the previous handler, which usually ends the process. If a recorded
-    signal has not stopped the run, `release` and the end of the context pass the signal on to its previous handler.
+    signal has not stopped the run, `release` or the end of the context passes the signal on to its previous handler.
 
     Attributes:
       received: number of the last signal; None before the first signal. A vote may set the number of a signal that
         another process received.
-      continued: whether the process was suspended (SIGSTOP) and continued (SIGCONT) within the context.
+      continued: whether the process was suspended and continued (SIGCONT) within the context.
     """
 
     def __init__(self) -> None:

@@ -22,8 +22,7 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
       wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
 
     Raises:
-      UserError: the address is wrong, the bucket cannot be read, other processes change the folder during every
-        attempt to download it, or the Python package for the bucket is missing.
+      UserError: the address is wrong, the Python package for the bucket is missing, or `mirror.download` fails.
     """
     folder = copy_of(text)
     if address(folder):

@@ -155,7 +155,7 @@ def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     `folders.open_folder` documents `wanted`.
 
     Raises:
-      UserError: the bucket cannot be read, or other processes change the folder during every attempt.
+      UserError: the bucket cannot be read, or `update` fails.
     """
     mirror = Mirror(folder)
     with alone(folder):
@@ -178,7 +178,8 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
         changed only locally, because they are newer than their objects. If False, discards all local changes.
 
     Raises:
-      UserError: an object's name is not a valid file path, or other processes change the folder during every attempt.
+      UserError: a request to the store or a local write fails, an object's name is not a valid file path, or other
+        processes change the folder during every attempt.
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
@@ -299,8 +300,9 @@ def roles(word: str) -> tuple[bool, bool]:
 def lease_fields(content: bytes) -> dict[str, Any]:
     """Returns the fields of a lease: "holder", the process that holds the lease; "copy"; and "seconds".
 
-    "copy" is the `identity` of the folder's last writer. Without a lease, "holder" and "copy" are "". A damaged lease
-    has an unknown holder and copy. In both cases, "seconds" is missing.
+    "copy" is the `identity` of the folder's last writer. "seconds" is the holder's TRAINLESS_LEASE_SECONDS. Without a
+    lease, "holder" and "copy" are "". A damaged lease has an unknown holder and copy. In both cases, "seconds" is
+    missing.
 
     Args:
       content: content of the lease's object; b"" if the object is missing.

@@ -34,7 +34,7 @@ class Uploads:
           folder: the local copy.
 
         Raises:
-          UserError: another process is training in this run, or the store refuses a request or does not respond.
+          UserError: another process is training in this run, a request to the store fails, or `update` fails.
         """
         self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)
@@ -82,7 +82,10 @@ class Uploads:
         ) from self._error
 
     def upload(self) -> None:
-        """Makes the folder in the bucket equal to the local copy. Starts again if a local file is deleted meanwhile."""
+        """Uploads changed files of the local copy, and deletes the objects of deleted files.
+
+        Omits the files that `Mirror.files` omits. Starts again if a local file is deleted meanwhile.
+        """
         with self._alone:
             while not self._try_upload():
                 pass

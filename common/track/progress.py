@@ -64,7 +64,7 @@ class Progress:
         peak_flops: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """Opens the bar if `stream` is a terminal.
+        """Opens the bar if `stream` is a terminal (`_is_screen`).
 
         Args:
           total_steps: last step of the run.

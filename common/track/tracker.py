@@ -128,7 +128,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _to_json(value: Any) -> Any:
-    """Converts NumPy and JAX scalars to Python numbers, and NaN and infinity to None, because JSON lacks both."""
+    """Converts NumPy and JAX scalars to Python numbers; converts NaN and infinity, which JSON lacks, to None."""
     if isinstance(value, Mapping):
         return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
