@@ -61,7 +61,9 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 
 
 class Votes:
-    """Decides when several processes vote: about once a second, and at least at every 25th call of `due`.
+    """Decides when several processes vote: about once a second, or at every call of `due` if calls are rarer.
+
+    If calls are more frequent than 25 in a second, the processes vote at every 25th call.
 
     Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote also sets the
     number of calls until the next vote, for all processes. A run with one process votes at every call.

@@ -28,7 +28,7 @@ def compile_ahead(
     signal arrives on any process. It counts the wait as compilation time, and raises the threads' errors.
 
     Args:
-      first: the first batch of the run: global arrays on the mesh.
+      first: the global batch of the first step, on the mesh.
       samples: this process's rows of batches of the other shapes, or of all shapes (`Task.batch_samples`).
     """
     step, losses = run.train_step, run.task.losses()

@@ -37,8 +37,8 @@ def changed(config: ConfigDict) -> float:
 def kept_summary(run: Run) -> dict | None:
     """Returns the summary that an ended run has written, if the summary is still valid.
 
-    Also sets the modification time of a valid summary file to now, because later commands reuse the summary only if
-    the file is newer than the input files (`changed`).
+    Also sets the modification time of a valid summary file to now, because some programs reuse a summary only if the
+    file is newer than the input files (`changed`).
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,

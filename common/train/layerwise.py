@@ -1,4 +1,4 @@
-"""Applies optimizer rules that compute statistics of a whole array to stacked arrays (`common.model.layers`)."""
+"""Applies an optimizer rule, such as Adafactor, to each layer of stacked arrays (`common.model.layers`)."""
 
 from collections import ChainMap
 from collections.abc import Callable

@@ -35,7 +35,7 @@ take several times as long to compile."""
 
 @dataclasses.dataclass
 class TrainState:
-    """The values that a training step changes, after `step` finished steps.
+    """The values that a training step changes, after `step` steps.
 
     Arrays of repeating layers may be stacked (`common.model.layers`).
     """
