@@ -43,7 +43,7 @@ TEXTS = ("text", "text_pair")
 """Names of the text fields in the written files. The second field is for the second text of a pair."""
 
 NOTES = "notes.txt"
-"""Name of the file for `Prepared.notes`, with one sentence on each line."""
+"""Name of the file to which `write` writes `Prepared.notes`."""
 
 PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the test"}
 
@@ -53,9 +53,9 @@ class Prepared:
     """Labelled splits. No text and no group of near-duplicates is in two splits.
 
     Attributes:
-      splits: "train", "valid" and "test".
+      splits: {split: examples} for "train", "valid" and "test".
       classes: names of the classes, in the order of their indices.
-      notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
+      notes: sentences about the data, such as the columns found and the rows skipped.
       several: whether a text may have any number of classes; False: each text has one class.
       text, label: names of the text columns and of the label columns.
     """
@@ -78,22 +78,23 @@ def prepare(
 ) -> Prepared:
     """Returns the labelled examples in three splits, without unusable rows and copies.
 
-    Also removes texts without a most frequent label, and near-duplicates of examples in another split.
+    Also removes texts whose most frequent labels are tied, and near-duplicates (`without_leaks`, `cut_splits`).
 
     Args:
-      tables: {split: table} of `read_tables`; {WHOLE: table} is cut into three splits.
+      tables: {split: table} of `read_tables`. {WHOLE: table} is cut into three splits. A missing "valid" or "test" is
+        cut from "train".
       text: names of the text columns; () to find them. Without `pair`, the texts of several columns are joined by a
         space.
       label: name of the label column, or names of several columns of 0 and 1, one for each class; () to find the label
         column.
-      strict: whether unusable and contradictory rows are errors.
+      strict: whether unusable rows, and rows with the same text and different labels, are errors.
       pair: whether an example is a pair of texts from two columns, such as a premise and a hypothesis.
-      separator: text between the classes in a label; "" if labels have no separator.
+      separator: text that separates the classes in a label; "" if labels have no separator.
 
     Raises:
-      UserError: a column is missing or ambiguous, a CSV file seems to have no header, the labels are not classes, there
-        are too few examples, a class of validation or test has no training example, `strict` finds an unusable or
-        contradictory row, or `separator` is set for several label columns.
+      UserError: the text or label columns are wrong, missing or ambiguous; a CSV or TSV file seems to have no header;
+        the labels are not classes; too few usable examples are left; a class of validation or test has no training
+        example; `strict` rejects a row; or `separator` is set for several label columns.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
@@ -159,7 +160,7 @@ def _clean(
     read_label: Callable[[Mapping[str, Any]], Label],
     pair: bool,
 ) -> tuple[list[Example], list[str]]:
-    """Returns the usable examples of a table, and "location: fault" for each unusable row."""
+    """Returns the usable examples among the records of a table, and "location: fault" for every other record."""
     found, faults = [], []
     for place, fields in table.records:
         parts = [part.strip() if isinstance(part, str) else part for part in map(fields.get, text)]
@@ -181,7 +182,7 @@ def _clean(
 
 
 def _text_fault(column: str, value: Any) -> str:
-    """Returns the fault of a value that is not valid text, or "" for valid text and empty cells."""
+    """Returns the fault of a value in a text column, or "" for valid text and None (an empty cell)."""
     if value is None:
         return ""
     if not isinstance(value, str):

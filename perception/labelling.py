@@ -41,9 +41,9 @@ def split_fields(fields: str) -> Fields:
 class Answers:
     """Columns that are added to a table: classes and probabilities of each text.
 
-    - With `top`: the `top` most probable classes, most probable first, each followed by its probability.
+    - With `top`: at most `top` classes, most probable first, each followed by its probability.
     - With `ranked` and without `top`: all classes, most probable first, each followed by its probability. With
-      `thresholds`, only the predicted classes.
+      `thresholds`, only the predicted classes, so a row may have fewer values than `columns`.
     - Without `top` and `ranked`: the most probable class, its probability, and the probability of every class. With
       `thresholds`, the list of predicted classes, and the probability of every class.
 
@@ -117,18 +117,19 @@ class Classifier(Protocol):
         """Returns class probabilities, (E, C)."""
 
     def notes(self, texts: int) -> list[str]:
-        """Returns messages about the texts so far. `texts` is the number of these texts, including empty texts."""
+        """Returns messages about all texts so far. `texts` is the number of texts so far, including empty texts."""
 
 
 class Network:
-    """A trained network. Counts texts that are longer than the input of the network."""
+    """A trained network. Counts texts, or pairs of texts, that are longer than the input of the network."""
 
     def __init__(self, trained: Trained, rows: int):
         """Sets the counts of long texts and of their windows to 0.
 
         Args:
           trained: the network with its tokenizer and configuration.
-          rows: maximum number of windows in a batch. A window is a part of a text that fits into the network's input.
+          rows: maximum number of windows in a batch (see `windows.batches`). A window is a whole text, or a part of a
+            text that is too long for the network's input.
         """
         self._trained, self._rows = trained, rows
         self._long = self._windows = 0

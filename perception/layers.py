@@ -53,7 +53,7 @@ NORMS = {
     "rms": RMSNorm,
     "rms_offset": partial(RMSNorm, offset=1.0),
 }
-"""Value of `Backbone.norm` -> norm. "layer" is `common.model.norm.LayerNorm`."""
+"""Value of `Backbone.norm` -> norm, except "layer", which is `common.model.norm.LayerNorm`."""
 
 
 class LaterPositions(Learned):
@@ -71,7 +71,8 @@ class LaterPositions(Learned):
 class Rotary:
     """Rotary position embedding of the first `rotated` features of every head (Su et al., 2021).
 
-    Feature k of the first half is rotated together with feature k of the second half, as in Hugging Face's models.
+    Feature i of the first half of these features is rotated together with feature i of the second half, as in Hugging
+    Face's models.
     """
 
     rotated: int
@@ -79,7 +80,7 @@ class Rotary:
     stretch: Stretch | None = None
 
     def frequencies(self) -> jax.Array:
-        """Returns the rotation angle of each pair of features at position 1, (rotated / 2,)."""
+        """Returns the rotation angle of each pair of features at position 1, in radians, (rotated / 2,)."""
         half = self.rotated // 2
         plain = self.theta ** (-jnp.arange(half) / half)
         if self.stretch is None:

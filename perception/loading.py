@@ -87,8 +87,8 @@ class Trained:
         """Returns the token ids of each pair, token counts of the first segments, and the number of truncated pairs.
 
         The token ids of a pair are one window. Truncates as in training: if the tokenizer separates the two texts, the
-        longer text first, otherwise the end of the joined texts. The token counts are [] for a model without segments.
-        The entries of `pairs` may also be single texts.
+        longer text first, otherwise the end of the joined texts. The token counts are [] if `finetuning.has_segments`
+        is false. The entries of `pairs` may also be single texts.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)
@@ -104,7 +104,7 @@ class Trained:
 
         Args:
           windows: token ids of the windows of each text.
-          rows: maximum number of windows in a batch.
+          rows: maximum number of windows in a batch; see `windows.batches`.
           firsts: number of tokens in the first segment of each pair, for models with segments; otherwise ().
         """
         total_EC = np.zeros((len(windows), len(self.classes)))
@@ -140,7 +140,8 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` is not the directory of a run, or its run is a TF-IDF baseline or a run of another program.
+      UserError: `workdir` is not the directory of a run, or its run is a TF-IDF baseline or a run of another program,
+        or has a damaged configuration.
     """
     check_is_run(workdir, option)
     check(
@@ -177,7 +178,7 @@ def check_is_run(workdir: Path, option: str) -> None:
 
     finished: dict[str, list[Run]] = {}
     for name in names:
-        # Skip runs without test results: a sweep trained them only to choose hyperparameters.
+        # Skip runs without test results, such as the runs that a sweep trains only to choose hyperparameters.
         if read_json_if(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
             way = str(one.config.get("finetune", "tf_idf"))
@@ -223,13 +224,11 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
 def begun_from(
     config: ConfigDict, weights: Path | None = None, option: str = "--pretrained"
 ) -> "Pretrained | None":
-    """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
-
-    If `weights` is set, changes `config.pretrained` to this directory.
+    """Opens the pretrained model of a run. Without `weights`, returns None if the checkpoint is enough to load the run.
 
     Args:
-      weights: directory of the pretrained model, which replaces `config.pretrained`; None for the directory that the
-        run used.
+      weights: new directory of the pretrained model, which is also written to `config.pretrained`; None for the
+        directory that the run used.
       option: command-line option that names `weights`, for error messages.
 
     Raises:
@@ -260,8 +259,8 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
       weights: new directory of the pretrained weights; None for the directory that the run used.
 
     Raises:
-      UserError: `workdir` contains no run of this program, the checkpoint is missing or damaged, or the pretrained
-        weights are missing or have changed.
+      UserError: `read` or `begun_from` fails, the configuration is invalid, a file of the run is missing or damaged, or
+        the pretrained weights have changed.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir, weights)
@@ -270,10 +269,10 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 
 
 def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
-    """Loads the parameters that a run's checkpoint stores, without reading the pretrained weights.
+    """Loads a run without the parameters that are frozen at pretrained weights.
 
-    Also returns the fingerprint of the pretrained weights from which the run reads frozen parameters; "" if the run
-    reads no frozen parameters from pretrained weights.
+    Also returns the fingerprint of these pretrained weights; "" if the run reads no frozen parameters from pretrained
+    weights.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.

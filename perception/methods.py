@@ -40,8 +40,8 @@ class Method:
         the encoder starts from random weights.
       options: name -> additional field of the configuration. `change` reads it as `config.NAME`.
       check: function (config) that raises a UserError if the options have invalid values.
-      adapters: whether the trained parameters of the encoder are LoRA adapters with the settings `make_lora(config)`,
-        which `perception.adapters` can merge.
+      adapters: whether the trained parameters of the encoder are LoRA adapters with the settings `make_lora(config)`.
+        `perception.adapters` can merge such adapters.
       solves_head: whether a run without training steps solves the head by logistic regression. The cache key of the
         encoder's features does not depend on `change`, so `change` must not change the encoder's output. Only the
         method "head" may set this attribute.
@@ -62,7 +62,7 @@ class Method:
 
 
 def words(text: str) -> list[str]:
-    """Splits a list of names at commas and spaces."""
+    """Splits a list of names at commas and white space."""
     return text.replace(",", " ").split()
 
 
@@ -138,7 +138,7 @@ def find(name: str, option: str = FINETUNE) -> Method:
       option: command-line option that names the method, for error messages.
 
     Raises:
-      UserError: no such method exists, the user's module cannot be imported, or a field of the method is invalid.
+      UserError: the method is unknown, cannot be imported, or is not a `Method` with valid fields.
     """
     method = user_parts.find(option, name, Method, METHODS)
     check(

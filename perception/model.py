@@ -121,7 +121,10 @@ def backbone(
 
 
 def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Draws kernels and embedding tables (see `Backbone.scaled_init`). Biases and norms keep their initial values."""
+    """Draws kernels, embedding tables and the table of relative positions (see `Backbone.scaled_init`).
+
+    The biases of linear layers, and the norms, keep their initial values.
+    """
 
     def draw(variable: nnx.Param, deviation: float) -> None:
         variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))

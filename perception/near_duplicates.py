@@ -1,9 +1,8 @@
 """Finds texts that are nearly equal: min-hashing with banding (Broder 1997; Leskovec, Rajaraman, Ullman, ch. 3).
 
-Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Case, white
-space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!". But if a
-text has few words without digits, its numbers keep their values. In scripts without spaces, such as Chinese, each
-character is a word.
+Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Case and white
+space are ignored, and in most texts also punctuation (see `_words`) and the values of numbers (see LEAST_WORDS): "Your
+code is 1234" equals "your code is 9876!". In scripts without spaces, such as Chinese, each character is a word.
 """
 
 import re

@@ -14,7 +14,7 @@ from common.model.loss import cross_entropy
 
 
 def balanced_weights(labels: np.ndarray) -> np.ndarray:
-    """Returns weights that give all classes equal total weight: float32, with the shape of `labels`.
+    """Returns weights that give all classes with examples equal total weight: float32, with the shape of `labels`.
 
     The weight of a label is examples / (classes with examples * examples of the label's class). With several classes
     per example, the formula applies to each column, with the classes 0 and 1. The mean weight is 1.

@@ -24,11 +24,11 @@ OLD = {"weight": "gamma", "bias": "beta"}
 def their_name(family: str, ours: str) -> str:
     """Converts a parameter name of this project to the name in Hugging Face files.
 
-    An example of a name in Hugging Face files is "layers.0.self_attn.q_proj.weight".
+    The name, such as "layers.0.self_attn.q_proj.weight", lacks the family's prefix, such as "model.".
     """
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
-    # A name in `outside` without a leaf, such as "embed/types", is an embedding table, not the module that owns it.
+    # A parameter whose whole name is in `outside`, such as "embed/types", is an embedding table.
     if ours in names.outside:
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)
@@ -41,8 +41,8 @@ def their_name(family: str, ours: str) -> str:
 def our_layer(family: str, theirs: str) -> str | None:
     """Converts a module name in the files, such as "model.layers.0.self_attn.q_proj", to a path of this project.
 
-    The family's prefix, such as "model.", may be missing. Returns None if the module is unknown, is outside the layers,
-    or fuses several layers of this project.
+    The family's prefix, such as "model.", may be missing. Returns None if the module is unknown, is outside the
+    transformer layers, or fuses several linear layers of this project.
     """
     names = FAMILIES[family].names
     found = re.fullmatch(

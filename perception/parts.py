@@ -124,9 +124,9 @@ def _checked_targets(targets: Any) -> tuple[str, ...]:
 def merge(model: Model) -> Model:
     """Merges every adapter into the kernel of its layer, in place; returns the model.
 
-    Parameters stay `Frozen`; `thaw` makes them trainable. A merged kernel that was quantized becomes an unquantized
-    kernel of its original dtype. Quantized layers without an adapter stay quantized. Layers that share a kernel get
-    separate kernels, since their adapters differ.
+    Parameters stay `Frozen` (see `thaw`). A merged kernel that was quantized becomes an unquantized kernel of its
+    original dtype. Quantized layers without an adapter stay quantized. Adapted layers that share a kernel get separate
+    kernels, since their adapters differ.
     """
 
     def change(path: Path, part: Any, parent: Any) -> Any:
@@ -148,7 +148,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
       bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
 
     Raises:
-      ValueError: `bits` is not 4 or 8, no linear layer has a frozen kernel that is not quantized yet, `nnx.vmap` has
+      ValueError: an argument is invalid, no linear layer has a frozen kernel that is not quantized yet, `nnx.vmap` has
         stacked linear layers, or a layer to quantize is in a tuple.
     """
     check(bits in tuple(KINDS), f"bits must be 4 or 8, got {bits!r}")
@@ -293,7 +293,7 @@ class PackedKernel(QuantizedKernel):
 
 
 class QuantizedLayer(nnx.Module):
-    """A linear layer with a quantized kernel. The forward pass saves the quantized values for the backward pass.
+    """A linear layer with a quantized kernel. The backward pass dequantizes the kernel again.
 
     Attributes:
       layer: the linear layer, whose kernel is a `PackedKernel`.

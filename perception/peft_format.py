@@ -33,7 +33,7 @@ _VARIANTS = (
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
 """Fields of adapter_config.json that must be missing, null, false or empty. If such a field has another value, the
-adapter computes more than x A B times a scale, or expects a transposed base kernel (`fan_in_fan_out`)."""
+adapter may compute something else than x A B times a scale, or expects a transposed base kernel (`fan_in_fan_out`)."""
 
 
 def write(
@@ -164,8 +164,8 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
             len(sides) == 2
             and all(x.ndim == 2 for x in sides.values())
             and len(sides["A"]) == sides["B"].shape[1],
-            f"{place} is damaged: lora_A or lora_B of {module} is missing, or their ranks differ; use an undamaged"
-            " copy",
+            f"{place} is damaged: lora_A or lora_B of {module} is missing or no matrix, or their ranks differ; use an"
+            " undamaged copy",
         )
         scale = _scale(fields, module, len(sides["A"]))
         a_MR, b_RN = (sides[side].T.astype(np.float32) for side in "AB")
@@ -186,6 +186,6 @@ def _scale(fields: Fields, module: str, rank: int) -> float:
     alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
     check(
         is_number(alpha),
-        f"{fields.place}: alpha_pattern of {key} must be a finite number, got {as_json(alpha)}",
+        f"{fields.place}: the value of {key} in alpha_pattern must be a finite number, got {as_json(alpha)}",
     )
     return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)

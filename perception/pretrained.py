@@ -1,4 +1,4 @@
-"""The pretrained model of a run: opens it, and loads its weights into the parameters of the run."""
+"""Opens the pretrained model of a run, and loads the model's weights into the parameters of the run."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def open_pretrained(
 
     Args:
       option: command-line option that names the model, for error messages.
-      advice: text appended to the error if the directory does not exist.
+      advice: text appended to the error if the directory is missing or not readable.
       other: advice in the error for a model with another backbone.
 
     Raises:

@@ -7,7 +7,7 @@ R_SQUARED = 0.342
 
 
 def table1() -> dict[tuple[str, str], dict[str, float]]:
-    """Returns {column: F1} for each (backbone, "lora" or "full"), without the column of means."""
+    """Returns {(backbone, "lora" or "full"): {column: F1 in percent}}, without the column of means."""
     _, _, *names, _ = report.columns("perception", "table1")
     return {
         key: dict(zip(names, map(float, cells), strict=False))

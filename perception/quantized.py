@@ -20,7 +20,7 @@ BLOCK = 64
 """Number of consecutive rows (inputs) of a kernel that share a scale. Each column (output) has its own scales."""
 
 KINDS = ("int8", "4bit", "4bit_minimum")
-"""Formats: 8-bit integers; NF4; 16 evenly spaced levels from the smallest to the largest value of a block."""
+"""Formats: 8-bit integers; NF4; 16 evenly spaced levels from the smallest to the largest value of an output's block."""
 
 NF4 = (
     *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
@@ -139,7 +139,7 @@ CODES, SCALES = "/codes", "/scales"
 def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Params:
     """Reads the frozen variables of a model, and quantizes the kernels that are `QuantizedKernel`s in the model.
 
-    Kernels are read and quantized one at a time, so at most one of these kernels is in float32.
+    Kernels are read and quantized one after the other, so that not all of them are in float32 at once.
 
     Args:
       read: function that reads unquantized weights, such as `Pretrained.load`.

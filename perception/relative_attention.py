@@ -28,9 +28,8 @@ def offsets(length: int) -> np.ndarray:
 def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the group of each offset, from 0 to R - 1 (Raffel et al., 2020; MPNet).
 
-    Half of the groups are for keys up to the query, half for keys after the query. In each half, half of the groups
-    have a single distance. The logarithms of the limits of the other groups are evenly spaced up to
-    `relative.farthest`.
+    Half of the groups are for keys up to the query, half for keys after the query. In each half, small distances have
+    their own groups. The logarithms of the limits of the other groups are evenly spaced up to `relative.farthest`.
     """
     side = relative.buckets // 2
     single = side // 2
@@ -45,9 +44,8 @@ def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the row of each offset in DeBERTa's table of 2 * `buckets` rows (He et al., 2021).
 
-    Each offset from -buckets / 2 to buckets / 2 has its own row. Offsets of larger magnitude share rows: a row has a
-    range of offsets. The limits of the ranges are evenly spaced in log |offset|, except that the first and the last
-    range have no outer limit.
+    Each offset from -buckets / 2 to buckets / 2 has its own row. All other rows are for ranges of offsets. The limits
+    of the ranges are evenly spaced in log |offset|, except that the first and the last range have no outer limit.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)

@@ -86,7 +86,7 @@ class Report:
 
 
 def write(report: Report, path: Path) -> None:
-    """Writes the page."""
+    """Writes the page to `path`."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -251,11 +251,11 @@ def calibration(
 ) -> tuple[list[tuple[float, float]], float]:
     """Returns [(mean probability, share of true decisions)] of the non-empty bins, and the expected calibration error.
 
-    Probabilities and shares are in percent, the error is in percentage points. The error is the mean of
+    Returns probabilities and shares in percent, and the error in percentage points. The error is the mean of
     |probability - share| over bins, weighted by the number of decisions in each bin (Guo et al., 2017).
 
     Args:
-      chances_E: probability of each decision.
+      chances_E: probability of each decision, from 0 to 1.
       true_E: whether each decision is true.
     """
     bin_E = np.minimum((chances_E * BINS).astype(int), BINS - 1)

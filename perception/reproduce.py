@@ -25,15 +25,13 @@ def main() -> None:
         help="paper: like the authors' program; fixed (default): with its mistakes corrected",
     )
     parser.add_argument(
-        "--backbones", default="", help="subset of the table's rows, such as arctic_xs,openelm_270m"
+        "--backbones", default="", help="backbones in table1, such as arctic_xs,openelm_270m"
     )
-    parser.add_argument(
-        "--datasets", default="", help="subset of the table's columns, such as sst2,emotion"
-    )
+    parser.add_argument("--datasets", default="", help="data sets in table1, such as sst2,emotion")
     parser.add_argument(
         "--modes",
         default="",
-        help="subset of lora,full,full_pretrained,full_pretrained_tokenizer (default: lora,full)",
+        help="training methods, a subset of lora,full,full_pretrained,full_pretrained_tokenizer (default: lora,full)",
     )
     parser.add_argument(
         "--data",

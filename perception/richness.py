@@ -36,20 +36,20 @@ SIZES = {
     "imdb": Size(25_000, 311.9, True),
     "c-bait": Size(22_400, 11.0, True),
     "rotten": Size(8_530, 25.4, True),
-    # The authors' program reads only the premises. The mean was measured on the premises of 18,000 pairs.
+    # The authors' program reads hardly any hypotheses. The mean was measured on the premises of 18,000 pairs.
     "snli": Size(549_367, 14.6, True),
     "sst2": Size(67_349, 11.3, True),
     "w-tox": Size(127_656, 95, False),
     "yelp": Size(650_000, 175, False),
 }
-"""Size of the data set of each column of Table 1. c-bait trains on 70 % of its 32,000 rows."""
+"""Column of Table 1 -> size of the training split. The training split of c-bait is 70 % of the 32,000 rows."""
 
 TOKENS_PER_WORD = 1.2
 """Tokens per whitespace-separated word, measured on five of the data sets (1.06 to 1.33)."""
 
 ARTEFACTS = (("arctic_l", "full"), "snli")
 """The invalid row and column of Table 1. Full training of arctic_l collapsed to one class in five columns. The models
-of the column snli did not read the hypotheses."""
+of the column snli read hardly any hypotheses."""
 
 
 class Line(NamedTuple):
@@ -105,7 +105,7 @@ def tokens(texts: Iterable[Sequence[str]]) -> float:
     """Estimates the number of tokens in a data set from its number of words.
 
     Args:
-      texts: for each example, its text or its pair of texts.
+      texts: for each example, a tuple of its one or two texts.
     """
     return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
@@ -141,6 +141,6 @@ def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
 def expectation() -> Line:
     """Fits the line of Figure 1 to the printed Table 1 without invalid cells.
 
-    Each data set is one point. Its gap is the mean over the backbones.
+    Each data set is one point. The gap of a data set is the mean of its gaps over the backbones.
     """
     return fit(points(means(without_artefacts(gaps(printed.table1())))))

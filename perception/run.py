@@ -71,7 +71,7 @@ def prepare(
       read_data: False builds a task without data, for `launch.plan`. In this case, methods that start from pretrained
         weights do not need --config.pretrained, and the model has two classes unless `config.dataset` is set. The
         vocabulary size is `data.vocab_size` if a run with data would train a tokenizer. Otherwise, it is the vocabulary
-        size of the pretrained model or, without --config.pretrained, of the backbone.
+        size of the pretrained model or of the backbone.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.
@@ -117,7 +117,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
     Returns:
       The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints, or if
-      its summary is missing, has another number of steps or another configuration, lacks test results (with
+      its summary is missing or damaged, has another number of steps or another configuration, lacks test results (with
       `eval.test`), or is not newer than all input files (`common.train.finished.changed`).
 
     Raises:

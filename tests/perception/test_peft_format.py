@@ -143,7 +143,7 @@ ONES = np.ones((2, 2), np.float32)
         (
             {f"base_model.model.{BERT}.lora_B.weight": ONES[:, :1]},
             {},
-            "of .*dense is missing, or their ranks differ",
+            "of .*dense is missing or no matrix, or their ranks differ",
         ),
     ],
 )
