@@ -61,7 +61,7 @@ class TensorFiles:
           whole: name of the file; ".index.json" is appended for the name of the index.
 
         Raises:
-          UserError: the files are missing or damaged, or the index does not match the shards.
+          UserError: the files are missing, unreadable or damaged, or the index does not match the shards.
         """
         self.directory = directory
         self._files, self._places = _open(directory, whole)
@@ -85,7 +85,7 @@ class TensorFiles:
         return self._slice(name)[index or ...]
 
     def tensor(self, name: str) -> "Tensor":
-        """Returns a whole tensor of floats, integers or booleans, for `write`.
+        """Returns a whole tensor of floats, integers or booleans, for `write`, which reads the values.
 
         Raises:
           UserError: the dtype is not supported, such as an 8-bit float.
@@ -204,10 +204,10 @@ class Tensor:
 def write(
     directory: Path, tensors: Mapping[str, Tensor], largest: int = LARGEST, whole: str = WHOLE
 ) -> None:
-    """Writes tensors one at a time, so at most one is in memory.
+    """Writes tensors one at a time, so that only one result of `Tensor.get` is in memory.
 
     Args:
-      largest: maximum bytes of a shard. More bytes are written as several shards with an index.
+      largest: maximum bytes of tensors in a shard, see LARGEST. Several shards get an index.
       whole: name of the file if there is a single shard.
 
     Raises:

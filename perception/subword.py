@@ -66,7 +66,7 @@ class Subword:
 
     @property
     def separates_pairs(self) -> bool:
-        """Whether the tokenizer puts special tokens between the two texts of a pair."""
+        """Whether the tokenizer adds more special tokens to a pair of texts than to one text."""
         special = self._tokenizer.num_special_tokens_to_add
         return special(True) > special(False)
 
@@ -75,8 +75,8 @@ class Subword:
     ) -> tuple[list[list[int]], list[int], int]:
         """Encodes texts, or pairs of texts.
 
-        The longer text of a pair is truncated first. A tokenizer that does not separate pairs encodes the two texts
-        joined by a space, and truncates their end.
+        The longer text of a pair is truncated first. A tokenizer without `separates_pairs` encodes the two texts joined
+        by a space, and truncates the end of the joined text.
 
         Returns:
           (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or

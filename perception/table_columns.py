@@ -11,7 +11,7 @@ from perception.table_splits import counted
 TEXT_NAMES = ("text", "sentence", "message", "comment", "review", "body", "content", "description")
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "topic", "intent", "sentiment")
-"""Common names of label columns, in lower case. If a table has exactly one such column, its values are not examined."""
+"""Common names of label columns, in lower case. `_choose` examines names before values."""
 
 PAIR_NAMES = (
     ("premise", "hypothesis"),
@@ -27,7 +27,7 @@ MOST_NAME_WORDS = 5
 """Maximum number of words in the name of a text column. A longer name may be a text of a table without a header."""
 
 LOOKED_AT = 1000
-"""Maximum number of rows whose values are examined to find the columns of texts and labels."""
+"""Maximum number of rows that are examined to recognise the header and the columns of texts and labels."""
 
 
 def check_header(records: Sequence[tuple], columns: Sequence[str], named: bool) -> list[str]:

@@ -78,8 +78,8 @@ def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[R
       name: name of the file in the locations of rows.
 
     Raises:
-      UserError: the file is unreadable, empty or in another encoding, the header repeats a column, or a quote is never
-        closed.
+      UserError: the file is unreadable, empty or not text in the encoding, the header repeats a column, or a quote is
+        never closed.
     """
     header = True
     for place, row in parse_rows(name, text_of(path, encoding), delimiter):
@@ -126,5 +126,5 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def text_of(path: Path, encoding: str) -> Iterator[str]:
-    """Yields the lines of a table. Raises a UserError if the file is unreadable, empty or in another encoding."""
-    return nonempty(path, lines_of(path, encoding, HINT))
+    """Yields the lines of a table. Raises a UserError if the file is unreadable, empty or not text in the encoding."""
+    return nonempty(shown(path), lines_of(path, encoding, HINT))

@@ -25,8 +25,8 @@ MOST_CLASSES = 1000
 """Maximum number of classes. A label column with more classes is an error."""
 
 MOST_NUMBERS = 20
-"""Maximum number of distinct labels if all labels are numbers. A column with more labels is a regression target, unless
-all labels are integers and `_is_regression` accepts them as classes."""
+"""Maximum number of distinct labels if all labels are numbers. A column with more labels is a regression target, with
+exceptions for integers (see `_is_regression`)."""
 
 LEAST_TEXTS = 10
 """Smallest mean number of texts per label for which more than MOST_NUMBERS integer labels are classes. With fewer texts
@@ -48,10 +48,10 @@ def is_missing(value: Any) -> bool:
 def label_kind(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], separator: str = ""
 ) -> str:
-    """Returns the format of labels: "one" (class), "marks" (a column of 0 and 1 for each class), "split" or "list".
+    """Returns the format of labels: "one" (one class), "marks" (a column of 0 and 1 for each class), "split" or "list".
 
     The format is "split" if there is a separator. It is "list" if most labels in the first LOOKED_AT rows are lists,
-    also lists written as text in JSON's or Python's notation. Missing labels are not counted.
+    also lists written as text in JSON's or Python's notation. Missing labels do not count.
 
     Args:
       columns: the label columns.
@@ -169,7 +169,7 @@ def _number(label: str) -> float | None:
 
 
 def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
-    """If all labels are whole numbers, removes their decimals ("1.0" becomes "1").
+    """If all labels are whole numbers, writes them without decimals ("1.0" becomes "1").
 
     Labels that consist of digits are not changed, because they may be codes with leading zeros.
     """
@@ -208,10 +208,11 @@ def _is_regression(counts: Counter[str], multi_label: bool) -> bool:
 
 
 def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) -> None:
-    """Raises a UserError unless the labels are names of classes.
+    """Raises a UserError unless the labels can be the names of two or more classes.
 
     Args:
       labels: the labels of all texts; with `multi_label`, all labels of each text.
+      column: value of --label, for the error message.
       multi_label: whether a text may have several labels.
     """
     counts = Counter(labels)
@@ -244,8 +245,8 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
     """Returns the classes of the training examples.
 
-    Orders the classes as in the first list of class names, over all tables and columns (`Table.names`), that contains
-    all of them. Without such a list, orders them by number if all are numbers, otherwise alphabetically.
+    Orders the classes as in the first list of class names (`Table.names` of all tables) that contains all classes.
+    Without such a list, orders them by number if all are numbers, otherwise alphabetically.
     """
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():

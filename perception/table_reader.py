@@ -76,10 +76,10 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
       download: whether a Hugging Face data set may be downloaded.
 
     Raises:
-      UserError: the source is missing, empty, of an unknown format, or damaged so that rows could be lost (single
-        damaged rows are listed in `Table.damaged`); the files of a folder do not form one table or complete splits;
-        `encoding` is unknown; a package that the format needs is missing; or a Hugging Face data set has no split
-        "train" or is cached in another revision.
+      UserError: the source cannot be read, is empty, has an unknown format, or is damaged so that rows could be lost
+        (single damaged rows are listed in `Table.damaged`); a column name is repeated; labels.json is damaged; the
+        files of a folder do not form one table or complete splits; `encoding` is unknown; a package that the format
+        needs is missing; or a Hugging Face data set has no split "train" or is cached in another revision.
     """
     check_encoding(encoding)
     if source.startswith("hf:"):
@@ -117,8 +117,8 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     """Reads all tables of a directory. If no file is named like a split, all files form one table.
 
-    If a file is named like a split, every file must be, and one must be "train". Hidden files, such as the ._NAME files
-    of macOS, are not read.
+    If a table is named like a split, every table must be, and one must be "train". Hidden files, such as the ._NAME
+    files of macOS, are not read.
     """
     files = sorted(
         path
@@ -182,7 +182,7 @@ def _stem(path: Path) -> str:
 
 
 def _read_files(paths: Sequence[Path], encoding: str) -> Table:
-    """Reads files into one table. In the location of a row, which the report shows, the file has no folder."""
+    """Reads files into one table. The locations of rows, which the report shows, name the files without a folder."""
     names = read_names(paths[0].parent / NAMES)
     table = Table(names={"": names} if names else {})
     for path in paths:

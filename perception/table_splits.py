@@ -11,12 +11,12 @@ from perception.datasets import SEED
 from perception.table_reader import WHOLE
 
 LEAST = 3
-"""Smallest number of different texts of a class that is divided among training, validation and test. Smaller classes
-are only in training, except in texts with a rarer class. A text with several classes counts only for its rarest
-class."""
+"""Smallest number of different texts (near-duplicates count once) of a class that is divided among training, validation
+and test. Smaller classes are only in training, except in texts with a rarer class. A text with several classes counts
+only for its rarest class."""
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
-"""Split -> its fraction of the different texts, and its maximum number of examples."""
+"""Split -> its fraction of the different texts of divided classes (see LEAST), and its maximum number of examples."""
 
 SHOWN = 3
 """Maximum number of rows or classes that a message lists."""
@@ -144,7 +144,7 @@ def cut_splits(
     wanted: Sequence[str],
     notes: list[str],
 ) -> dict[str, list[Example]]:
-    """Splits examples into training, validation and test, stratified by class.
+    """Cuts the splits `wanted` from examples, stratified by class.
 
     All near-duplicates of a group go to one split. An example with several classes is stratified by its rarest class.
     Validation and test keep one example of each group, because near-duplicates are not independent.
@@ -158,7 +158,7 @@ def cut_splits(
       The splits in `wanted`, and "train" with all examples of the remaining groups.
 
     Raises:
-      UserError: there are too few different texts.
+      UserError: a split is wanted, but fewer than two classes have LEAST different texts.
     """
     from sklearn.model_selection import train_test_split
 

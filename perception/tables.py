@@ -49,9 +49,9 @@ def table1(suite: ExperimentSuite) -> None:
     """Writes the weighted F1 of every cell at the best and the last step, and the paper's F1.
 
     A cell is a backbone, a finetuning method and a data set. The files are updated after the cells of each backbone and
-    finetuning method. A cell stays empty if its data or weights are missing, or if its training fails or runs out of
-    memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command. A row has a
-    mean only if all its cells have values.
+    finetuning method. A cell stays empty if its data or weights are missing, or if its training raises a UserError, a
+    MemoryError or a JaxRuntimeError. With `turns` or a `sweep`, all cells are trained together, and one failure ends
+    the command. A row has a mean only if all its cells have values.
 
     Raises:
       UserError: the configuration of a cell is invalid (then no cell is trained), or a cell failed. If a cell failed

@@ -79,8 +79,8 @@ class TextClassification(Classification):
 
     Args:
       build: function from the number of classes and `rngs` to a model.
-      labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
-      pretrained: the model whose weights the run starts from; None starts from random weights.
+      labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test". None without data.
+      pretrained: pretrained model that gives the run its weights or architecture; None for a run without such a model.
       classes: number of classes; used only if `labelled` is None.
       segments: whether the model distinguishes the two texts of a pair by token types.
     """

@@ -73,10 +73,10 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing, damaged or in another encoding, a row lacks a text column, a value in a text
-            column is not text or is not valid Unicode, a line of plain text with pairs is not blank and has no tab or
-            several tabs, a column has the name of a column of `added`, two columns have the same name, or pyarrow is
-            missing for a Parquet file.
+          UserError: the file is unreadable, damaged, an empty CSV or in another encoding, a row lacks a text column, a
+            value in a text column is not text or is not valid Unicode, a line of plain text with pairs is not blank
+            and has no tab or several tabs, a column has the name of a column of `added`, two columns have the same
+            name, or pyarrow is missing for a Parquet file.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
@@ -102,7 +102,7 @@ def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
       encoding: encoding of a text file; "" is UTF-8, or UTF-16 with a byte order mark.
 
     Raises:
-      UserError: the file is missing or a folder, or the extension of its name or the encoding is unknown.
+      UserError: the file is missing, unreadable or a folder, or the extension of its name or the encoding is unknown.
     """
     check_encoding(encoding)
     check_file("--input", path)
@@ -174,7 +174,7 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
 
 
 def _stream(file: BinaryIO, compressed: bool) -> AbstractContextManager[BinaryIO]:
-    """Returns a stream that writes to `file`, through gzip if `compressed`."""
+    """Returns a context manager for a stream that writes to `file`, through gzip if `compressed`."""
     return gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else nullcontext(file)
 
 
@@ -192,7 +192,7 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
 
 
 def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:
-    """Yields lists of at most `size` rows. If reading fails, first yields the rows before the failure."""
+    """Yields lists of at most `size` rows. If reading raises a UserError, first yields the rows before the error."""
     block: list = []
     try:
         for row in rows:

@@ -19,7 +19,7 @@ BUCKETS = 2**22
 """Number of hash buckets for unigrams and bigrams."""
 
 FEATURES = 2**19
-"""Maximum number of features. If the texts fill more buckets, the buckets that occur in the most texts are kept."""
+"""Maximum number of features. If the texts fill more buckets, the buckets that are in the most texts are kept."""
 
 ROWS = 10_000
 """Number of texts that are vectorized at once."""
@@ -31,7 +31,7 @@ class TfIdf:
 
     Attributes:
       columns_M: indices of the kept buckets, ascending.
-      weights_M: inverse document frequency, ln((1 + texts) / (1 + texts with the feature)) + 1.
+      weights_M: inverse document frequencies, ln((1 + texts) / (1 + texts with the feature)) + 1.
     """
 
     columns_M: np.ndarray

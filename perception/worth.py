@@ -78,7 +78,7 @@ def _parser() -> ArgumentParser:
         "--separator",
         default="",
         metavar="TEXT",
-        help="separates the classes of a text in its label, such as ';' in spam;urgent",
+        help="text that separates the classes in a label, such as ';' in spam;urgent",
     )
     parser.add_argument("--encoding", default="", help="encoding of --data, such as cp1252")
     parser.add_argument(
@@ -96,13 +96,13 @@ def _parser() -> ArgumentParser:
         "--shots",
         type=int_arg("--shots"),
         metavar="N",
-        help="train on N examples per class and select on N more; each seed draws other examples",
+        help="train on N examples per class, and select the best step on N more; each seed draws other examples",
     )
     parser.add_argument(
         "--budget",
         default="",
         metavar="TIME",
-        help="planned time, such as 10m or 2h; determines the training methods, the steps and the seeds",
+        help="planned time of all runs, such as 10m or 2h; determines the training methods, the steps and the seeds",
     )
     parser.add_argument(
         "--config",
@@ -120,7 +120,7 @@ def _parser() -> ArgumentParser:
         "--ways",
         default="",
         metavar="WAY,WAY",
-        help=f"train only these of {', '.join(TRAINABLE)} (default: all), beside TF-IDF",
+        help=f"train TF-IDF and these of {', '.join(TRAINABLE)} (default: all; without --config.pretrained only full)",
     )
     parser.add_argument(
         "--margin",
@@ -139,7 +139,7 @@ def _parser() -> ArgumentParser:
         "--out",
         type=open_folder,
         metavar="DIR",
-        help="default: runs/worth, with --data runs/worth_NAME",
+        help="output folder (default: runs/worth, or with --data=NAME.csv runs/worth_NAME)",
     )
     return parser
 
@@ -192,7 +192,7 @@ def _out(options: Namespace) -> Path:
 
 
 def _download(data: str, experiment: "ConfigDict") -> None:
-    """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME.
+    """Downloads the pretrained model if --config.pretrained is a hub name. `read_tables` downloads --data=hf:NAME.
 
     Raises:
       UserError: `data` is not hf:NAME and --config.pretrained is empty, or the download of the model fails.
@@ -209,7 +209,7 @@ def _download(data: str, experiment: "ConfigDict") -> None:
 
 
 def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
-    """Writes the splits of --data to `out`, so that the examples need no memory after the return.
+    """Writes the splits of --data to `out`, so that the examples need no memory afterwards.
 
     Returns overrides that make a run read these splits, and the report's text about the data.
     """
