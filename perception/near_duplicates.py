@@ -54,7 +54,7 @@ def _words(text: str) -> list[str]:
 
 
 def _pairs(text: str) -> list[str]:
-    """Returns the pairs of neighbouring words of a text. Start and end of the text count as words."""
+    """Returns the pairs of neighbouring words, with start and end as words. Digits may become "0", see LEAST_WORDS."""
     text = normalise(text)
     words = _words(text)
     if DIGITS.search(text):

@@ -43,7 +43,7 @@ __all__ = ["Frozen", "LoraLayer", "QuantizedLayer", "lora", "merge", "quantize",
 Model = TypeVar("Model", bound=nnx.Module)
 
 KINDS = {4: "4bit", 8: "int8"}
-"""Bits per quantized weight -> name of the format in `perception.quantized`."""
+"""Bits per element of a quantized kernel -> name of the format in `perception.quantized`."""
 
 
 def lora(
@@ -139,7 +139,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     """Quantizes the `Frozen` kernels of all linear layers, in place; returns the model.
 
     Each output has a float32 scale for each block of 64 consecutive inputs, so a kernel takes 4.5 or 8.5 bits per
-    weight (more if the last block is padded). A kernel is dequantized in the forward pass, and again in the backward
+    element (more if the last block is padded). A kernel is dequantized in the forward pass, and again in the backward
     pass. The dtypes of products do not change. The quantized values and the scales are replicated on all devices of a
     mesh.
 

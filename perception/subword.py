@@ -120,7 +120,7 @@ class Subword:
         return self._tokenizer.to_str(pretty=True)
 
     def save(self, path: Path, option: str = "") -> None:
-        """Writes a tokenizer.json. `option` is the command-line option of the folder, for error messages."""
+        """Writes a tokenizer.json. `option` is the option that names the folder, for error messages."""
         write_atomic(Path(path), lambda file: file.write(self.to_json().encode()), option)
 
     @classmethod

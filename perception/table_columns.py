@@ -33,8 +33,8 @@ LOOKED_AT = 1000
 def check_header(records: Sequence[tuple], columns: Sequence[str], named: bool) -> list[str]:
     """Checks whether the first line of a CSV or TSV file looks like a row instead of the names of columns.
 
-    The line looks like a row if it contains a long text, or a label that later rows repeat. But a line with a common
-    name of a text or label column is a header, unless later rows repeat the name as a label.
+    The line looks like a row if it contains a long text in a column of texts, or a label that later rows repeat. But a
+    line with a common name of a text or label column is a header, unless later rows repeat the name as a label.
 
     Args:
       named: whether the user has named the text columns and the label columns, so that the line is a header.

@@ -115,7 +115,7 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
 
 
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
-    """Reads all tables of a directory. If no file is named like a split, all files form one table.
+    """Reads all tables of a directory. If no table is named like a split, all tables form one.
 
     If a table is named like a split, every table must be, and one must be "train". Hidden files, such as the ._NAME
     files of macOS, are not read.

@@ -108,7 +108,7 @@ class TextClassification(Classification):
     def start(self, trainable: Params, frozen: Params) -> Params:
         if not self._pretrained:
             return trainable
-        from perception.pretrained import start  # only runs with pretrained weights import it
+        from perception.pretrained import start  # needed only with a pretrained model
 
         return start(self.config, self._pretrained, trainable)
 

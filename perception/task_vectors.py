@@ -96,8 +96,8 @@ def measure(
 
     Raises:
       UserError: a run did not train all weights from pretrained weights, the two runs of a pair started from different
-        weights, the weights of a run do not fit the pretrained weights, `EncoderEvaluation` rejects a run, a run
-        selected its checkpoint on test examples, or two pairs have different test examples.
+        weights, these weights are missing or do not fit a run, `EncoderEvaluation` rejects a run, a run selected its
+        checkpoint on test examples, or two pairs have different test examples.
     """
     from common.errors import check
     from common.report.table import mean_std

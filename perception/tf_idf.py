@@ -22,7 +22,7 @@ FEATURES = 2**19
 """Maximum number of features. If the texts fill more buckets, the buckets that are in the most texts are kept."""
 
 ROWS = 10_000
-"""Number of texts that are vectorized at once."""
+"""Maximum number of texts that are vectorized at once."""
 
 
 @dataclass(frozen=True)

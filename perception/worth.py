@@ -164,7 +164,8 @@ def _check(options: Namespace, fields: list[str]) -> None:
         if getattr(options, name)
     ]
     check(
-        bool(options.data) or not own, f"--{' and --'.join(own)} cannot be used without --data=FILE"
+        bool(options.data) or not own,
+        f"--{' and --'.join(own)} cannot be used without --data=FILE: add --data, or remove --{' and --'.join(own)}",
     )
     check(
         bool(options.data or options.config),
