@@ -109,7 +109,7 @@ def _body(report: Report) -> Iterable[Element]:
     yield tag("ul", *(tag("li", line) for line in others))
     yield tag("h2", "Use it")
     yield tag("pre", report.command)
-    yield tag("h2", "All ways")
+    yield tag("h2", "All training methods")
     yield table(*report.results)
     if report.verdicts.rows:
         yield tag("h2", "Differences")

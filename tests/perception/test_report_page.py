@@ -87,7 +87,7 @@ def test_hostile_texts_are_escaped(tmp_path) -> None:
 
 def test_page_has_all_parts(tmp_path) -> None:
     made = page(tmp_path / "report.html", report(predictions()))
-    for part in ("Use it", "All ways", "Differences", "Learning curves", "Classes, some words",
+    for part in ("Use it", "All training methods", "Differences", "Learning curves", "Classes, some words",
                  "Confusion", "Calibration", "Most confident errors", "Data and limits"):  # fmt: skip
         assert part in made.texts, part
     assert made.tags.count("svg") == 2
