@@ -12,11 +12,14 @@ from common.model.stored import stored
 from common.sharding import backend
 
 BLOCK = 256
-"""Number of queries in a block of causal attention. A block skips the keys after its last query."""
+"""Maximum number of queries in a block of causal attention. A block skips the keys after its last query."""
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, seen) for each block of queries: queries from start to end - 1 see the first `seen` keys."""
+    """Returns (start, end, seen) for each block of queries.
+
+    The queries from start to end - 1 attend to keys among the first `seen` keys only.
+    """
     if not causal:
         return [(0, queries, keys)]
     ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
@@ -41,9 +44,9 @@ def attend(
 
     Uses a fused kernel only without dropout and bias, and only if the mesh axis tensor divides the number of key-value
     heads:
-    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, both lengths are even, and the
+    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, T and S are even, and the
       attention is causal or has no window;
-    - on TPUs, `common.model.splash` for bfloat16, if both lengths are at least `splash.LANES`.
+    - on TPUs, `common.model.splash` for bfloat16, if T and S are at least `splash.LANES`.
 
     With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
     compilation, so dropout masks would not depend on step and row.
@@ -66,7 +69,7 @@ def attend(
     queries, keys = query_BTHK.shape[1], key_BSGK.shape[1]
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     key_BGKS, value_BGSK = cache_layout(key_BSGK, value_BSGK)
-    blocks = []  # of queries, if the attention is causal
+    outputs = []  # one (B, H, queries of the block, K) for each block
     for start, end, seen in spans(queries, keys, causal):
         logits_BHTS = _by_groups(query_BHTK[:, :, start:end], key_BGKS[..., :seen], jnp.float32)
         if bias_BHTS is not None:
@@ -83,16 +86,16 @@ def attend(
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
         weights_BHTS = softmax(logits_BHTS, value_BGSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
-        blocks.append(_by_groups(weights_BHTS, value_BGSK[:, :, :seen]))
-    return stored(jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3))
+        outputs.append(_by_groups(weights_BHTS, value_BGSK[:, :, :seen]))
+    return stored(jnp.concatenate(outputs, axis=2).transpose(0, 2, 1, 3))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def softmax(logits_BHTS: jax.Array, dtype: Any) -> jax.Array:
     """Returns the softmax of float32 logits over the last axis, rounded to `dtype`.
 
-    The backward pass computes the gradient in float32 from the rounded softmax. So a training step stores the rounded
-    softmax only, and no float32 copy of it.
+    The backward pass computes the gradient in float32 from the rounded softmax, so a training step stores no other
+    copy of the softmax.
     """
     return jax.nn.softmax(logits_BHTS, axis=-1).astype(dtype)
 
@@ -114,8 +117,8 @@ softmax.defvjp(_softmax_forward, _softmax_backward)
 def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:
     """Multiplies the matrix (T, M) of each head in x with the matrix (M, N) of the head's group in y.
 
-    Returns the products, (B, H, T, N). A single matrix product serves all heads of a group: their rows are concatenated
-    to one matrix (H / G * T, M).
+    Returns the products, (B, H, T, N). The matrices of all heads of a group are concatenated to one matrix
+    (H / G * T, M), so a group needs a single product.
 
     Args:
       dtype: dtype of the result; None for the dtype of x and y.

@@ -68,7 +68,7 @@ class Attention(Sublayer):
         return positions_L <= index
 
     def __call__(self, x_BTD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        # Padding follows the tokens of a row, so the causal mask already hides the padding.
+        # Padding follows the tokens of a row, so the causal mask already hides the padding from the tokens.
         lengths_B = None if self.causal else context.lengths_B
         heads = self._all(x_BTD, jnp.arange(x_BTD.shape[1]))
         options = {"causal": self.causal, "dropout_rate": self.dropout_rate, "key": key}
@@ -77,9 +77,9 @@ class Attention(Sublayer):
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns empty caches of keys, values and writers.
 
-        At each position, every hypothesis of a sentence writes one key and one value. A hypothesis may descend from
+        At each decoding step, every hypothesis of a sentence writes a key and a value. A hypothesis may descend from
         other hypotheses: `writers` holds, for each hypothesis and position, the index of the hypothesis that wrote the
-        key and value to attend to. Beam search reorders these integers instead of the keys and values.
+        key and value to attend to. Beam search reorders `writers` instead of the keys and values.
         """
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]
         beams = batch // sentences

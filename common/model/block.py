@@ -23,8 +23,8 @@ class Context:
     Attributes:
       lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
       encoded_BSD: the encoder's output, in the decoder of an encoder-decoder model; otherwise None.
-      encoded_lengths_B: number of tokens of each row of the encoder's output.
-      relative: biases or embeddings of relative positions, shared by all attention layers. None if the model has no
+      encoded_lengths_B: number of tokens of each row of `encoded_BSD`; None if `encoded_BSD` is None.
+      relative: biases or embeddings of relative positions, shared by all attention layers. None if no layer has
         relative positions.
     """
 

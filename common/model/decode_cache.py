@@ -1,7 +1,8 @@
-"""Decoding caches that a loop of decoding steps extends without copying them.
+"""Decoding caches. A loop of decoding steps can extend a cache without copying all of it in each step.
 
-XLA copies an array that a loop both reads and writes. A long cache therefore has two arrays: `past`, which a loop of
-decoding steps only reads, and `recent`, which the steps write. `settle` copies `recent` into `past` after the loop.
+XLA copies an array that a loop both reads and writes. A cache may therefore have two arrays: `past`, which a loop of
+decoding steps only reads, and the short `recent`, which the steps write. `settle` copies `recent` into `past` after the
+loop.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ class CacheSpec:
 
     Attributes:
       length: maximum number of positions.
-      dtype: dtype of the cached values.
+      dtype: dtype of the cached values, unless `empty` gets another dtype.
       recent: number of positions in `DecodeCache.recent`, the most that a loop of decoding steps may write before
         `settle`. 0 for a cache with a single array of `length` positions.
     """
@@ -60,8 +61,8 @@ class DecodeCache:
 
     Attributes:
       past: values of the positions 0 to `start` - 1, then free space; None if `recent` holds the whole cache.
-      recent: values of the positions from `start` on.
-      start: number of positions in `past`; None if `past` is None.
+      recent: values of the positions from `start` on (from 0 on if `past` is None), then free space.
+      start: number of positions that `past` holds; None if `past` is None.
       axis: the axis of the positions in both arrays.
       each: number of indices along `axis` that belong to one position, such as the number of beams.
     """
@@ -81,7 +82,7 @@ class DecodeCache:
     def filled(self, new: jax.Array) -> "DecodeCache":
         """Returns the cache with `new` as its first positions, in `past` if the cache has two arrays.
 
-        The cache must be empty: existing positions are lost.
+        The cache must be empty.
         """
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:

@@ -1,7 +1,7 @@
 """Dropout with an explicit random key and eight random bits per element.
 
-The random bits of a row depend on the row's index in the global batch, so every mesh draws the same bits. A device
-draws only the bits of its own rows. This requires `jax_threefry_partitionable`, JAX's default.
+The random bits of a row depend on the key and on the row's index in the global batch, but not on the mesh. A device
+draws only the bits of its own rows. Both properties require `jax_threefry_partitionable`, JAX's default.
 """
 
 import math
@@ -50,9 +50,10 @@ def fold(key: Key, number: int) -> Key:
 
 
 def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Returns 32 random bits for each element of an array whose first axis has this device's rows of a batch.
+    """Returns 32 random bits for each element of an array (B, ...) of this device's rows of a batch.
 
-    Equals this device's rows of `jax.random.bits(key, shape of the global array)`.
+    Equals this device's rows of `jax.random.bits(key, shape of the global array)`. Outside of `jax.shard_map` over the
+    batch, `shape` is the shape of the global array.
     """
     shard = sharding.batch_shard()
     if shard is None:

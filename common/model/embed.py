@@ -71,10 +71,10 @@ class Embed(nnx.Module):
 
         Args:
           start: position of the first token.
-          types_BL: token types; None gives every token the type 0.
+          types_BL: token types; None gives every token the type 0. Not used by a model without token types.
         """
-        # Add in float32, so that only the sum is rounded to `dtype`. The cast is for frozen tables, which may be stored
-        # in `dtype`.
+        # Add in float32, so that only the sum is rounded to `dtype`. The cast to float32 is for frozen tables, which
+        # may be stored in `dtype`.
         x_BLD = self.table[...][tokens_BL].astype(jnp.float32) * self.scale
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))

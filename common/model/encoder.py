@@ -15,7 +15,7 @@ class Encoder(nnx.Module):
     """Embeddings and a stack of blocks.
 
     Args:
-      embed: token embeddings without dropout.
+      embed: the embeddings. `dropout_rate` replaces their own dropout rate.
       norm: norm of the embeddings; None for no norm.
       dropout_rate: dropout of the embeddings, after the norm.
       dtype: dtype of activations; trainable parameters are float32.
@@ -62,5 +62,5 @@ class Encoder(nnx.Module):
         return self.stack(x_BLD, self._context(lengths_B), fold(key, 1))
 
     def hidden(self, tokens_BL: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
-        """Returns the embeddings, then the output of every block, each (B, L, D). Does not apply the final norm."""
+        """Returns the input of the stack, then the output of every block, each (B, L, D), without the final norm."""
         return self.stack.hidden(self._enter(tokens_BL, None), self._context(lengths_B))

@@ -22,10 +22,10 @@ def attend(
     causal: bool,
     window: int | None,
 ) -> jax.Array | None:
-    """Returns the output of attention, (B, T, H, K), or None if no kernel supports these arguments.
+    """Returns the output of attention, (B, T, H, K), or None if `common.model.attend.attend` must not use a kernel.
 
-    Also returns None if the mesh axis tensor does not divide the number of key-value heads: the compiler cannot
-    partition a kernel, so each device must compute whole heads.
+    The mesh axis tensor must divide the number of key-value heads, because the compiler cannot partition a kernel: each
+    device computes whole heads.
 
     Args:
       platform: "gpu" or "tpu".
@@ -36,7 +36,7 @@ def attend(
     if platform == "tpu":
         from common.model import splash
 
-        # `splash.attend` pads both lengths to a multiple of LANES. For shorter sequences this wastes work.
+        # `splash.attend` pads queries and keys to a multiple of LANES, which would waste work on shorter sequences.
         shortest = min(query_BTHK.shape[1], key_BSGK.shape[1])
         kernel, supported = splash.attend, dtype == jnp.bfloat16 and shortest >= splash.LANES
     else:
@@ -52,7 +52,7 @@ def attend(
 def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
     """Calls a kernel that the compiler cannot partition: each device calls it for its own rows and heads.
 
-    If the mesh does not divide the rows, every device computes all rows.
+    If the batch axes of the mesh do not divide the number of rows, every device computes all rows.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
@@ -71,8 +71,9 @@ def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.
 def _cudnn_supports(query_BTHK: jax.Array, key_BSGK: jax.Array) -> bool:
     """Returns whether JAX's cuDNN attention supports these shapes, also in training.
 
-    GPUs before Hopper support head sizes up to 128. JAX refuses odd lengths in training: it passes an empty bias to the
-    kernel, and cuDNN's gradient of a bias needs even lengths.
+    Head sizes are at most 256 on Hopper and later GPUs, at most 128 on earlier GPUs. In training, JAX refuses odd
+    numbers of queries or keys: JAX passes an empty bias to the kernel, and cuDNN's gradient of a bias needs even
+    numbers.
     """
     length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]
     if length % 2 or other % 2 or size % 8 or size > 256:

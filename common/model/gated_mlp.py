@@ -42,13 +42,17 @@ def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax
 class GatedMlp(Sublayer):
     """Computes W2 (u * f(v)) + b2, equations 1, 2 and 4 of Liu et al. (2021), with biases.
 
-    u and v are the two halves of activation(W1 x + b1). f(v) = W norm(v) + b is an affine map over positions.
+    u and v are the two halves of activation(W1 x + b1), (B, L, F) each with F = hidden / 2. f(v) = W norm(v) + b is an
+    affine map over positions.
 
     Args:
       spatial: the map over positions with the weights W and the bias b.
-      attention: function that makes an attention layer, whose output (B, L, hidden / 2) is added to f(v); None for no
-        attention. Called last, so that the other parameters of this layer have the same initial values with and without
-        attention.
+      attention: function that makes an attention layer, whose output (B, L, F) is added to f(v); None for no attention.
+        The constructor calls this function last, so that the other parameters of this layer have the same initial
+        values with and without attention.
+
+    Raises:
+      ValueError: `hidden` is not a multiple of twice the number of heads of `spatial`.
     """
 
     def __init__(
@@ -84,7 +88,11 @@ class GatedMlp(Sublayer):
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
-        """Returns the caches of norm(v), (B, H, L, hidden / (2 H)), and of the attention (() without attention)."""
+        """Returns empty caches of norm(v), (B, H, L, F / H), and of the attention (() without attention).
+
+        Raises:
+          ValueError: the spatial map is not causal.
+        """
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
         heads = self.spatial.heads
@@ -94,7 +102,7 @@ class GatedMlp(Sublayer):
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """Decodes one token. Computes only row `index` of the spatial map, from the cached norm(v)."""
+        """Decodes one token of each row. Applies only row `index` of the spatial map, to the cached norm(v)."""
         gated, attention = cache
         u_B1F, v_B1F = self._halves(x_B1D)
         gated = gated.write(v_B1F.reshape(len(v_B1F), self.spatial.heads, 1, -1), index)

@@ -16,7 +16,7 @@ from common.model.stored import PRODUCT, stored
 def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns x W (B, L, N) in float32. Multiplies in the dtype of x and accumulates in float32.
 
-    The kernel is (M, N), or (N, M) if `transposed`. The gradient of the kernel has the dtype of the kernel, not of x.
+    `kernel` is W (M, N), or the transpose of W (N, M) if `transposed`.
 
     The custom gradient is for speed on a CPU: the forward product and the input gradient are fastest with
     two-dimensional operands, and bfloat16 operands are fast only if the result is float32. See `_backward` for the
@@ -48,9 +48,9 @@ def _backward(transposed, residuals, g_BLN):
     if dtype == jnp.float32:
         dkernel_MN = dot(_rows(x_BLM), _rows(g_BLN), (0,), (0,))
     else:
-        # Contract over the two axes batch and length instead of one flattened axis: XLA then transposes x and uses its
-        # fast bfloat16 product, with up to four times the FLOP/s. The barrier stops XLA from fusing later operations
-        # into the product.
+        # Contract over the two axes batch and length instead of one flattened axis: on a CPU, XLA then transposes x and
+        # uses its fast bfloat16 product, with up to four times the FLOP/s. The barrier stops XLA from fusing later
+        # operations into the product.
         axes = tuple(range(x_BLM.ndim - 1))
         dkernel_MN = jax.lax.optimization_barrier(dot(x_BLM, g_BLN, axes, axes))
     dkernel = dkernel_MN.T if transposed else dkernel_MN
@@ -66,8 +66,8 @@ class Linear(nnx.Module):
     Args:
       inputs, outputs: sizes M and N of the kernel W.
       axes: logical axes (see `common.sharding`) of the kernel's inputs and outputs.
-      kernel_init, bias_init: functions (key, shape) -> array. kernel_init=None is Xavier uniform, bias_init=None leaves
-        the bias out.
+      kernel_init: function (key, shape) -> array; None for Xavier uniform.
+      bias_init: function (key, shape) -> array; None for a layer without a bias.
     """
 
     def __init__(

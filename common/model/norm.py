@@ -1,4 +1,4 @@
-"""LayerNorm of the last axis."""
+"""LayerNorm over the last axis."""
 
 import jax
 import jax.numpy as jnp

@@ -108,8 +108,11 @@ class ScannedStack(Stack):
         return self._final_norm(x_BLD)
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
-        """Returns a function (x, context, value) -> output, and the stacked values and keys of the blocks `numbers`."""
-        # Keep the hooks of the model, because a loss may call the stack several times.
+        """Returns a function (x, context, value) -> output of one of the blocks `numbers`, and the stacked values.
+
+        The value of a block contains the values of its variables, the shards that hooks gather, and the block's key.
+        """
+        # Remove the hooks from a clone only, because a loss may call the stack several times.
         block = nnx.clone(self.blocks[stacked_name(numbers)])
         readers = _take_readers(block)
         shards = {path: reader.shard for path, reader in readers.items()}
@@ -262,13 +265,13 @@ def scan_stacks(model: nnx.Module, least: int) -> None:
 
 
 def _shares(stack: Stack) -> bool:
-    """Returns whether two attributes of a stack are the same variable."""
+    """Returns whether a variable has two names in a stack."""
     variables = [id(variable) for *_, variable in variables_below(stack, nnx.Variable)]
     return len(set(variables)) < len(variables)
 
 
 def _kind(block: Block) -> tuple:
-    """Returns the structure of a block without the values of its variables. Equal structures can be stacked."""
+    """Returns the structure of a block without values of variables. Blocks of equal structure can be stacked."""
     graphdef, state = nnx.split(block)
     leaves, structure = jax.tree.flatten(state)
     return graphdef, structure, *((x.shape, x.dtype) for x in leaves)

@@ -1,6 +1,6 @@
 """Fused softmax attention on TPUs: JAX's splash attention, a Pallas kernel.
 
-The kernel keeps the logits and the weights of a block of queries on the chip. The backward pass computes both again.
+The kernel keeps logits and attention weights of a block of queries on the chip. The backward pass recomputes both.
 """
 
 import jax
@@ -18,10 +18,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from common.model.stored import OTHER
 
 LANES = 128
-"""The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads both to a multiple."""
+"""The numbers of queries and keys of the kernel must be multiples of this number. `attend` pads both with zeros."""
 
 BLOCKS = (512, 256, 128)
-"""Possible numbers of queries or keys in a block. `attend` uses the largest number that divides the padded length."""
+"""Possible numbers of queries or keys in a block. `attend` uses the largest that divides the padded number."""
 
 
 def attend(

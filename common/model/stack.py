@@ -73,7 +73,7 @@ class Stack(nnx.Module):
     def _call_block(
         self, block: Block, number: int, x_BLD: jax.Array, context: Context, key: Key
     ) -> jax.Array:
-        """Returns the output of a block. Profiles show the operations of the block under the name `block{number}`."""
+        """Returns the output of a block, or x if the block is skipped. Profiles name the operations `block{number}`."""
         call = self._rematerialized(jax.named_call(block, name=f"block{number}"))
         if key is None or not self.skip_rate:
             return call(x_BLD, context, key)
@@ -91,7 +91,7 @@ class Stack(nnx.Module):
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
-        """Returns x, then the output of every block, each (B, L, D). Does not apply the final norm."""
+        """Returns x, then the output of every block, each (B, L, D), without the final norm."""
         states = [x_BLD]
         for block in self.blocks:
             states.append(block(states[-1], context))

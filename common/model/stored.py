@@ -1,8 +1,8 @@
 """Activations that the forward pass of a scan over layers stores for the backward pass.
 
-Without further instructions, JAX stores every array of a layer that the backward pass of the scan reads, such as four
-arrays for one GELU. Outside of a scan, the compiler avoids this: it computes elementwise operations again where their
-results are read. A scan therefore stores only the arrays that a layer marks, and computes all other arrays again.
+By default, JAX stores every array of a layer that the backward pass of the scan reads, such as four arrays for one
+GELU. Outside of a scan, the compiler avoids this: it computes elementwise operations again where their results are
+read. A scan therefore stores arrays that a layer marks (see `POLICIES`), and computes other arrays again.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def stored(x: jax.Array, name: str = OTHER) -> jax.Array:
 
 
 def _is_costly(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Returns whether a primitive of JAX, inside of which no array can be marked, is costly: cuDNN's attention."""
+    """Returns whether a primitive of JAX is cuDNN's attention, which is costly, and in which no array can be marked."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
