@@ -28,8 +28,8 @@ def iterate(
     """Yields each batch in order, with the data state after the batch: a JSON object of numbers.
 
     Args:
-      start: data state after which to resume. An earlier iteration yielded it, possibly with another number of
-        processes. None starts at the first batch.
+      start: data state that an earlier iteration yielded, possibly with another number of processes. Resumes after the
+        batch of this state. None starts at the first batch.
     """
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=16)
     iterator = iter(batches.to_iter_dataset(options))

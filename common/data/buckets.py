@@ -18,13 +18,13 @@ from common.errors import check
 class BucketedBatches(EndlessBatches):
     """Endless training batches with random access.
 
-    An example is in the shortest bucket that fits its source and its target (if any), each with its end token. Each
-    epoch shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch of a
-    bucket is padded with empty rows. The seed and the index determine a batch, so a checkpoint only stores the index.
+    An example is in the shortest bucket that fits its source and its target (if any), each with its end token (if any).
+    Each epoch shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch
+    of a bucket is padded with empty rows. The seed and the index determine a batch.
 
     Attributes:
       batches_per_epoch: number of batches of an epoch, equal for all epochs.
-      dropped: number of examples that are longer than the last bucket.
+      dropped: number of examples that do not fit into the last bucket.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class BucketedBatches(EndlessBatches):
 
         Args:
           target: translations of the source sentences. None makes batches without targets.
-          buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end of sentence.
+          buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end token.
           tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
             batch has at least `multiple` rows, even if they exceed this maximum.
-          rows: number of rows of every global batch. 0 takes as many rows as `tokens_per_batch` allows.
+          rows: number of rows of every global batch. 0 chooses the number of each bucket with `rows_of`.
           multiple: number that divides the number of rows of every global batch. The number of processes must divide
             `multiple`.
 
@@ -107,7 +107,7 @@ def evaluation_batches(
     """Yields this process's rows of batches that together contain every example once, in a fixed order.
 
     Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket.
-    `BucketedBatches` documents the arguments. If `target` is None, the batches contain only `source` and `ids`.
+    `BucketedBatches` documents the arguments. If `target` is None, the batches have no targets.
     """
     lengths = list(buckets)
     while lengths[-1] < _needed(source, target).max(initial=0):

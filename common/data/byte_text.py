@@ -29,7 +29,8 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
         exists.
 
     Raises:
-      UserError: the source is unknown; a file is missing or damaged; a split is empty; the user's function fails.
+      UserError: the source is unknown; a folder or file is missing, or cannot be read; a split is empty; the user's
+        function fails.
     """
     if data.source.startswith(IMPORT):
         from common.data.user_source import user_examples
@@ -40,7 +41,8 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     else:
         return _read_files(data, folder)
     texts = {split: "\n".join(some).encode() for split, some in parts.items()}
-    return {split: _whole(data.source, text, split) for split, text in texts.items()}
+    source = f"--config.data.source={data.source}"
+    return {split: _whole(source, text, split) for split, text in texts.items()}
 
 
 def _read_files(data: ConfigDict, folder: Path) -> dict[str, np.ndarray]:

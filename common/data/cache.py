@@ -1,4 +1,4 @@
-"""Computes fingerprints of texts and arrays, and reads files of the cache: arrays and tokenizers."""
+"""Fingerprints of texts and arrays, and error messages for damaged files of arrays and tokenizers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def fingerprint_arrays(*arrays: np.ndarray) -> str:
 
 
 def read_array(path: Path) -> np.ndarray:
-    """Memory-maps an array of the cache. Raises a UserError if its .npy file is damaged or cannot be read."""
+    """Memory-maps a cached array. Raises a UserError if its .npy file `path` is damaged or cannot be read."""
     try:
         return np.load(path, mmap_mode="r")
     except OSError as error:
@@ -44,7 +44,7 @@ def read_array(path: Path) -> np.ndarray:
 
 @contextmanager
 def reading_tokenizer(path: Path) -> Iterator[None]:
-    """Context manager that turns exceptions while the tokenizer's file `path` is read into UserErrors."""
+    """Context manager for reading the tokenizer's file `path`. Turns any exception into a UserError with the path."""
     try:
         yield
     except UserError as error:

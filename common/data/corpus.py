@@ -19,13 +19,13 @@ _BLOCK = 100_000
 
 
 class TokenizedCorpus:
-    """Sentences as token ids, without begin-of-sentence and end-of-sentence tokens.
+    """Sentences, or other texts, as token ids.
 
     Attributes:
       tokens: token ids of all sentences, concatenated, (total,) uint16 or int32.
       offsets: start of each sentence in `tokens`, then the length of `tokens`, (sentences + 1,) int64.
-      lengths: number of tokens of each sentence, (sentences,) int64.
-      end: id of the token that a batch appends to each sentence. None appends nothing.
+      lengths: number of tokens of each sentence without the token `end`, (sentences,) int64.
+      end: id of the end token that a batch appends to each sentence. None appends nothing.
       pad: id of the padding token.
     """
 
@@ -58,7 +58,7 @@ class TokenizedCorpus:
 def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Returns the token ids of each line.
+    """Returns the token ids of each line, without begin-of-sentence and end-of-sentence tokens.
 
     The first call for a text and a tokenizer stores the token ids in `cache_dir`. All calls memory-map the stored ids.
 

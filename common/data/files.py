@@ -50,16 +50,19 @@ def source_folder(place: str) -> Path:
 
 
 def names_in(folder: Path) -> str:
-    """Returns the names of the first ten files of a folder, for an error message. "..." stands for all other files."""
+    """Returns the first ten names of files in a folder, for an error message; "none" for a folder without files.
+
+    "..." stands for all other files.
+    """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     return ", ".join([*names[:10], *["..."] * (len(names) > 10)]) or "none"
 
 
 def choices(folder: Path, endings: Sequence[str] = ("",)) -> str:
-    """Returns the advice for an error message about a missing file in the folder of --config.data.source=files:DIR.
+    """Returns advice for an error message about a missing file in the folder of --config.data.source=files:DIR.
 
-    The advice is to choose one of the folder's files that have one of the endings, named without the ending; or another
-    source if the folder has no such file.
+    The advice lists files of the folder that have one of the endings, without the ending. If the folder has no such
+    file, the advice is to choose another source.
     """
     named = re.compile(f"(.*?)({'|'.join(map(re.escape, endings))})")
     matches = (named.fullmatch(path.name) for path in folder.iterdir() if path.is_file())
@@ -80,7 +83,7 @@ def find_file(
       optional: whether to return None if there is no such file.
 
     Raises:
-      UserError: `names` is empty, or there is no such file, and `optional` is False.
+      UserError: `optional` is False, and there is no such file or `names` is empty.
     """
     tried = [f"{name}{ending}" for name in names.split("|") if name for ending in endings]
     found = next((folder / name for name in tried if (folder / name).is_file()), None)
@@ -93,7 +96,7 @@ def find_file(
 
 
 ADVICE = "; convert the text to UTF-8"
-"""Advice for errors about a wrong encoding and NUL bytes, in programs that have no option for the encoding."""
+"""Advice for errors about a wrong encoding or NUL bytes, for programs without an option that sets the encoding."""
 
 
 @contextmanager
@@ -149,7 +152,7 @@ def decoded_lines(
       hint: text to append to the error messages about the encoding and about NUL bytes, such as ADVICE.
 
     Raises:
-      UserError: the file is not in the encoding, contains NUL bytes, is compressed, or is an Excel file.
+      UserError: the file is not in the encoding, contains NUL bytes, or is a gzip, zip or Excel file.
     """
     buffer = io.BufferedReader(file, _CHUNK)
     start = buffer.peek()

@@ -65,7 +65,7 @@ def load_labelled(
     The class names come from the list in labels.json (in DIR, or beside FILE), from TFDS, from Hugging Face or from
     embedded:NAME. If the source has no class names, they follow from the training labels:
     - If all labels are integers from 0 on: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the
-      sorted labels if fewer than half of these integers are labels.
+      sorted labels if fewer than half of the integers from 0 to the largest label are labels.
     - Otherwise: the sorted labels.
 
     Args:
@@ -85,9 +85,9 @@ def load_labelled(
       splits: splits to read.
 
     Raises:
-      UserError: `fields` does not name one or two fields; the source is unknown, missing or damaged; a split is
-        empty; the number of classes is below 2 or does not agree with `classes`; a text is missing, empty or not
-        valid Unicode; a label is missing, of the wrong type or not one of the classes.
+      UserError: `fields` has the wrong number of names; the source is unknown, missing or damaged, or its function
+        fails; a split is empty; the number of classes is below 2 or does not agree with `classes`; a text or a label is
+        missing or invalid.
     """
     check(
         len(data.fields.split()) in (1, 2),
@@ -123,7 +123,8 @@ def load_labelled(
     remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"
     check(
         len(known) > 1,
-        f"{data.source} has a single class, {known[0]}; classification needs at least two: {remedy}",
+        f"--config.data.source={data.source} has a single class, {known[0]}; classification needs at least two:"
+        f" {remedy}",
     )
     by_number = bool(names) or known == tuple(map(str, range(len(known))))
     numbers = {name: number for number, name in enumerate(known)}
@@ -207,8 +208,9 @@ def _indices(
     """Returns the class indices of the labels of an example.
 
     Args:
-      numbers: class name -> class index. A label is a class name. With `by_number`, integers, and digits that are not a
-        class name, are class indices.
+      numbers: class name -> class index.
+      by_number: whether an integer label is a class index, as is a text of digits that is not a class name. All other
+        labels are class names.
     """
     found = []
     for name, label in labels.items():

@@ -14,7 +14,7 @@ BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 
 
 def in_run(workdir: Path) -> LosslessTokenizer:
-    """Returns the tokenizer of the run in `workdir`. Raises a UserError if the tokenizer's file is damaged."""
+    """Returns the tokenizer of the run in `workdir`. Raises a UserError if `common.data.subwords.load` fails."""
     paths = (workdir / name for name in FILES)
     path = next(filter(Path.is_file, paths), None)
     if path is None:
@@ -36,8 +36,8 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
       training_text: (bytes,) uint8. Used only to train SentencePiece.
 
     Raises:
-      UserError: the tokenizer's file is missing or damaged, one of the 256 byte values is not a piece, the vocabulary
-        is too large or too small, or the cache cannot be written.
+      UserError: the tokenizer's file is missing or damaged, one of the 256 byte values is not a piece, training
+        fails (`common.data.tokenizer.train_model`), or the cache cannot be written.
     """
     kind = data.get("tokenizer", BYTES)
     if kind == BYTES:

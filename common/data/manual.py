@@ -8,7 +8,7 @@ TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "string-metho
 """Long topics of the manual that share few paragraphs. A shared paragraph is an example of the first topic only."""
 
 SAME = ("same", "other")
-_WORDS = 8  # Minimum number of words in a paragraph. Shorter paragraphs are headings and code.
+_WORDS = 8  # Minimum number of words in a paragraph. Shorter paragraphs are often headings or code.
 
 Example = tuple[tuple[str, ...], str]
 

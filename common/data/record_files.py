@@ -41,7 +41,11 @@ def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) 
 
 
 def read_names(path: Path) -> list[str] | None:
-    """Returns the class names in a labels.json, or None without this file. A damaged file raises a UserError."""
+    """Returns the class names in the labels.json `path`, or None if there is no such file.
+
+    Raises:
+      UserError: the file cannot be read, or is not a JSON list of one or more distinct names.
+    """
     if not path.is_file():
         return None
     text = "\n".join(lines_of(path, hint=ADVICE))
@@ -97,8 +101,8 @@ def parse_rows(
 ) -> Iterator[tuple[str, list[str] | str]]:
     """Yields the location and the values of each row of a CSV file, or an error text for a malformed row.
 
-    The first yielded row is the header. A row may span several lines; its location is its last line, or its first line
-    if a quote is never closed. Skips empty lines, except below the header of a table with one column, where they are
+    The first row is the header. A row may span several lines; its location is its last line, or its first line if a
+    quote is never closed. Skips empty lines, except below the header of a table with one column, where they are
     rows with an empty value.
 
     The first iteration removes the limit of the module `csv` on the length of a field, in the whole process. The
@@ -129,7 +133,7 @@ def parse_rows(
 
 
 def named_rows(rows: Iterable[tuple[str, list[str] | str]]) -> Iterator[Parsed]:
-    """Yields location and fields of the rows of `parse_rows`. The header names the fields."""
+    """Yields location and fields, or error text, of the rows of `parse_rows`. The header names the fields."""
     header: list[str] = []
     for place, row in rows:
         if isinstance(row, str):

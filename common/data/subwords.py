@@ -1,4 +1,4 @@
-"""Lossless tokenizers with subwords as tokens, and how they are loaded, trained and cached."""
+"""Loads, trains and caches lossless tokenizers with subwords as tokens."""
 
 import json
 import os
@@ -104,7 +104,7 @@ class Subwords(LosslessTokenizer):
 def load(path: Path) -> Subwords:
     """Loads a lossless tokenizer from a SentencePiece model or a tokenizer.json.
 
-    A tokenizer.json has byte-level BPE, or pieces as in SentencePiece ("▁" for a space, "<0x0A>" for a byte).
+    A tokenizer.json must have byte-level BPE, or pieces as in SentencePiece ("▁" for a space, "<0x0A>" for a byte).
 
     Raises:
       UserError: the file is missing or is not a tokenizer, or its vocabulary lacks a token for one of the 256 bytes.

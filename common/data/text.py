@@ -23,8 +23,8 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
       split: "train", "valid" or "test".
 
     Raises:
-      UserError: the source or the value of `documents` is unknown; a pattern is invalid; a file is missing, damaged
-        or empty; the user's function fails; the split has no text.
+      UserError: the source or the value of `documents` is unknown; a pattern is invalid; a folder or file is missing,
+        empty or cannot be read; the user's function fails; the split has no text.
     """
     check_choice("--config.data.documents", data.documents, DOCUMENTS)
     if data.source.startswith(IMPORT):
@@ -47,7 +47,7 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
 
 
 def _find(folder: Path, patterns: str, split: str) -> list[Path]:
-    """Returns the files of all patterns, sorted by name within each pattern."""
+    """Returns the files of all patterns, sorted by path within each pattern."""
     option = f"--config.data.splits.{split}"
     check(bool(patterns.split()), f"{option} is empty: name at least one file")
     paths = []

@@ -13,7 +13,11 @@ DOCUMENTS = ("line", "paragraph", "file")
 
 
 def text_folder(source: str) -> Path | None:
-    """Returns the folder of a source "files:DIR", or None for "embedded:python". Other sources raise a UserError."""
+    """Returns the folder of a source "files:DIR", or None for "embedded:python".
+
+    Raises:
+      UserError: another source, or `common.data.files.source_folder` fails.
+    """
     kind, _, place = source.partition(":")
     if kind == "files":
         from common.data.files import source_folder

@@ -21,7 +21,7 @@ class Crops(EndlessBatches):
           rows: number of rows of a global batch, a multiple of `multiple`.
 
         Raises:
-          UserError: the sequence is too short, or `rows` is not a positive multiple of `multiple`.
+          UserError: there are fewer than L + 1 tokens, or `rows` is not a positive multiple of `multiple`.
         """
         super().__init__()
         if len(tokens) <= length:
@@ -42,7 +42,8 @@ class Crops(EndlessBatches):
 def crop(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
     """Returns a batch of the windows of length L that start at `starts_B`.
 
-    The batch has `tokens`, `targets` (the next tokens) and `weights` (0 for targets beyond the sequence), each (B, L).
+    The batch has `tokens`, `targets` (the next tokens) and `weights` (1, or 0 for targets beyond the end of the
+    sequence), each (B, L).
     """
     at_BL = starts_B[:, None] + np.arange(length + 1)
     inside_BL = at_BL < len(tokens)
@@ -59,9 +60,9 @@ def scored_once(
 ) -> Iterator[Batch]:
     """Returns batches of windows that score every token except the first exactly once.
 
-    Window i gives weight 1 to tokens i * stride + 1 to (i + 1) * stride, and weight 0 to all other tokens. A scored
-    token has `length` - `stride` + 1 to `length` tokens of context, except at the start of the sequence. The array
-    `ids` holds the indices of the windows, -1 for empty rows.
+    Window i scores tokens i * stride + 1 to (i + 1) * stride: as targets they have weight 1, and all other targets have
+    weight 0. A scored token has `length` - `stride` + 1 to `length` tokens of context, except at the start of the
+    sequence. The array `ids` holds the indices of the windows, -1 for empty rows.
 
     Args:
       stride: number of tokens that a window scores, at most `length`.

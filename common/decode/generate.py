@@ -20,11 +20,14 @@ class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
     New parameter values need no compilation. Decoding and prefill are compiled again if the number of rows, the chunk
-    size or the cache length changes. Prefill is also compiled again if the number of prefilled tokens changes
-    (`_window`).
+    size or the cache length changes. Prefill is also compiled again if the number of prefilled tokens changes (see
+    `_window`).
 
     Args:
-      window: the model's maximum length in tokens, at least 2.
+      window: the model's maximum length in tokens.
+
+    Raises:
+      UserError: `window` is less than 2.
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):
@@ -95,8 +98,9 @@ class Generator:
         """Yields lists with the next tokens of each prompt: at most `chunk` tokens at a time, and `length` in all.
 
         A text that fills the window continues in a new window, which begins with the last half of the full window. A
-        prompt of at least `window` tokens is cut to its last `window` // 2 tokens. A text depends on its prompt and on
-        the index of the prompt, but not on the other prompts, the chunk size or the mesh.
+        prompt of at least `window` tokens is cut to its last `window` // 2 tokens. A text depends on the seed, on its
+        prompt and on the index of the prompt, but, apart from rounding, not on the other prompts, the chunk size or the
+        mesh.
 
         Raises:
           UserError: there are no prompts, or a prompt is empty.
@@ -137,8 +141,8 @@ class Generator:
             row[: len(context)] = context
         # Prefill reads the first `begin` tokens of every prompt. `begin` is a multiple of the chunk size, so that
         # prompts of similar lengths share a compilation; if the shortest prompt fits into a chunk, `begin` is its
-        # length. Decoding then reads the rest of the prompts token by token, while the rows of shorter prompts already
-        # draw tokens.
+        # number of tokens. Decoding then reads the rest of the prompts token by token, while the rows of shorter
+        # prompts already draw tokens.
         shortest = min(lengths)
         begin = shortest - shortest % chunk if shortest > chunk else shortest
         cache_length = min(-(-longest // chunk) * chunk, self.window)

@@ -2,8 +2,8 @@
 
 A decoding step is small, so a collective operation in each step would cost more than the step. The weights are
 therefore gathered once, before the loop over tokens. The rows are split over all mesh axes, including the axis tensor,
-which splits matrix products in training. A device stops when its own rows are complete. The loop over tokens must not
-contain a collective operation: devices that have not stopped would wait forever for devices that have stopped.
+which splits matrix products in training. A loop over tokens may stop when the rows of its device are complete, so it
+must not contain a collective operation: devices in the loop would wait forever for devices that have stopped.
 """
 
 from collections.abc import Callable
@@ -49,9 +49,10 @@ def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
 def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """Returns a function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
 
-    Kernels of linear layers are gathered in the dtype of activations, because `common.model.linear.matmul` would cast
-    them to this dtype anyway. All other parameters, such as embedding tables, keep their dtype, because layers also
-    read them in float32. On a single device, the function returns the weights unchanged, without a copy.
+    Kernels of linear layers (`common.train.exchange.kernel_dtypes`) are gathered in the dtype of activations, because
+    `common.model.linear.matmul` would cast the kernels to this dtype anyway. All other parameters keep their dtype:
+    embedding tables, for example, are also read in float32. On a single device, the function returns the weights
+    unchanged, without a copy.
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)
@@ -67,7 +68,7 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
         def cast(name: str, x: jax.Array) -> jax.Array:
             if name not in dtypes:
                 return x
-            # Without the constraint the compiler may gather float32 and cast the whole array.
+            # Without the constraint, the compiler may gather the array in its old dtype and cast the whole array.
             return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), shardings[name])
 
         return [{name: cast(name, x) for name, x in part.items()} for part in values]

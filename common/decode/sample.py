@@ -11,8 +11,8 @@ from common.errors import check
 from common.model.decode_cache import settle, with_writable, writable
 
 LEAST = 1e-6
-"""Lower bound of top_p, and of the temperature of random sampling. A lower temperature decodes greedily, because the
-logits could overflow."""
+"""Lower bound of top_p, and of the temperature of random sampling. Decoding at a lower temperature is greedy, because
+dividing the logits by the temperature could overflow."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Rows(NamedTuple):
     """Some rows of a batch, such as the rows of one device.
 
     Attributes:
-      numbers_B: the index of each row in the batch.
-      count: number of rows of the batch.
+      numbers_B: the index of each row in the whole batch.
+      count: number of rows of the whole batch.
     """
 
     numbers_B: jax.Array
@@ -84,15 +84,15 @@ def sample(
     key: jax.Array,
     rows: Rows,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Draws L tokens for every row, at positions `start` to `start` + L - 1.
+    """Decodes L tokens of every row, at positions `start` to `start` + L - 1. Draws the tokens that are not known.
 
-    A drawn token depends on the key, its position and the index of its row, but not on L.
+    The noise of a drawn token depends on the key, its position and the index of its row, but not on L.
 
     Args:
       step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
       logits_BV: logits for position `start`.
-      given_BL: known tokens, such as the end of a prompt; a negative number where a token is to be drawn. L must be at
-        most `CacheSpec.recent`, unless `recent` is 0.
+      given_BL: known tokens, such as the end of a prompt; a negative number for each token to draw. L must be at most
+        `CacheSpec.recent`, unless `recent` is 0.
 
     Returns:
       The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.

@@ -26,7 +26,7 @@ def validate(config: ConfigDict) -> None:
 class Classification(Task):
     """Texts, labels and batches of a classifier.
 
-    Subclasses set `objective`, and implement `build`, `tokenize`, `loss`, `predict` and `save`.
+    Subclasses set `objective`, and implement `build`, `tokenize`, `loss`, and `predict` or `evaluate`.
 
     Args:
       tokenizer: tokenizer of the texts; None is allowed if `labelled` is None.
@@ -120,7 +120,7 @@ class Classification(Task):
         return self._labelled(batch, "train")
 
     def every(self, split: str) -> Iterator[Batch]:
-        """Returns batches that contain every example of a split once."""
+        """Returns this process's rows of batches that together contain every example of a split once."""
         batches = evaluation_batches(
             self._corpora[split],
             None,

@@ -25,19 +25,19 @@ OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
 
 _EXAMPLES = 50_000
-"""Maximum number of training tokens for the function that `config.head_start` names. Rounded up to whole windows."""
+"""Maximum number of training tokens that `output_layer` reads, rounded up to whole windows."""
 
 
 def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -> Params:
     """Returns new values of the output layer, {path: sharded array} with the paths of OUTPUT.
 
     `config.head_start` names a function as "module:attribute". The function gets features (E, D) of training tokens,
-    the tokens (E,) that follow, and the keyword argument `outputs`, the size V of the vocabulary. It returns the kernel
-    (D, V) and the bias (V,).
+    the token that follows each of them (E,), and the keyword argument `outputs`, the size V of the vocabulary. The
+    function must return a tuple of the kernel (D, V) and the bias (V,).
 
     Raises:
-      UserError: the function cannot be imported, raises an exception or does not return two arrays of the right shapes,
-        or the output layer is tied to the embedding.
+      UserError: the function cannot be imported, raises an exception or does not return such a tuple, or the output
+        layer is tied to the embedding.
     """
     make = imported("--config.head_start", task.config.head_start)
     option = f"--config.head_start={task.config.head_start}"

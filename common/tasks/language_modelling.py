@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks data and evaluation fields, `model.dtype` and `model.length`. Raises a UserError for an invalid value."""
+    """Checks `model.dtype`, `model.length`, `data.batch`, `data.shares` and fields of `eval`.
+
+    Raises:
+      UserError: a value is invalid.
+    """
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))
@@ -61,7 +65,7 @@ def validate(config: ConfigDict) -> None:
 
 
 class WindowLosses:
-    """Computes the losses of a text in sliding windows of `model.length` tokens. The first token has no loss.
+    """Computes the losses of a text in sliding windows of `model.length` tokens. The text's first token has no loss.
 
     Args:
       config: configuration of a run. If `data.words` is set, the words of each window are also counted.
@@ -236,7 +240,8 @@ class LanguageModelling(Task):
         """Writes the tokenizer to the workdir; writes nothing if the tokens are bytes.
 
         Raises:
-          UserError: the run is resumed with another tokenizer, or the tokenizer in the workdir is damaged.
+          UserError: the run is resumed with another tokenizer, or the tokenizer in the workdir cannot be read or
+            written.
         """
         check(
             not has_checkpoints(workdir)
@@ -248,12 +253,12 @@ class LanguageModelling(Task):
 
 
 def words(text: bytes) -> int:
-    """Returns the number of words, separated by white space, plus the number of line ends, as usual for WikiText."""
+    """Returns the number of words, separated by white space, plus the number of line feeds, as usual for WikiText."""
     return len(text.split()) + text.count(b"\n")
 
 
 def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
-    """Counts words and line ends (as `words`) in each of M consecutive windows of a text; returns (M,).
+    """Counts words and line feeds (as `words`) in each of M consecutive windows of a text; returns (M,).
 
     A word belongs to the window in which it starts. Text before the first window belongs to the first window.
 

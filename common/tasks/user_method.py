@@ -33,8 +33,8 @@ def check_complete(
 
     Raises:
       UserError: the method raises an exception; or the model has an output of the wrong shape, trains no parameter,
-        lacks a parameter in `known` or changes its shape, has a parameter without one sharding axis for each dimension,
-        or has a frozen parameter without a value.
+        lacks a parameter in `known` or changes its shape, has a parameter without one logical axis (or None) for each
+        dimension, or has a frozen parameter without a value.
     """
     rows, length = 2, 2
 
