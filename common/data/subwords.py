@@ -107,7 +107,7 @@ def load(path: Path) -> Subwords:
     A tokenizer.json must have byte-level BPE, or pieces as in SentencePiece ("▁" for a space, "<0x0A>" for a byte).
 
     Raises:
-      UserError: the file is missing or is not a tokenizer, or its vocabulary lacks a token for one of the 256 bytes.
+      UserError: the file cannot be read or is not a tokenizer, or its vocabulary lacks one of the 256 bytes.
     """
     with reading_tokenizer(path):
         content = path.read_bytes()
@@ -115,7 +115,7 @@ def load(path: Path) -> Subwords:
 
 
 def trained(data: ConfigDict, training_text: np.ndarray) -> Subwords:
-    """Trains a SentencePiece model on a text (bytes,), or loads the model of an earlier call from the cache."""
+    """Trains a SentencePiece model on a text (bytes,) uint8, or loads the model of an earlier call from the cache."""
     key = fingerprint([str(data.vocab_size), repr(_TRAINER), sha256(training_text).hexdigest()])[
         :16
     ]

@@ -19,7 +19,7 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
         `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents.
         `splits`: split -> names or patterns of files in DIR, separated by spaces, such as "books/*.txt". The ending
           .gz may be left out.
-        `documents`: one of DOCUMENTS.
+        `documents`: one of DOCUMENTS, the kind of a document. Has no effect on FUNCTION.
       split: "train", "valid" or "test".
 
     Raises:

@@ -115,7 +115,7 @@ def train_tokenizer(vocab_size: int, *sides: Sequence[str], added: int = 0) -> T
         Negative if the caller leaves out tokens of the tokenizer.
 
     Raises:
-      UserError: the vocabulary is too small or too large for the text, all lines of the text are empty or too long,
+      UserError: the vocabulary is too small or too large for the text, all lines of the text are blank or too long,
         or SentencePiece fails.
     """
     return Tokenizer(train_model(vocab_size, sides, _TRAINER, added))

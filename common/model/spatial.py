@@ -93,7 +93,7 @@ class Spatial(nnx.Module):
     Args:
       length: maximum sequence length.
       heads: number of matrices; each matrix mixes the positions of an equal share of the channels.
-      epsilon: W is initialised from U(-epsilon / length, epsilon / length); 0 for zeros.
+      epsilon: W is initialised from U(-epsilon / n, epsilon / n), where n is the last number of `shape()`; 0 for zeros.
       causal: whether the output at a position depends on this and earlier positions only.
     """
 

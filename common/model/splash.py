@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from common.model.stored import OTHER
 
 LANES = 128
-"""The numbers of queries and keys of the kernel must be multiples of this number. `attend` pads both with zeros."""
+"""The numbers of queries and keys of the kernel must be multiples of this number. `attend` pads with zeros."""
 
 BLOCKS = (512, 256, 128)
 """Possible numbers of queries or keys in a block. `attend` uses the largest that divides the padded number."""

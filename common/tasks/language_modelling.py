@@ -219,7 +219,7 @@ class LanguageModelling(Task):
         return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns the program that samples one text on each device, so that it can be compiled without data."""
+        """Returns the program that samples one text on each device. Needs no data."""
         return self._generator(abstract_model).decoding(self.mesh.size)
 
     def _sample(self, values: ModelState) -> str:
