@@ -43,7 +43,7 @@ class Encoder(nnx.Module):
 
     @staticmethod
     def _context(lengths_B: jax.Array) -> Context:
-        # Rows that pad the batch have no tokens. Give them length 1, because attention needs at least one key.
+        # Rows that pad the batch get length 1, because some attention kernels fail on a row without keys.
         return Context(lengths_B=jnp.maximum(lengths_B, 1))
 
     def __call__(
