@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from common.data.record import has_surrogate
 from common.errors import UserError, check, raised
 from common.user_parts import imported
 
@@ -25,8 +26,8 @@ def user_examples(
 
     Raises:
       UserError: the function cannot be imported, raises an exception, returns a single text, a dictionary or an
-        object that is not iterable, returns an example that is not a `kind`, or returns no example although
-        `optional` is False.
+        object that is not iterable, returns an example that is not a `kind` or contains a lone surrogate, or returns
+        no example although `optional` is False.
     """
     function = imported("--config.data.source", source)
     option = f"--config.data.source={source}"
@@ -50,5 +51,11 @@ def user_examples(
             isinstance(example, kind),
             f"{option}: example {number} of split {split!r} is of type {type(example).__name__} instead of {form}:"
             " correct this function",
+        )
+        texts = example if isinstance(example, list | tuple) else [example]
+        check(
+            not any(isinstance(text, str) and has_surrogate(text) for text in texts),
+            f"{option}: example {number} of split {split!r} contains a lone surrogate (half of a surrogate pair,"
+            " such as \\ud83d), which is not valid Unicode; remove or replace the surrogate",
         )
     return examples

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks `model.dtype`, `model.length`, `data.batch`, `data.shares` and fields of `eval`.
+    """Checks `model.dtype`, `model.length`, `data.batch`, `data.limit`, `data.shares` and fields of `eval`.
 
     Raises:
       UserError: a value is invalid.
@@ -47,6 +47,8 @@ def validate(config: ConfigDict) -> None:
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))
     check_least(config, ("eval.tokens", "eval.sample"), 0)
+    limit = data.get("limit", 0)  # Configurations of old runs lack this field.
+    check(limit >= 0, f"--config.data.limit must be at least 0, got {limit}")
     check(
         evaluation.stride <= config.model.length,
         f"--config.eval.stride={evaluation.stride} would skip tokens: it must be at most"

@@ -109,6 +109,16 @@ def test_examples_that_are_no_sentence_pairs_raise_one_line_errors(monkeypatch, 
         load_parallel(data("texts"), "valid")
 
 
+@pytest.mark.parametrize(
+    "example", ["half \ud83d", ("ein Haus", "half \ud83d")], ids=["text", "pair"]
+)
+def test_lone_surrogate_raises_one_line_error(monkeypatch, example):
+    monkeypatch.setitem(TEXTS, "train", [type(example)(), example])
+    line = "example 1 of split 'train' contains a lone surrogate .*, such as .ud83d"
+    with pytest.raises(UserError, match=line):
+        user_examples(data("texts").source, "train", (str, tuple), "a text")
+
+
 def test_source_without_a_function_raises_an_error():
     source = f"import:{__name__}"
     for wrong, right in ((source, f"{source}:NAME"), ("import:", "import:MODULE:NAME")):

@@ -412,6 +412,7 @@ def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, mes
         ("would skip tokens", "eval.stride", 25),
         ("model.length must be at least 1", "model.length", 0),
         ("eval.tokens must be at least 0", "eval.tokens", -1),
+        ("data.limit must be at least 0", "data.limit", -1),
         ("eval.sample must be at least 0", "eval.sample", -1),
         ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
