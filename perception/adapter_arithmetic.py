@@ -18,7 +18,7 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-      base: fingerprint of the weights that the adapter was trained on; "" if it is unknown.
+      base: fingerprint of the weights that the adapter was trained on; "" if unknown.
       layers: path of a layer in the encoder -> matrices A, (M, R), and B, (R, N). The adapter adds A B to the kernel.
     """
 
@@ -32,11 +32,11 @@ class Adapter:
 
 
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
-    """Returns the adapter in a run's parameters `values`. Multiplies each B by the LoRA scale.
+    """Returns the adapter in a run's parameters `values`, with each B multiplied by the LoRA scale.
 
     Args:
       values: name -> parameter. The names of the adapter's matrices are "encoder/LAYER/lora_a" and ".../lora_b".
-      base: fingerprint of the weights that the adapter was trained on.
+      base: see `Adapter`.
     """
     layers = {}
     for name, a_MR in values.items():
@@ -49,22 +49,21 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
 def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters") -> Adapter:
     """Returns the exact weighted sum of (adapter, weight) pairs.
 
-    The rank of a layer is the sum of its ranks in all adapters. If an adapter lacks a layer, it adds nothing to this
-    layer.
+    The rank of a layer is the sum of its ranks in the adapters that have the layer.
 
     Args:
       option: command-line option or argument that lists the adapters, for error messages.
 
     Raises:
-      UserError: two adapters have different known fingerprints of base weights, or the adapters expect different
-        kernel shapes (M, N) in a layer.
+      UserError: two adapters have different known fingerprints of base weights, or fit kernels of different shapes
+        (M, N) in a layer.
     """
     known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
     first, base = known[0] if known else (1, "")
     for number, other in known[1:]:
         check(
             other == base,
-            f"{option}: number {first} and number {number} were trained on different base weights (fingerprints"
+            f"{option}: adapter {first} and adapter {number} were trained on different base weights (fingerprints"
             f" {base[:12]} and {other[:12]}): add only adapters of the same base weights",
         )
     layers = {}
@@ -73,8 +72,9 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"{option} cannot be added, because the kernel of the layer {name} has the shapes"
-            f" {' and '.join(map(str, dict.fromkeys(shapes)))}: add only adapters of the same base weights",
+            f"{option} cannot be added, because they fit kernels of the shapes"
+            f" {' and '.join(map(str, dict.fromkeys(shapes)))} in the layer {name}: add only adapters of the same base"
+            " weights",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),

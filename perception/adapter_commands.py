@@ -1,4 +1,4 @@
-"""Implements the commands of the program perception.adapters: merge, unmerge, add, peft, export and quantize."""
+"""Implements the commands of perception.adapters: merge, unmerge, add, peft, export and quantize."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ from perception.subword import TOKENIZER
 MARK = "adapter.json"
 """Name of a file that this project adds to an adapter in PEFT's format.
 
-The file stores the fingerprint and the family of the base weights, and --config.quantize of the run.
+The file stores the fingerprint and the family of the base weights, and `Opened.quantize`.
 """
 
 
@@ -53,9 +53,9 @@ class Opened(NamedTuple):
 
     Attributes:
       family: family of the base model.
-      source: directory of the base weights; None if it is unknown or not found.
-      quantize: --config.quantize of the run that trained the adapter. "none" if the value is unknown, or if the runs
-        of the summed adapters have different values.
+      source: directory of the base weights; None if unknown or not found.
+      quantize: --config.quantize of the run that trained the adapter. "none" if the value is unknown, or if it differs
+        between summed adapters.
     """
 
     adapter: Adapter
@@ -85,13 +85,13 @@ def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: 
     Prints a warning with the quantization errors if `kind` is a quantized format and `base` has another format.
 
     Args:
-      fingerprint: fingerprint of the model that the run or the adapter was trained on; "" if it is unknown, which
-        raises no error.
+      fingerprint: fingerprint of the model that the run or the adapter was trained on. If it is "" (unknown), every
+        model is accepted.
       what: option that names the run or the adapter, for the messages.
       kind: --config.quantize of the run.
 
     Raises:
-      UserError: `base` is another model.
+      UserError: `base` is another model, or its weights are damaged.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (kind, fingerprint)
@@ -116,7 +116,7 @@ def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: 
 
 
 def unmerge(options: Namespace) -> None:
-    """Subtracts an adapter from merged weights and writes the result, which equals the base weights up to rounding."""
+    """Writes merged weights minus an adapter, which undoes `merge` up to rounding."""
     merged = open_model(options.merged, "--merged")
     opened = open_adapter(options.adapter, options.mesh, "--adapter", options.merged, "--merged")
     names = f"--adapter={shown(options.adapter)}", f"--merged={shown(options.merged)}"
@@ -174,7 +174,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes the encoder (adapters merged), tokenizer and classification head of a run, and a README.md.
+    """Writes the encoder (with its adapters merged), tokenizer and classification head of a run, and a README.md.
 
     The README.md has Python code that classifies a text.
     """
@@ -191,7 +191,7 @@ def export(options: Namespace) -> None:
     check(
         not added,
         f"--run={shown(options.run)} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the"
-        f" published model lacks, such as {', '.join(added[:1])}; use the run with perception.classify",
+        f" published model lacks, such as {', '.join(added[:1])}; use perception.classify with this run instead",
     )
     if method.pretrained and not method.trains_all:
         like, what = base, f"--run={shown(options.run)}"
@@ -250,16 +250,17 @@ def open_adapter(
     weights: Path | None = None,
     weights_option: str = "--pretrained",
 ) -> Opened:
-    """Opens an adapter: a run that trained LoRA adapters, or a directory in PEFT's format. Reads no base weights.
+    """Opens an adapter: a run that trained LoRA adapters, or a directory in PEFT's format.
 
     Args:
       option: the command-line option that `path` comes from, for error messages.
-      weights: directory of the base weights, if it has moved or is not recorded.
+      weights: directory of the base weights or of merged weights; None for the directory that the run or the adapter
+        names.
       weights_option: the command-line option that `weights` comes from, for error messages.
 
     Raises:
-      UserError: `path` holds no adapter, the run reinitialised embedding tables, the base weights are missing or have
-        another architecture than the run, or a file is damaged or not supported.
+      UserError: `path` holds no adapter; the run reinitialised embedding tables; or the base model or another file is
+        missing, damaged, not supported or does not fit the adapter.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)
@@ -280,8 +281,8 @@ def _base_of_adapter(
     """Returns the base model of a run that trained an adapter.
 
     Raises:
-      UserError: the run trained no adapter; the run reinitialised embedding tables, which an adapter does not contain;
-        or `loading.begun_from` rejects the base model.
+      UserError: the run's method of fine-tuning is unknown or trained no adapter; the run reinitialised embedding
+        tables, which an adapter does not contain; or `loading.begun_from` rejects the base model.
     """
     check(
         find(config.finetune).adapters,

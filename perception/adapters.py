@@ -1,9 +1,9 @@
 """Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
 
 An ADAPTER is a run that trained LoRA adapters (--config.finetune=lora), or a directory in PEFT's format, such as the
-output of `add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors), or names of
-models in the local Hugging Face cache. An adapter does not contain the classification head. `peft` and `export` write
-the head to a subdirectory.
+output of `add` and `peft`. --pretrained and --merged name a directory in Hugging Face format (config.json and
+safetensors), or a model in the local Hugging Face cache. An adapter does not contain the classification head. `peft`
+and `export` write the head to a subdirectory.
 
 --config.mesh.data, .fsdp and .tensor set the mesh. By default parameters are sharded over all devices (fsdp).
 """
@@ -35,7 +35,7 @@ def main() -> None:
     merge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
     base = {
         **folder,
-        "help": "the base weights (default: the directory that the run or adapter names)",
+        "help": "the base weights (default: the directory that the run or the adapter names)",
     }
     merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
@@ -51,8 +51,8 @@ def main() -> None:
     add.add_argument("--out", required=True, **folder)
 
     for name, text in (
-        ("peft", "writes the adapter and the classifier of a run in PEFT's format"),
-        ("export", "writes the encoder and the classifier of a run in Hugging Face format"),
+        ("peft", "writes the adapter of a run in PEFT's format, and its classifier"),
+        ("export", "writes the encoder of a run in Hugging Face format, and its classifier"),
     ):
         written = command(name, text)
         written.add_argument("--run", required=True, **folder)

@@ -34,9 +34,9 @@ class Relative:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
         which every layer projects to queries and keys (DeBERTa).
       buckets: number of groups of distances, of earlier and of later keys together; if `kind` is "disentangled", half
-        of the number of groups. Groups of larger distances are wider.
-      farthest: the last group of earlier keys and the last group of later keys have all distances from this distance
-        on, and may have smaller distances.
+        of the number of groups. A group of small distances has one distance; a group of larger distances has several.
+      farthest: all distances of at least `farthest` are in the last group of earlier keys or in the last group of later
+        keys. These groups may also have smaller distances.
     """
 
     kind: str
@@ -63,12 +63,13 @@ class Backbone:
       types: number of token types (BERT's segments).
       theta: base of the rotary frequencies.
       rotated: number of features of a head to which rotary positions are applied.
-      stretch: change of the rotary frequencies for long texts.
+      stretch: change of the rotary frequencies for long texts; None for no change.
       window: a query attends to positions at a distance below `window`; None for full attention.
       local: for each layer, whether its attention uses `window`; () if all layers use it.
       local_theta: base of the rotary frequencies in layers with the window; None means `theta`.
       relative: relative positions; None if the model has no relative positions.
-      biases: three flags: biases of queries, keys and values; of attention outputs; of feed-forward layers.
+      biases: three flags: biases of queries, keys and values; of attention outputs; of gated feed-forward layers. Other
+        feed-forward layers always have biases.
       gated: whether the feed-forward layers are gated.
       parallel: whether attention and feed-forward read the same normalized input (phi).
       fused: whether one matrix computes queries, keys and values (OpenELM, ModernBERT).
@@ -76,8 +77,8 @@ class Backbone:
       dropout: three dropout rates: of sublayer outputs, of embeddings, of attention weights.
       longest: maximum number of positions of the published model.
       tied: whether the published model ties its output layer to the embeddings. A backbone has no output layer.
-      scaled_init: whether initial standard deviations depend on the numbers of inputs and layers (OpenELM). Otherwise
-        all initial standard deviations are 0.02.
+      scaled_init: whether the initial standard deviations of kernels and token embeddings depend on the model's sizes
+        (OpenELM). Otherwise they are 0.02. The standard deviation of position and type embeddings is always 0.02.
       targets: names of the layers that get LoRA adapters by default. For the paper's backbones, these are the layers
         that the authors' program adapts.
     """
@@ -191,7 +192,7 @@ def mistral(layers: int, width: int, hidden: int, heads: int, kv_heads: int) -> 
 
 
 def phi(layers: int, width: int, hidden: int, heads: int) -> Backbone:
-    """phi-2: attention and feed-forward in parallel, and rotary positions on two fifths of each head's features."""
+    """phi-2: attention and feed-forward in parallel, and rotary positions on 40 % of each head's features."""
     size = width // heads
     return Backbone(
         "phi",
@@ -215,7 +216,7 @@ def phi(layers: int, width: int, hidden: int, heads: int) -> Backbone:
 
 
 def divisible(value: float, divisor: int) -> int:
-    """Rounds `value` to the nearest multiple of `divisor` that is at least 0.9 * value."""
+    """Rounds `value` to the nearest positive multiple of `divisor` that is at least 0.9 * value."""
     rounded = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * value else rounded
 
@@ -236,12 +237,12 @@ def openelm(
     feed_forward: Sequence[float] = (),
     divisor: int = 256,
 ) -> Backbone:
-    """OpenELM. By default, layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
+    """OpenELM. By default, layers grow linearly, up to rounding, from the first to the last (Mehta et al., 2024).
 
     Args:
       groups: number of query heads for each key-value head.
-      attention: total width of the query heads of each layer, in multiples of the model width; () for 0.5 to 1.
-      feed_forward: number of hidden features of each layer, in multiples of the model width; () for 0.5 to 4.
+      attention: total width of the query heads of each layer, as a multiple of the model width; () for 0.5 to 1.
+      feed_forward: number of hidden features of each layer, as a multiple of the model width; () for 0.5 to 4.
       divisor: number that divides the number of hidden features.
     """
     heads = tuple(
@@ -286,4 +287,4 @@ BACKBONES = {
     "tiny_phi": replace(phi(2, 64, 128, 4), vocabulary=1000),
     "tiny_mistral": replace(mistral(2, 64, 128, 4, 2), vocabulary=1000, window=16),
 }
-"""The paper's backbones, and for quick runs a small backbone of each of their families."""
+"""Name -> backbone: the paper's backbones, and a small backbone of each of their families for quick runs."""

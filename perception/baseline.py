@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate inverse penalties (scikit-learn's C). The F1 on the split "valid" chooses one; without "valid", the F1 on
-"test"."""
-
+"""Candidate inverse penalties (scikit-learn's C). The weighted F1 on the split "valid" chooses one; without this split,
+the weighted F1 on "test"."""
 
 SOLVED = 20_000_000
-"""Largest number of nonzero TF-IDF values of the training texts for which the regression is fitted until it converges.
-Larger regressions are approximated by stochastic gradient descent."""
+"""Largest number of nonzero TF-IDF values of the training texts for which liblinear fits the regression. Larger
+regressions are approximated by stochastic gradient descent."""
 
 SAMPLE = 50_000
 """Maximum number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradient
@@ -58,7 +57,7 @@ DATA = (
     "pair",
     "shots",
 )
-"""Fields of `config.data` that determine the examples and their weights."""
+"""Fields of `config.data` that the summary stores."""
 
 LEAST_CHANCE = 1e-9
 """Lower bound of class probabilities if a text has one class. A class without training examples has this
@@ -73,7 +72,7 @@ MODEL = "model.npz"
 
 
 def _binary(fitted: Any) -> Sequence[Any]:
-    """Returns the scikit-learn estimators that hold the coefficients of `fitted`, a result of `regression`.
+    """Returns the scikit-learn estimators with the coefficients of `fitted`, a result of `regression`.
 
     `OneVsRestClassifier` has one estimator for each class, or a single estimator if there are two classes. Any other
     result is itself the only estimator.
@@ -86,8 +85,8 @@ class Model:
     """A fitted TF-IDF classifier.
 
     Attributes:
-      kernel_MN, bias_N: weights and biases, float32, with one output for each class in `seen`. If a text has one class
-        and `seen` has two classes, the only output is the logit of the second class.
+      kernel_MN, bias_N: parameters of the regression, float32, with one output for each class in `seen`. If a text has
+        one class and `seen` has two classes, the only output is the logit of the second of these classes.
       seen: indices of the classes with training examples, or of all classes if a text may have several classes;
         one-dimensional.
       names: names of all C classes.
@@ -104,7 +103,7 @@ class Model:
 
     @classmethod
     def of(cls, features: TfIdf, fitted: Any, names: Sequence[str]) -> "Model":
-        """Makes a model from the scikit-learn estimator that `regression` returns."""
+        """Makes a model for one class per text from the scikit-learn estimator that `regression` returns."""
         parts = _binary(fitted)
         kernel_MN = np.concatenate([part.coef_ for part in parts]).T.astype(np.float32)
         bias_N = np.concatenate([part.intercept_ for part in parts]).astype(np.float32)
@@ -119,7 +118,7 @@ class Model:
         fit: Callable,
         names: Sequence[str],
     ) -> "Model":
-        """Makes a model for several classes per text.
+        """Makes a model for texts that may have several classes. All thresholds are 0.5.
 
         `fit` maps TF-IDF rows, the labels (E,) of one class, and the index of the class to a result of `regression`. No
         regression is fitted for a class that none or all of the texts have: its probability is almost 0 or 1.
@@ -139,7 +138,7 @@ class Model:
     def log_probabilities(self, rows: "csr_matrix") -> np.ndarray:
         """Returns log-probabilities (E, C) of TF-IDF rows if a text has one class.
 
-        The probabilities are the one-against-rest probabilities, divided by their sum.
+        The probabilities are the one-against-rest probabilities, divided by their sum, and at least LEAST_CHANCE.
         """
         from scipy.special import expit
 
@@ -159,7 +158,7 @@ class Model:
         return expit(self.logits(rows)) if self.thresholds else np.exp(self.log_probabilities(rows))
 
     def save(self, path: Path) -> None:
-        """Writes a NumPy archive without pickles."""
+        """Writes the model to a NumPy archive without pickles."""
         arrays = {
             "columns_M": self.features.columns_M,
             "weights_M": self.features.weights_M,
@@ -173,7 +172,7 @@ class Model:
 
     @classmethod
     def load(cls, path: Path) -> "Model":
-        """Reads a model that `save` has written. Raises a UserError if the file is missing or damaged."""
+        """Reads a model that `save` has written. Raises a UserError if the file cannot be read or is damaged."""
         try:
             with np.load(path, allow_pickle=False) as archive:
                 found = dict(archive)
@@ -195,7 +194,7 @@ class Baseline(NamedTuple):
       seconds: wall time of `fit`.
       predictions: predictions for the test examples.
       model: the classifier.
-      notes: sentences about the approximations that were made because there are many texts.
+      notes: sentences about approximations for large data; empty without approximations.
     """
 
     chosen_f1: float
@@ -211,7 +210,8 @@ def fit(
 ) -> Baseline:
     """Trains on "train", chooses the inverse penalty on "valid" (or on "test" without "valid"), and predicts "test".
 
-    The texts of an example are joined with a space. Multi-label: the split for the penalty also chooses thresholds.
+    The texts of an example are joined with a space. If a text may have several classes, the split that chooses the
+    inverse penalty also chooses the thresholds.
 
     Args:
       balance: whether all classes have equal total weight in the loss (`objective.balanced_weights`).
@@ -239,7 +239,7 @@ def fit(
         weights = balanced_weights(labels["train"])
 
     def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
-        """Returns the F1 on the split `select`, and the model fitted to the training texts with the indices `kept`."""
+        """Returns the weighted F1 on the split `select`, and the model fitted to the training texts at `kept`."""
         # Do not index with the slice of all rows, because indexing always copies a sparse matrix.
         given = train if kept is everything else train[kept]
         wanted, weight = labels["train"][kept], weights[kept]
@@ -300,7 +300,7 @@ def regression(
     Args:
       labels_E: class indices if a text has one class. If a text may have several classes, labels of one class: 1 for
         texts with the class, 0 for other texts.
-      solve: True fits until convergence. False runs five epochs of averaged SGD.
+      solve: True solves the dual problem with liblinear. False runs five epochs of averaged SGD.
       penalty: the inverse penalty, scikit-learn's C.
       weights_E: weights of the examples in the loss.
     """
@@ -343,9 +343,8 @@ def run(
     without fitting.
 
     Args:
-      config: configuration of the runs with which the baseline is compared. The summary stores the fields of
-        `config.data` that DATA lists. The seed in the summary is `config.seed` if `config.data.shots` selects random
-        examples, otherwise None.
+      config: configuration of the runs with which the baseline is compared. The seed in the summary is `config.seed` if
+        `config.data.shots` selects random examples, otherwise None.
       splits: {"train", "test" and optionally "valid": examples}; see `fit`.
       classes: names of the classes, by class index.
 

@@ -68,10 +68,10 @@ def measure(
     examples: int | None = None,
     pretrained: Path | None = None,
 ) -> list[tuple]:
-    """Returns one row for each format, with the columns COLUMNS. The values are means over the runs.
+    """Returns one row for each format, with the columns COLUMNS. Sizes, errors and scores are means over the runs.
 
-    The difference from float32 is taken within each run. Holm's method corrects the verdicts for the number of formats.
-    `EncoderEvaluation` documents `examples` and `pretrained`.
+    The difference from float32 is taken within each run. Holm's method corrects the verdicts, but not the intervals,
+    for the number of formats. `EncoderEvaluation` documents `examples` and `pretrained`.
 
     Raises:
       UserError: a run is given twice, `EncoderEvaluation` rejects a run, or two runs have different test examples.
@@ -127,7 +127,8 @@ def quantize(
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
     """Yields (format, size, test predictions) for each format. The predictions use the encoder in this format.
 
-    A size is (bits per weight of the kernels, MB of all tensors, relative error of the kernels in percent).
+    A size is (bits per weight of the kernels, with scales; MB of all tensors of the encoder; relative error of the
+    kernels in percent).
     """
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation
@@ -158,7 +159,7 @@ def quantize(
 
 
 def _error(encoder: dict, base: dict, kernels: list[str]) -> float:
-    """Returns the Frobenius norm of the differences of all kernels, divided by the norm of the kernels in `base`."""
+    """Returns the Frobenius norm of the errors of all kernels, divided by the norm of the kernels in `base`."""
     import jax.numpy as jnp
 
     square = sum(float(jnp.square(encoder[name] - base[name]).sum()) for name in kernels)

@@ -16,29 +16,29 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried with seed 1 for every method with training steps. The F1 on the split
-`eval.select` chooses one."""
+"""Learning rates that are tried with seed 1 for every method with training steps. The weighted F1 on the split
+`eval.select` chooses one for each method."""
 
 SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.significance.LEAST_SEEDS`)."""
 
 EVALUATIONS = 5
-"""Number of evaluations on the validation examples in each run."""
+"""Number of evaluations on the split `eval.select` in each planned run with training steps."""
 
 LEAST_STEPS = 100
-"""Smallest number of training steps. A method with fewer affordable steps is left out."""
+"""Number of training steps that must fit into the time for each run. `make_plan` leaves out methods until they fit."""
 
 USED = 0.9
-"""Fraction of the remaining time that the plan uses. The rest is a reserve for steps that are slower than measured."""
+"""Fraction of the time that `make_plan` uses. The rest is a reserve for steps that are slower than measured."""
 
 
 class Cost(NamedTuple):
     """Seconds of a training method, measured in a short run or estimated from another method.
 
     Attributes:
-      start: start of a run, which reads data and weights and compiles programs or loads compiled programs.
+      start: start of a run, which reads data and weights, and compiles programs or loads compiled programs.
       step: one training step.
-      evaluation: one evaluation on the validation examples.
+      evaluation: one evaluation on the split `eval.select`.
       test: one evaluation on the test examples.
     """
 
@@ -57,10 +57,10 @@ class Plan(NamedTuple):
     """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable training methods (arguments of `ways.find`, without the baseline). The first is "head", if
-        it is affordable; the others are in order of preference.
-      steps: number of training steps, equal in all runs. The runs of "head" have no steps: logistic regression solves
-        the head.
+      ways: the affordable training methods (arguments of `ways.find`, without the baseline). If "head" is affordable,
+        it is the first. The others are in order of preference.
+      steps: number of training steps of each run. Only the runs of "head" have no steps: logistic regression solves the
+        head.
       seeds: number of seeds of each method with its chosen learning rate.
       left_out: training method -> reason why it is not trained.
       fields: overrides "--config.a.b=VALUE" for all runs.
@@ -101,9 +101,9 @@ class TimeLimitReached(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeLimitReached after `seconds`, or at the end of a compilation that the main thread runs at that time.
+    """Raises TimeLimitReached if the block runs longer than `seconds`; during a compilation, shortly after its end.
 
-    Only the main thread can use the context, because it sets a signal handler.
+    Only the main thread can use this context manager, because it sets a signal handler.
     """
 
     reached = False
@@ -142,15 +142,16 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 def runs(seeds: int) -> int:
-    """Returns the number of runs of a method: each learning rate with seed 1, the chosen one with each further seed."""
+    """Returns a method's number of runs: each learning rate with seed 1, the chosen one with each further seed."""
     return len(LEARNING_RATES) + seeds - 1
 
 
 def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Plan:
     """Plans as many training methods as fit into `seconds`, in order of preference.
 
-    All runs train the same number of steps. If not even the first method fits with SEEDS seeds, it is planned with one
-    seed, which is too few for a verdict. If even one seed does not fit, the plan has no method.
+    All runs train the same number of steps. Methods fit if this number is at least LEAST_STEPS. If not even the first
+    method fits with SEEDS seeds, it is planned with one seed, which is too few for a verdict. If even one seed does not
+    fit, the plan has no method.
 
     Args:
       costs: training method -> its cost, in order of preference.
@@ -168,7 +169,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
     """Returns the largest number of steps per run such that all runs fit into USED * `seconds`.
 
-    The number is negative if the runs do not fit even without training steps.
+    The number is negative if the runs do not fit even without training steps. Returns 0 if `costs` is empty.
     """
     if not costs:
         return 0

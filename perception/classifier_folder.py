@@ -59,7 +59,7 @@ def _readme(trained: Trained, base: Path | None) -> str:
     pair = trained.config.data.pair
     separated = pair and trained.tokenizer.separates_pairs
     if trained.config.pool == "authors":
-        pooled = "including those of padding"
+        pooled = "including the states of padding"
         # The padding is at the end, so causal attention needs no mask for it.
         before = [_PAD] if trained.shape.causal else [_MASK, _PAD]
         given += "" if trained.shape.causal else ", attention_mask=mask"
@@ -95,7 +95,8 @@ def write_classifier(
     """Writes the subdirectory CLASSIFIER and README.md.
 
     Args:
-      thresholds: if a text may have several classes, the smallest probability at which each class is predicted.
+      thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
+        otherwise ().
       base: directory of the base model if `folder` contains an adapter; None if `folder` contains the encoder.
     """
     config, own = trained.config, {**trained.values.frozen, **trained.values.trainable}

@@ -12,7 +12,7 @@ For each line of text, writes one line with class names and probabilities, separ
 If a text may have several classes, writes only classes that reach their thresholds. If the run was trained on pairs, an
 input line has two texts, separated by a tab.
 
---top=K writes the K most probable classes and their probabilities, to a table as well as to lines.
+--top=K writes the K most probable classes and their probabilities instead, to a table or to lines.
 
 --config.mesh.data, .fsdp and .tensor set the mesh. By default the rows of a batch are split over all devices.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perception.text_tables import Fields
 
 BLOCK = 4096
-"""Number of rows of a file that are read at once, sorted by length and classified in batches."""
+"""Number of rows of --input that are read and classified together. A network reads them in batches of --batch."""
 
 
 class _Run(Action):
@@ -92,10 +92,10 @@ def _parser() -> ArgumentParser:
         "--top",
         type=int_arg("--top"),
         metavar="K",
-        help="number of classes to write (default: all, or the predicted classes if a text may have several)",
+        help="write the K most probable classes and their probabilities (default: see above)",
     )
     parser.add_argument(
-        "--batch", type=int_arg("--batch"), default=64, metavar="N", help="batch size"
+        "--batch", type=int_arg("--batch"), default=64, metavar="N", help="batch size (default: 64)"
     )
     parser.epilog = "Further options: --config.mesh.*"
     return parser
@@ -121,7 +121,7 @@ def _check_output(options: Namespace) -> None:
 
 
 def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple["Fields", str]:
-    """Returns the text columns of the table, and the name of the label column that is added.
+    """Returns the text columns of the table, and the name of the first column that is added.
 
     --config.data.fields has the same meaning as in training. --config.data.label is the same as --label.
 

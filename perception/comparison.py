@@ -1,4 +1,4 @@
-"""Compares ways to train a classifier on any data set: pretrained weights, random weights, or TF-IDF features."""
+"""Compares methods to train a classifier on any data set: pretrained weights, random weights, or TF-IDF features."""
 
 import math
 import re
@@ -34,7 +34,7 @@ PROBE_STEPS = 10
 """Number of training steps in the short run that measures the cost of a training method."""
 
 MEASURED_TEXTS = 10_000
-"""Maximum number of texts that are encoded to find the lengths to which texts are padded."""
+"""Maximum number of training examples that are encoded to find the lengths to which texts are padded."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def configuration(self, way: str, seed: int) -> ConfigDict:
         """Returns the configuration of one run.
 
-        If --config.pretrained is set, the default backbone is the architecture of the pretrained model. Resets
-        `quantize`, `pretrained` and `data.tokenizer` where the training method contradicts their values.
+        With --config.pretrained, the default backbone is the architecture of the pretrained model. Methods that train
+        all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless the
+        backbone or the tokenizer needs it. Other methods get `data.tokenizer` "auto" instead of "trained".
 
         Raises:
-          UserError: an override sets a field that the comparison sets, an override is invalid, or `way` is unknown.
+          UserError: an override sets `finetune` or `seed`, `spec` or an override is invalid, or `way` is unknown.
         """
         self.check_not_overridden(
             ["finetune"], "perception.worth sets this field itself; use --ways"
@@ -77,9 +78,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the training methods to run (arguments of `ways.find`).
+        """Returns the training methods to run (arguments of `ways.find`), the baseline last.
 
-        Without --config.pretrained, methods that need pretrained weights are left out.
+        Without --config.pretrained, the methods of TRAINABLE that need pretrained weights are left out.
 
         Raises:
           UserError: a training method in `only` is unknown or needs --config.pretrained, or a configuration or the
@@ -103,7 +104,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def every(
         self, ways: Sequence[str], splits: Mapping[str, LabelledText], classes: Sequence[str]
     ) -> dict[str, list[Run]]:
-        """Trains missing runs and returns the runs of each method: one per seed, or one if the seed has no effect."""
+        """Trains missing runs. Returns the runs of each method: one for each seed, or the runs that `draws` lists."""
         found = {BASELINE: self.baseline(splits, classes)}
         if "head" in ways:
             heads = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
@@ -114,7 +115,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return {way: found[way] for way in ways}
 
     def baseline(self, splits: Mapping[str, LabelledText], classes: Sequence[str]) -> list[Run]:
-        """Fits missing runs of the TF-IDF baseline. Returns one run, or one for each random draw of the examples."""
+        """Fits missing runs of the TF-IDF baseline. Returns the runs that `draws` lists."""
         found = []
         for seed, name in self.draws(BASELINE):
             print(f"\n{name}", flush=True)
@@ -127,7 +128,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of a deterministic method: one run, or with `data.shots` one per seed."""
+        """Returns [(seed, run name)] of the baseline or "head": one run, or with `data.shots` one for each seed."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
@@ -136,7 +137,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the finished runs of each method in --out. Reads neither data nor pretrained weights.
 
         Raises:
-          UserError: --out has no finished runs, or runs of another program.
+          UserError: --out has no finished runs, runs of another program, or a damaged summary.
         """
         names = [path.parent.name for path in (self.out / "runs").glob(f"*/{SUMMARY}")]
         ways = {re.split(r"_seed\d", name)[0] for name in names}
@@ -148,7 +149,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         )
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
-        # Without --shots, a deterministic method has one run, whose name has no seed.
+        # Without --shots, the baseline and "head" have one run, whose name has no seed.
         found |= {way: load_local(self.folder(way)) for way in found if way in names}
         found = {way: runs for way, runs in found.items() if runs}
         check(
@@ -165,6 +166,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
         Raises:
           TimeLimitReached: the measurement took half of the time until `end` (a value of time.monotonic).
+          UserError: the run failed.
         """
         fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
         probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
@@ -192,9 +194,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def lengths(self, train: LabelledText) -> list[str]:
         """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
-        The lengths are the median and the 95 % quantile of the numbers of tokens in the training texts, rounded up to
-        multiples of 16 and limited to `data.max_length`. At most MEASURED_TEXTS texts are encoded. Returns [] if the
-        user sets lengths.
+        The lengths are the median and the 95 % quantile of the numbers of tokens in the training examples, rounded up
+        to multiples of 16 and limited to `data.max_length`. At most MEASURED_TEXTS examples are encoded. Returns [] if
+        an override sets `data.max_length` or `data.buckets`.
         """
         lengths = "--config.data.max_length", "--config.data.buckets"
         if any(f.startswith(lengths) for f in self.fields):
@@ -216,8 +218,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     ) -> Plan:
         """Plans the runs, except the baseline, that fit into `seconds` from `begun` (a value of time.monotonic).
 
-        The costs are measured in short runs. A plan with at least one method is written to --out, and the same command
-        reads it again.
+        The costs are measured in short runs, or estimated from a measured method. A plan with at least one method is
+        written to --out, and the same command reads it again.
         """
         key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
         plan = cached_json(
@@ -230,7 +232,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Plan(**plan)
 
     def _plan(self, ways: Sequence[str], splits: Mapping[str, LabelledText], end: float) -> Plan:
-        """Plans runs that end before `end` (a value of time.monotonic). Short runs measure the costs."""
+        """Plans runs that end before `end` (a value of time.monotonic). See `afford`."""
         if time.monotonic() >= end:
             others = [way for way in ways if way != BASELINE]
             return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)

@@ -25,7 +25,7 @@ from perception.ways import METRIC, find
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
-    """Returns the test scores in percent, by column of the table of results, without weighted F1."""
+    """Returns {column of the table of results: test score of one run in percent}, without the weighted F1."""
     known = found.metrics()
     if isinstance(found, Classes):
         return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
@@ -44,7 +44,7 @@ def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndar
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results, with means ± standard deviations over seeds.
+    """Returns the table of results. Scores and seconds are means ± standard deviations over the runs of a method.
 
     Scores are measured at the best step, except in the column "weighted F1, last step".
     """
@@ -110,8 +110,8 @@ def compare_within_runs(
 ) -> Comparison:
     """Compares the weighted F1 of two predictions of each run (A - B), without correction for multiple comparisons.
 
-    The two predictions may come from different quantizations of the run, for example. The differences are taken within
-    each run, so noise that both predictions share cancels. The interval of a single run covers only the noise of
+    The two predictions may come from two quantizations of the run, for example. The differences are taken within each
+    run, so noise that both predictions share cancels. The interval of a single run covers only the noise of
     test examples. All predictions must have the same test examples.
     """
     points_a, points_b = ([one.metrics()[METRIC] for one in some] for some in (a, b))
@@ -195,7 +195,7 @@ def judge(found: Mapping[str, Sequence[Run]], margin: float) -> dict[tuple[str, 
 
 
 def _interval(one: Comparison) -> str:
-    """Formats the confidence interval of a difference; "" if it is undefined, as for a single seed."""
+    """Formats the confidence interval of a difference; "" if it is undefined (see `Comparison.half_width`)."""
     return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
 
 

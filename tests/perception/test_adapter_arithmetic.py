@@ -106,7 +106,7 @@ def test_combine_keeps_layers_of_only_one_adapter() -> None:
 def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
     with pytest.raises(
         UserError,
-        match=r"^--adapters: number 1 and number 2 were trained on different base weights",
+        match=r"^--adapters: adapter 1 and adapter 2 were trained on different base weights",
     ):
         combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)], "--adapters")
     fewer = {n: x for n, x in base.items() if "up" not in n}

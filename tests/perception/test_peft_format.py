@@ -200,7 +200,7 @@ def test_unknown_base_weights_fit_any_adapter() -> None:
     assert combine([(unknown, 1.0), (known, 1.0)]).base == "base"
     with pytest.raises(
         UserError,
-        match="adapters: number 2 and number 3 were trained on different base weights",
+        match="adapters: adapter 2 and adapter 3 were trained on different base weights",
     ):
         combine([(unknown, 1.0), (known, 1.0), (adapter(2, 0, (layer,), "other"), 1.0)])
     wide = Adapter("", {layer: (jnp.ones((6, 2)), jnp.ones((2, 9)))})
