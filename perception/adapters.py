@@ -1,4 +1,4 @@
-"""Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
+"""Merges, adds and exports adapters; quantizes models: python -m perception.adapters COMMAND (--help lists commands)
 
 An ADAPTER is a run that trained LoRA adapters (--config.finetune=lora), or a directory in PEFT's format, such as the
 output of `add` and `peft`. --pretrained and --merged name a directory in Hugging Face format (config.json and

@@ -23,7 +23,7 @@ SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.significance.LEAST_SEEDS`)."""
 
 EVALUATIONS = 5
-"""Number of evaluations on the split `eval.select` in each planned run with training steps."""
+"""Maximum number of evaluations on the split `eval.select` in each planned run with training steps."""
 
 LEAST_STEPS = 100
 """Number of training steps that must fit into the time for each run. `make_plan` leaves out methods until they fit."""

@@ -92,7 +92,7 @@ def _parser() -> ArgumentParser:
         "--top",
         type=int_arg("--top"),
         metavar="K",
-        help="write the K most probable classes and their probabilities (default: see above)",
+        help="write only the K most probable classes, with their probabilities",
     )
     parser.add_argument(
         "--batch", type=int_arg("--batch"), default=64, metavar="N", help="batch size (default: 64)"

@@ -176,12 +176,11 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
 
 
 def judge(found: Mapping[str, Sequence[Run]], margin: float) -> dict[tuple[str, str], Comparison]:
-    """Compares pairs of methods by test F1 and `common.report.significance`, corrected for multiple comparisons.
+    """Compares the weighted test F1 of pairs of methods, with correction for multiple comparisons.
 
     The pairs are: the method of `choose` and full training from random weights; full training from pretrained and from
-    random weights, which differ only in initialization, tokenizer and tuned hyperparameters; TF-IDF and the method
-    of `choose`; TF-IDF and full training from random weights; TF-IDF and the head. A pair is left out if one of its
-    methods was not run.
+    random weights; TF-IDF and the method of `choose`; TF-IDF and full training from random weights; TF-IDF and the
+    head. A pair is left out if one of its methods was not run.
     """
     chosen = choose(found)
     pairs = [(chosen, "full"), ("full_pretrained", "full")]

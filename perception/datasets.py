@@ -30,8 +30,8 @@ class DataSet:
       source: "tfds:NAME" (TensorFlow Datasets) or "hf:NAME" (Hugging Face).
       fields: name of the text field, or names of two text fields. "a|b" takes the first field that exists.
       label: name of the label field.
-      classes: number of classes; 0 to count the classes in the examples.
-      unlabelled: whether some examples have the label -1. These examples are dropped.
+      classes: number of classes; 0 accepts any number.
+      unlabelled: whether the label -1 means no label. Examples with this label are then dropped.
       splits: split -> its name in the source; "a|b" takes the first split that exists. A split "valid" or "test" that
         has the name "" or does not exist is cut from the training examples.
     """
@@ -85,11 +85,11 @@ DATASETS = {
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields `dataset` and `data` of the configuration.
+    """Checks the fields `dataset`, `data.source`, `data.multi_label` and `data.shots` of the configuration.
 
     Raises:
-      UserError: data set and source are both missing, the data set is unknown, a field has an invalid value, or two
-        fields contradict each other.
+      UserError: data set and source are both missing, the data set is unknown, `data.shots` is negative, or two fields
+        contradict each other.
     """
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)
@@ -116,14 +116,13 @@ def validate(config: ConfigDict) -> None:
 def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns the splits and the class names. Examples have one text or, with `config.data.pair`, two texts.
 
-    Fields of `config.data` override the fields of the `DataSet`. Without `config.data.pair`, several text fields are
-    joined with a space. `config.data.premise_only` drops the hypothesis of SNLI. The authors' program drops it by
-    mistake, except in every 1000th example. With `eval.select=test` the split "valid" is not read. With
-    `config.data.shots`, training and validation keep this number of examples per class, drawn with `config.seed` (see
-    `draw`). The test split keeps all examples.
+    Fields of `config.data` override the fields of the `DataSet`. Without `config.data.pair`, two text fields are joined
+    with a space. `config.data.premise_only` drops the hypothesis of SNLI. The authors' program drops it by mistake,
+    except in every 1000th example. With `eval.select=test`, the split "valid" is not read. With `config.data.shots`,
+    `draw` selects training and validation examples with the seed `config.seed`. The test split keeps all examples.
 
     Raises:
-      UserError: the data are missing or invalid.
+      UserError: the data are missing or invalid, or `config.data.pair` contradicts the text fields or `premise_only`.
     """
     data, known = config.data, DATASETS[config.dataset] if config.dataset else USER
     fields = data.fields or known.fields
@@ -202,8 +201,8 @@ def _cut(splits: dict[str, LabelledText], split: str, source: str) -> None:
 def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:
     """Returns `shots` random examples of each class, in their original order. A smaller class keeps all examples.
 
-    If an example may have several classes, at least `shots` examples of each class and `shots` examples without a class
-    are kept.
+    If an example may have several classes, examples without a class count as one more class, and a class may keep more
+    than `shots` examples, because an example of several classes is kept for each of them.
     """
     order = np.random.default_rng(seed).permutation(len(split))
     labels = split.labels_E[order]

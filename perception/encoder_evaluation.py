@@ -65,7 +65,7 @@ class EncoderEvaluation:
     """Classifies the examples of a run with the run's head and tokenizer and a given encoder. Computes in float32.
 
     Attributes:
-      encoder: the encoder's parameters, float32, without the prefix "encoder/".
+      encoder: name without the prefix "encoder/" -> parameter of the run's encoder, float32.
       shape: the encoder's backbone.
       fingerprint: fingerprint of the whole test split, even if only some of its examples are evaluated.
     """
@@ -84,8 +84,8 @@ class EncoderEvaluation:
           pretrained: new directory of the run's pretrained model; None for the directory that the run used.
 
         Raises:
-          UserError: `workdir` contains no run, the run did not train all weights or has several classes per text, its
-            pretrained model or its data are missing, or its data have other classes.
+          UserError: `workdir` contains no run of a network; the run did not train all weights, or has several classes
+            per text; its files, pretrained model or data are missing or damaged; or its data have other classes.
         """
         config = loading.read(workdir, "--runs")
         complete = [name for name, method in METHODS.items() if method.trains_all]
@@ -118,7 +118,7 @@ class EncoderEvaluation:
         self.shape = self._trained.shape
 
     def __call__(self, encoder: Params, split: str) -> Classes:
-        """Returns the predictions for the evaluated examples of a split, made from the hidden states of `encoder`."""
+        """Returns the predictions for the evaluated examples of a split, with the encoder parameters `encoder`."""
         values = self._trained.values
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)

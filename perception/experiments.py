@@ -29,7 +29,7 @@ MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
 """Names of the training methods of cells. The last two methods are not in Table 1."""
 
 LAPTOP = "arctic_xs"
-"""Default backbone of the cells at the scale "laptop", and backbone of claims that name no backbone."""
+"""Default backbone of the cells at the scale "laptop", and of experiments whose names contain no backbone (`side`)."""
 
 EMBEDDED = "embedded"
 """Name of the data set at the scale "tiny": paragraphs of the Python manual."""
@@ -90,7 +90,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     weights: dict[str, Path] = field(default_factory=dict)
 
     def cases(self) -> list[Case]:
-        """Returns the selected cells of Table 1, row by row.
+        """Returns the selected cells, row by row.
 
         Raises:
           UserError: data sets or their sources are selected at the scale "tiny", which has only the Python manual.
@@ -134,17 +134,17 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Validates the configuration of each cell that lacks no option (see `missing`).
 
         Raises:
-          UserError: the configuration of a cell is invalid.
+          UserError: the configuration of a cell is invalid, or `cases` raises an error.
         """
         for case in self.cases():
             if not self.missing(case):
                 run.validate(self.configuration(case, 1))
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
-        """Returns the configuration of one run.
+        """Returns the configuration of one run of a cell that lacks no option (see `missing`).
 
         Raises:
-          UserError: the command line overrides a field of FIXED, or an override is invalid.
+          UserError: the command line overrides a field of FIXED or the seed, or an override is invalid.
         """
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")
@@ -176,7 +176,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the experiment with the name "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
         An example is "sst2@phi_2: full". A claim compares two experiments. At the scale "tiny", the Python manual
-        replaces the data set, and the family's small backbone replaces the backbone.
+        replaces the data set, and the cell is in the row of `stand_ins` for the family of the backbone.
 
         Raises:
           UserError: the data set, backbone or mode is unknown, the configuration is invalid, or --datasets or --data is

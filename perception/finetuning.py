@@ -45,7 +45,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
       weights: whether a run from pretrained weights requires --config.pretrained.
 
     Raises:
-      UserError: a field has an invalid value, or two fields contradict each other.
+      UserError: a field has an invalid value or needs another field, or two fields contradict each other.
     """
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
     options.add_to(config)
@@ -156,7 +156,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 
 
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
-    """Returns the architecture of the run: the pretrained model's, or else the backbone `config.backbone`.
+    """Returns the architecture of the run: the architecture of `pretrained`, or else the backbone `config.backbone`.
 
     Sets all dropout rates to `config.model.dropout`, unless it is -1. If the run starts from random weights, sets the
     vocabulary size to `vocabulary`. A table of positions that is not loaded gets at least `data.max_length`
@@ -193,7 +193,7 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
 
 
 def has_segments(config: ConfigDict, shape: Backbone) -> bool:
-    """Returns whether the model gives different token types to the first and the second text of a pair."""
+    """Returns whether the run classifies pairs and the model gives their two texts different token types."""
     return config.data.pair and shape.types > 1
 
 
@@ -213,7 +213,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     - `eval.start` becomes True if the head is solved.
 
     Raises:
-      UserError: the learning rate of the method is not positive.
+      UserError: the method is unknown, or its learning rate is not positive.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -234,7 +234,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 
 def cast_frozen(module: nnx.Module, dtype: jnp.dtype) -> None:
-    """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
+    """Casts the loaded `Frozen` matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
     for _, part in list(nnx.iter_graph(module)):
         if isinstance(part, Frozen) and part.get_metadata("draw") is None and part.ndim == 2:
             part.set_value(part.get_value().astype(dtype))
@@ -278,5 +278,5 @@ def make_model(
 
 
 def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
-    """Returns the parameters of a backbone by name, without values."""
+    """Returns {name: parameter without a value} of a backbone."""
     return variables.abstract(lambda rngs: backbone(shape, rngs=rngs)).trainable

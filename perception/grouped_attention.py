@@ -22,7 +22,7 @@ class GroupedAttention(Attention):
 
     Args:
       size: head size; heads * size need not equal the width.
-      fused: whether one matrix computes queries, keys and values. For adapters, this matrix is one layer.
+      fused: whether one linear layer computes queries, keys and values.
       biases: two flags: whether queries, keys and values have biases; whether the output has a bias.
       head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
       window: a query attends to positions at a distance below `window`; None for full attention.

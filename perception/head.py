@@ -43,7 +43,7 @@ class Solution(NamedTuple):
     """A solved head.
 
     Attributes:
-      kernel_MC, bias_C: float32 parameters that apply to features without standardisation.
+      kernel_MC, bias_C: float32 parameters of the head, for features that are not standardised.
       inverse_penalty: the chosen inverse penalty.
       f1: weighted F1 in percent on the examples that chose the penalty.
     """
@@ -119,9 +119,8 @@ def _pooled(model: PooledClassifier, batch: Batch) -> dict[str, jax.Array]:
 class SolvedHead(TextClassification):
     """Task of a run without training steps: the head starts at the optimum and is evaluated at step 0.
 
-    Features are computed once for each split and cached in `config.data.cache_dir`.
-
-    The arguments are those of `TextClassification`.
+    Features are computed once for each split and cached in `config.data.cache_dir`. Takes the arguments of
+    `TextClassification`.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -132,11 +131,11 @@ class SolvedHead(TextClassification):
 
     @property
     def seedless(self) -> bool:
-        """False if `reinitialize` or `data.shots` is set, because the seed may then change the result."""
+        """Whether the result does not depend on the seed: False if `reinitialize` or `data.shots` is set."""
         return not self.config.reinitialize and not self.config.data.shots
 
     def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Also stores the result, because `_key` needs its fingerprint."""
+        """Returns the pretrained weights, and stores them, because `_key` needs their fingerprint."""
         self._pretrained_weights = super().pretrained_weights(abstract_model)
         return self._pretrained_weights
 

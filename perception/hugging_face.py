@@ -29,7 +29,7 @@ BESIDE = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
 )
-"""Files that an export copies from the base model, in addition to weights and config.json."""
+"""Files that an export copies from the base model if they exist, in addition to weights and config.json."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Pretrained:
         return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """Returns the name of a tensor in the files: `name`, with or without the family's prefix, or BERT's older name.
+        """Returns the name of the tensor `name` in the files, with or without the family's prefix.
+
+        Also finds the norms of early BERT files, which have other names (`parameter_names.OLD`).
 
         Raises:
           UserError: the files lack the tensor.
@@ -91,7 +93,7 @@ class Pretrained:
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-        """Loads arrays with the requested dtypes and shardings. A process reads only the shards of its devices.
+        """Loads arrays with the requested dtypes and shardings. A process loads only the shards of its devices.
 
         Args:
           wanted: name of a parameter of the encoder, such as "embed/table" -> its shape, dtype and sharding.
@@ -176,10 +178,10 @@ def export(
 
     Args:
       values: all encoder parameters by name.
-      tokenizer_json: content of tokenizer.json.
-      like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields
-        and tokenizer files. Tensors that are missing in `values`, such as output layers, are copied from the base
-        model. Kernels that are quantized in the base model are written in float32.
+      tokenizer_json: content of tokenizer.json; None writes no such file.
+      like: base model of the parameters. The export keeps the base model's tensor names, dtypes and tokenizer files,
+        and the fields of its config.json that `shape` does not set. Tensors that are missing in `values`, such as
+        output layers, are copied from the base model. Kernels that are quantized in the base model become float32.
       beside: function that writes more files to the directory.
 
     Raises:
@@ -231,7 +233,7 @@ def write_files(
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
-    """Returns the fields of config.json for `shape`. Keeps the other fields of `like`, without quantization."""
+    """Returns the fields of config.json for `shape`. Keeps the other fields of `like`, except its quantization."""
     if like is None:
         return config_json.to_json(shape)
     base = json.loads((like.directory / CONFIG).read_text())
