@@ -26,7 +26,7 @@ EVALUATIONS = 5
 """Maximum number of evaluations on the split `eval.select` in each planned run with training steps."""
 
 LEAST_STEPS = 100
-"""Number of training steps that must fit into the time for each run. `make_plan` leaves out methods until they fit."""
+"""A plan must have time for this number of training steps per run: `make_plan` leaves out methods until it has."""
 
 USED = 0.9
 """Fraction of the time that `make_plan` uses. The rest is a reserve for steps that are slower than measured."""
@@ -149,9 +149,9 @@ def runs(seeds: int) -> int:
 def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Plan:
     """Plans as many training methods as fit into `seconds`, in order of preference.
 
-    All runs train the same number of steps. Methods fit if this number is at least LEAST_STEPS. If not even the first
-    method fits with SEEDS seeds, it is planned with one seed, which is too few for a verdict. If even one seed does not
-    fit, the plan has no method.
+    All runs train the same number of steps. Methods fit if there is time for LEAST_STEPS steps per run. If not even
+    the first method fits with SEEDS seeds, it is planned with one seed, which is too few for a verdict. If even one
+    seed does not fit, the plan has no method.
 
     Args:
       costs: training method -> its cost, in order of preference.

@@ -55,8 +55,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the configuration of one run.
 
         With --config.pretrained, the default backbone is the architecture of the pretrained model. Methods that train
-        all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless the
-        backbone or the tokenizer needs it. Other methods get `data.tokenizer` "auto" instead of "trained".
+        all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless `backbone`
+        or `data.tokenizer` refers to the pretrained model. Other methods get `data.tokenizer` "auto" for "trained".
 
         Raises:
           UserError: an override sets `finetune` or `seed`, `spec` or an override is invalid, or `way` is unknown.
@@ -91,7 +91,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             if ":" not in name:
                 check_choice("--ways", name, TRAINABLE)
             check(
-                weights or not find(name).pretrained, f"--ways={name} needs --config.pretrained=DIR"
+                weights or not find(name).pretrained,
+                f"--ways={name} needs --config.pretrained=DIR: add this option, or leave out {name}",
             )
         order, wanted = dict.fromkeys((*TRAINABLE, *self.only)), self.only or TRAINABLE
         found = [n for n in order if n in wanted and (weights or not find(n).pretrained)]
@@ -166,7 +167,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
         Raises:
           TimeLimitReached: the measurement took half of the time until `end` (a value of time.monotonic).
-          UserError: the run failed.
+          UserError: preparing or training the run fails.
         """
         fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
         probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
@@ -194,9 +195,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def lengths(self, train: LabelledText) -> list[str]:
         """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
-        The lengths are the median and the 95 % quantile of the numbers of tokens in the training examples, rounded up
-        to multiples of 16 and limited to `data.max_length`. At most MEASURED_TEXTS examples are encoded. Returns [] if
-        an override sets `data.max_length` or `data.buckets`.
+        The lengths are the median and the 95 % quantile of the numbers of tokens in at most MEASURED_TEXTS examples,
+        rounded up to multiples of 16, at most `data.max_length`. [] if an override sets this field or `data.buckets`.
         """
         lengths = "--config.data.max_length", "--config.data.buckets"
         if any(f.startswith(lengths) for f in self.fields):

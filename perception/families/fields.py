@@ -20,7 +20,7 @@ class Fields:
     """Typed access to the fields of config.json or adapter_config.json.
 
     A field that is missing or null gets the default value (but see `optional`). A field without a default value is
-    required. A wrong or missing field raises a UserError that names the file and the field.
+    required. A wrong value, or a required field without a value, raises a UserError that names the file and the field.
 
     Attributes:
       group: text before the names of fields in error messages, such as "rope_scaling.".
