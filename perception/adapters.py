@@ -51,8 +51,8 @@ def main() -> None:
     add.add_argument("--out", required=True, **folder)
 
     for name, text in (
-        ("peft", "writes the adapter of a run in PEFT's format, and its classifier"),
-        ("export", "writes the encoder of a run in Hugging Face format, and its classifier"),
+        ("peft", "writes the adapter (in PEFT's format) and the classification head of a run"),
+        ("export", "writes the encoder (in Hugging Face format) and the head of a run"),
     ):
         written = command(name, text)
         written.add_argument("--run", required=True, **folder)

@@ -78,7 +78,7 @@ class Backbone:
       longest: maximum number of positions of the published model.
       tied: whether the published model ties its output layer to the embeddings. A backbone has no output layer.
       scaled_init: whether the initial standard deviations of kernels and token embeddings depend on the model's sizes
-        (OpenELM). Otherwise they are 0.02. The standard deviation of position and type embeddings is always 0.02.
+        (OpenELM). Otherwise they are 0.02. The standard deviation of other embedding tables is always 0.02.
       targets: names of the layers that get LoRA adapters by default. For the paper's backbones, these are the layers
         that the authors' program adapts.
     """
@@ -237,7 +237,7 @@ def openelm(
     feed_forward: Sequence[float] = (),
     divisor: int = 256,
 ) -> Backbone:
-    """OpenELM. By default, layers grow linearly, up to rounding, from the first to the last (Mehta et al., 2024).
+    """OpenELM. By default, layer sizes grow linearly, up to rounding, from first to last (Mehta et al., 2024).
 
     Args:
       groups: number of query heads for each key-value head.

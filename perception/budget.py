@@ -26,7 +26,7 @@ EVALUATIONS = 5
 """Maximum number of evaluations on the split `eval.select` in each planned run with training steps."""
 
 LEAST_STEPS = 100
-"""A plan must have time for this number of training steps per run: `make_plan` leaves out methods until it has."""
+"""`make_plan` leaves out methods until the time suffices for this number of training steps in each run."""
 
 USED = 0.9
 """Fraction of the time that `make_plan` uses. The rest is a reserve for steps that are slower than measured."""
@@ -101,9 +101,10 @@ class TimeLimitReached(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeLimitReached if the block runs longer than `seconds`; during a compilation, shortly after its end.
+    """Raises TimeLimitReached if the block runs longer than `seconds`.
 
-    Only the main thread can use this context manager, because it sets a signal handler.
+    Does not interrupt a compilation in the main thread, but raises the exception after the compilation. Only the main
+    thread can use this context manager, because it sets a signal handler.
     """
 
     reached = False

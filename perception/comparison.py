@@ -196,7 +196,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
         The lengths are the median and the 95 % quantile of the numbers of tokens in at most MEASURED_TEXTS examples,
-        rounded up to multiples of 16, at most `data.max_length`. [] if an override sets this field or `data.buckets`.
+        rounded up to multiples of 16, at most `data.max_length`. Returns [] if an override sets this field or buckets.
         """
         lengths = "--config.data.max_length", "--config.data.buckets"
         if any(f.startswith(lengths) for f in self.fields):

@@ -9,7 +9,7 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a table with a row for each selected cell: parameters, steps, and finished runs or the missing option.
+    """Prints a table of the selected cells: parameters, steps, and the number of finished runs or the missing option.
 
     Allocates no parameters.
     """

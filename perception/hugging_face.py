@@ -178,7 +178,7 @@ def export(
 
     Args:
       values: all encoder parameters by name.
-      tokenizer_json: content of tokenizer.json; None writes no such file.
+      tokenizer_json: content of tokenizer.json; None copies the file of `like`, if it exists.
       like: base model of the parameters. The export keeps the base model's tensor names, dtypes and tokenizer files,
         and the fields of its config.json that `shape` does not set. Tensors that are missing in `values`, such as
         output layers, are copied from the base model. Kernels that are quantized in the base model become float32.
