@@ -39,7 +39,7 @@ ENCODER = "encoder/"
 def validate(config: ConfigDict, weights: bool = True) -> None:
     """Checks the fields about model, fine-tuning and tokenizer, without opening the pretrained model.
 
-    Adds missing options of all methods to `config`, with their defaults.
+    Adds missing options of all methods in `METHODS`, and of a user's method, to `config`, with their defaults.
 
     Args:
       weights: whether a run from pretrained weights requires --config.pretrained.
