@@ -213,7 +213,7 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Prints a table with the bytes and the relative quantization error of every kernel.
+    """Prints a table with the bytes of each kernel before and after quantization, and the relative error.
 
     With --out, also writes the table as CSV and Markdown. With --save, also writes the quantized weights.
     """

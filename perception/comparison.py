@@ -56,7 +56,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
         With --config.pretrained, the default backbone is the architecture of the pretrained model. Methods that train
         all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless `backbone`
-        or `data.tokenizer` refers to the pretrained model. Other methods get `data.tokenizer` "auto" for "trained".
+        or `data.tokenizer` refers to the pretrained model. Other methods get the tokenizer "auto" instead of "trained".
 
         Raises:
           UserError: an override sets `finetune` or `seed`, `spec` or an override is invalid, or `way` is unknown.
@@ -337,7 +337,7 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
 def write_tables(
     suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
 ) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
-    """Prints and writes the tables `worth` and `verdicts`. Returns the first table, the verdicts, and their table."""
+    """Writes the tables `worth` and `verdicts`, and prints tables with rows. Returns `worth`, verdicts, `verdicts`."""
     table = conclusions.results(found)
     suite.write("worth", *table)
     verdicts = conclusions.judge(found, suite.margin)

@@ -267,6 +267,6 @@ def answer(
 
 
 def _mean(runs: Sequence[Run]) -> str:
-    """Formats the mean test F1 ± standard deviation over seeds, or the test F1 of a single run."""
+    """Formats the mean test F1 ± standard deviation over runs, or the test F1 of a single run."""
     single = len(runs) == 1 and runs[0].seed is not None
     return mean_std([run.test for run in runs]) + " (one seed)" * single

@@ -224,7 +224,7 @@ def export(
 def write_files(
     folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], like: Pretrained | None
 ) -> None:
-    """Writes the weights and the fields of config.json, and copies the files BESIDE of the model `like`."""
+    """Writes the weights and the fields of config.json, and copies the files BESIDE that `like` has."""
     safetensor_files.write(folder, tensors)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     for name in BESIDE if like else ():
