@@ -337,7 +337,7 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
 def write_tables(
     suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
 ) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
-    """Writes the tables `worth` and `verdicts`, and prints tables with rows. Returns `worth`, verdicts, `verdicts`."""
+    """Writes the tables `worth` and `verdicts`, and prints any rows. Returns `worth`, the verdicts, and their table."""
     table = conclusions.results(found)
     suite.write("worth", *table)
     verdicts = conclusions.judge(found, suite.margin)
