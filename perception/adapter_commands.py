@@ -281,8 +281,9 @@ def _base_of_adapter(
     """Returns the base model of a run that trained an adapter.
 
     Raises:
-      UserError: the run's method of fine-tuning is unknown or trained no adapter; the run reinitialised embedding
-        tables, which an adapter does not contain; or `loading.begun_from` rejects the base model.
+      UserError: the run's method of fine-tuning is unknown or trained no adapter; the run did not begin from
+        pretrained weights; the run reinitialised embedding tables, which an adapter does not contain; or
+        `loading.begun_from` rejects the base model.
     """
     check(
         find(config.finetune).adapters,
@@ -290,6 +291,11 @@ def _base_of_adapter(
         " trained LoRA adapters",
     )
     base = loading.begun_from(config, weights, weights_option)
+    check(
+        base is not None,
+        f"{option}={shown(path)} did not begin from pretrained weights, so its adapter has no base model: use"
+        " perception.adapters export, which writes the whole encoder",
+    )
     drawn = reinitialized(config, base.shape.family)
     check(
         not drawn,

@@ -54,7 +54,12 @@ def _parser() -> ArgumentParser:
     from perception.ways import TRAINABLE
 
     parser = config.parser_for("perception.worth")
-    parser.add_argument("--data", default="", metavar="FILE", help="labelled texts; see above")
+    parser.add_argument(
+        "--data",
+        default="",
+        metavar="FILE",
+        help="labelled texts: a CSV, TSV, JSON lines or Parquet file, a folder of such files, or hf:NAME",
+    )
     parser.add_argument(
         "--text",
         action="append",

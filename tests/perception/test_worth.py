@@ -574,8 +574,13 @@ def refused(program, *arguments: object) -> str:
 
 
 @pytest.mark.medium
-def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None:
+def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path, monkeypatch) -> None:
     lora, out = asked / "runs" / "lora_seed1", f"--out={tmp_path / 'out'}"
+    with monkeypatch.context() as patch:
+        patch.setattr("perception.loading.begun_from", lambda *_: None)
+        assert "its adapter has no base model" in refused(
+            adapters, "merge", f"--adapter={lora}", out
+        )
     write_weights(tmp_path / "other", 1)
     assert "was not trained on the weights in" in refused(
         adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
