@@ -38,7 +38,8 @@ def _parser() -> ArgumentParser:
         type=float_or_text,
         default="longest",
         metavar="X",
-        help="end of the curves: a number in units of --axis, longest (end of the longest run, default) or shortest",
+        help="end of the curves: a number in units of --axis, longest (end of the longest run, default) or shortest"
+        " (end of the shortest run)",
     )
     parser.add_argument(
         "--reference",
@@ -52,7 +53,8 @@ def _parser() -> ArgumentParser:
         "--examples",
         nargs=2,
         metavar=("A", "B"),
-        help="show only the test examples on which the runs A and B differ most",
+        help="compare no groups, but show the test examples on which the runs A and B differ most; A and B are the"
+        " folders or summary files of two runs",
     )
     parser.add_argument(
         "--most",
@@ -72,12 +74,7 @@ def main() -> None:
 
 
 def _show_examples(options: Namespace) -> None:
-    """Prints the test examples on which the two runs of --examples differ most in cost.
-
-    Raises:
-      UserError: --examples does not name two single runs, a run has no predictions or damaged predictions, or the runs
-        have different test examples or metrics.
-    """
+    """Prints the test examples on which the two runs of --examples differ most in cost (`Predictions.costs_E`)."""
     import numpy as np
 
     from common.report.runs import load_group
@@ -100,7 +97,7 @@ def _show_examples(options: Namespace) -> None:
     without = [run.place for run in pair if run.predictions() is None]
     check(
         not without,
-        f"the run {' and '.join(without)} has no predictions.npz, which --examples needs: choose another run",
+        f"the run {', '.join(without[:1])} has no predictions.npz, which --examples needs: choose another run",
     )
     mine, theirs = paired_predictions(pair)
     difference_E = mine.costs_E - theirs.costs_E

@@ -26,7 +26,7 @@ CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """Files in a paper's folder: the claims, and the chip-hours that `launch.plan` estimates for claims of kind "plan"."""
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
-"""Metric that is counted, not measured -> display name. Smaller values are better."""
+"""Metric that is a count -> display name. Smaller values are better."""
 
 _TESTED = {
     "confirmed": "holds by arithmetic",
@@ -44,7 +44,7 @@ class Claim:
       section: section, table or figure of the paper.
       claim: the claim in our words.
       metric: a metric of `common.report.significance.compare` or of RESOURCES; may be "" if the evidence is not "runs".
-      a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`.
+      a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`. Like `metric`, may be "".
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: the numbers that the paper prints.
       evidence: "runs", "confirmed: TEST", "refuted: TEST", "observed: TEST", or "plan: OPTIONS".
@@ -136,7 +136,7 @@ def find(
       missing: `Claim.a` or `Claim.b` -> reason why its runs are missing.
 
     Raises:
-      UserError: the runs of a claim lack its metric or cannot be compared.
+      UserError: the runs of a claim lack its metric or cannot be compared, or a run is given twice.
     """
     reasons = [missing.get(claim.a) or missing.get(claim.b) or "" for claim in claims]
     ran = [c for c, reason in zip(claims, reasons, strict=True) if c.kind == "runs" and not reason]
@@ -235,7 +235,8 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
     """Returns five cells of a claim's row: A with its mean ± standard deviation, B likewise, A - B, interval, seeds.
 
-    If a mean is a million or more, the deviations are left out, and A - B and the interval are in percent of B's mean.
+    If a mean is at least a million in absolute value, the cells leave out the standard deviations, and A - B and the
+    interval are in percent of B's mean.
     """
     samples = (comparison.a, comparison.b)
     digits = digits_for((*comparison.a.values, *comparison.b.values))
@@ -255,9 +256,9 @@ def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
 
 
 NOTE = (
-    "A claim about runs holds, or does not hold, if A is better than, worse than or equivalent to B over seeds and test"
-    " examples at a significance level of 5 %, with all claims of a paper corrected together by Holm's method."
-    " Equivalent means that the difference is smaller than the margin of the metric, which requires that the whole 95 %"
-    " interval lies within the margin. All other comparisons are undecided. By arithmetic: a test decides the claim"
-    " without training."
+    "A claim about runs says that A is better than, worse than or equivalent to B. The claim holds if the runs give"
+    " this verdict, and does not hold if the runs give one of the other two verdicts, at a significance level of 5 %,"
+    " with all claims of a paper corrected together by Holm's method. Otherwise the claim is undecided. Equivalent"
+    " means that the difference is smaller than the margin of the metric, which requires that the whole 95 % interval"
+    " lies within the margin. By arithmetic: a test decides the claim without training."
 )
