@@ -1,6 +1,6 @@
 """AUCC, the area under the convergence curve (Shen et al., 2021, section 3, eq. 1).
 
-It is the integral of a validation metric over wall-clock training time, steps or FLOPs (`outline`).
+The AUCC is the integral of a validation metric over wall-clock training time, steps or FLOPs (`outline`).
 """
 
 import itertools
@@ -16,7 +16,7 @@ from common.metrics.curve import Axis, Curve, Point
 def outline(
     curve: Curve, axis: Axis, horizon: float | None = None, held: bool = True
 ) -> list[tuple[float, float]]:
-    """Returns the convergence curve as points (x, value) of a line from 0 to the horizon. The area below is the AUCC.
+    """Returns the points (x, value) of a line from 0 to the horizon. The area below the line is the AUCC.
 
     The paper does not state how the curve is drawn. This function makes these choices:
     - The line joins the validation points, each at the best value so far (unless `held` is False).
@@ -31,13 +31,13 @@ def outline(
       held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
     Raises:
-      UserError: the curve is empty or the horizon is not a finite number above 0.
+      UserError: the curve is empty, the axis is unknown, or the horizon is not a finite number above 0.
     """
     if horizon is not None:
         check_number("the horizon of the AUCC", horizon, positive=True)
     if not curve.points:
         raise UserError(
-            f"the {curve.name} curve has no validation points: use a run with at least one finite evaluation"
+            f"the {curve.name} curve has no validation points: use a run in which an evaluation gave a finite value"
         )
     points = curve.running_best() if held else curve.points
     measured = [(point.at(axis), point.value) for point in points]
@@ -57,8 +57,8 @@ def aucc(
 ) -> float:
     """Returns the area under a validation curve (AUCC), in metric units times axis units.
 
-    The axis "hours" gives the paper's BLEU-hours; the axes "step" and "flops" do not depend on the machine. For the
-    other arguments and the errors see `outline`.
+    For BLEU and the axis "hours", the unit is the paper's BLEU-hours. Areas over the axes "step" and "flops" do not
+    depend on the speed of the machine. For the other arguments and the errors see `outline`.
     """
     line = outline(curve, axis, horizon, held)
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
@@ -67,10 +67,10 @@ def aucc(
 def mean_outline(
     curves: Sequence[Curve], axis: Axis, horizon: float | None = None
 ) -> list[tuple[float, float]]:
-    """Returns the mean convergence curve of several seeds as points (x, value). The area below is the mean AUCC.
+    """Returns the points (x, value) of the mean of the lines of several curves (`outline`), one curve for each seed.
 
-    With horizon=None, the mean ends at the last point of the longest curve, and shorter curves are constant after their
-    last point. For the other arguments and the errors see `outline`.
+    The area below is the mean AUCC. With horizon=None, all lines end at the last point of the longest curve, and the
+    line of a shorter curve is constant after its last point. For the other arguments and the errors see `outline`.
     """
     lines = [outline(curve, axis, horizon) for curve in curves]
     if len(lines) == 1:

@@ -17,7 +17,7 @@ class Classes(Predictions):
     """Predictions of a classifier.
 
     Attributes:
-      labels_E, guesses_E: true and predicted classes, int32.
+      labels_E, guesses_E: indices of the true and predicted classes, int32.
       probabilities_EC: probabilities of the classes, float16.
       nats_E: negative log-probability of the label, float32.
       names: names of the classes.
@@ -34,10 +34,12 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Predicts the class with the highest of the log-probabilities `logs_EC`. `labels_E` has the true classes.
+        """Returns predictions of the class with the highest log-probability in `logs_EC`.
 
         Args:
           examples: fingerprint of the examples and their labels.
+          labels_E: indices of the true classes.
+          names: names of the classes.
         """
         at_E = np.arange(len(labels_E))
         return cls(
@@ -74,7 +76,7 @@ class Classes(Predictions):
         return sparse.csr_array((values, (np.tile(at_E, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns accuracy and weighted F1 in percent, and the loss in nats.
+        """Returns accuracy and weighted F1 in percent, and the loss in nats per example.
 
         The F1 of a class without a correct prediction is 0.
         """

@@ -27,7 +27,7 @@ class Point:
     value: float
 
     def at(self, axis: Axis) -> float:
-        """Returns the x coordinate of this point on an axis."""
+        """Returns the x coordinate of this point on an axis. Raises a UserError if the axis is unknown."""
         if axis not in get_args(Axis):
             raise UserError(f"unknown axis {axis!r}: use {', '.join(get_args(Axis))}")
         return self.seconds / 3600 if axis == "hours" else float(getattr(self, axis))
@@ -39,8 +39,8 @@ class Curve:
 
     Attributes:
       name: name of the metric, such as "bleu".
-      mode: whether the metric is maximised ("max") or minimised ("min").
-      points: the validation points with finite values.
+      mode: "max" if larger values are better, "min" if smaller values are better.
+      points: the validation points. Points with NaN or infinite values are left out.
     """
 
     name: str
@@ -67,8 +67,7 @@ class Curve:
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
                 raise ValueError(
-                    f"{axis} of the {self.name} curve must be at least 0 and finite, and must not decrease, got {here}"
-                    f" after {there if self.points else 'no point'}"
+                    f"{axis} of the {self.name} curve must be finite and must not decrease: got {here} after {there}"
                 )
         if not math.isfinite(point.value):
             return False
@@ -86,7 +85,7 @@ class Curve:
         return [replace(point, value=x) for point, x in zip(self.points, values, strict=True)]
 
     def until(self, axis: Axis, end: float) -> "Curve":
-        """Returns the curve without the points after `end`, in units of the axis."""
+        """Returns the curve without the points after `end`, which is in units of the axis."""
         return Curve(self.name, self.mode, [p for p in self.points if p.at(axis) <= end])
 
     @property
@@ -94,7 +93,7 @@ class Curve:
         """The first point with the best value. Raises a UserError if the curve is empty."""
         if not self.points:
             raise UserError(
-                f"the {self.name} curve has no validation points: use a run with at least one finite evaluation"
+                f"the {self.name} curve has no validation points: use a run in which an evaluation gave a finite value"
             )
         choose = max if self.mode == "max" else min
         return choose(self.points, key=lambda point: point.value)
@@ -105,7 +104,7 @@ class Curve:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Returns the curve that `to_json` wrote. Raises a UserError if `record` is not a validation curve."""
+        """Inverse of `to_json`: returns a curve. Raises a UserError if `record` is not a validation curve."""
         try:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)

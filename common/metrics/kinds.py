@@ -37,7 +37,7 @@ def load(path: Path) -> Predictions:
     """Reads predictions that `Predictions.save` has written.
 
     Raises:
-      UserError: the file is missing or damaged, or a value is NaN.
+      UserError: the file cannot be read, is damaged or contains no examples, or a value is NaN.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -56,7 +56,7 @@ def load(path: Path) -> Predictions:
             )
         if not len(made):
             raise ValueError("it contains no examples")
-    except Exception as error:  # A damaged archive may raise any type of exception.
+    except Exception as error:  # Reading a damaged file may raise any exception.
         # Do not show NumPy's advice to load a file of another format unsafely.
         fault = ValueError("it is not an .npz file") if "unsafely" in str(error) else error
         raise file_error(shown(path), fault) from error

@@ -13,7 +13,7 @@ from common.metrics.predictions import Predictions
 
 @dataclass(frozen=True)
 class LabelSets(Predictions):
-    """Predicted sets of classes of the test examples.
+    """Predicted classes of the test examples, any number for each example.
 
     Attributes:
       labels_EC: 1 for each true class of an example, 0 for all other classes, uint8.
@@ -41,7 +41,7 @@ class LabelSets(Predictions):
         thresholds: tuple[float, ...],
         names: tuple[str, ...],
     ) -> "LabelSets":
-        """Makes predictions from the logits of the classes (E, C)."""
+        """Returns predictions of each class whose probability, the sigmoid of its logit, reaches its threshold."""
         from scipy.special import expit
 
         logits_EC = logits_EC.astype(np.float64)

@@ -13,10 +13,10 @@ from common.metrics.predictions import Predictions, perplexity
 
 @dataclass(frozen=True)
 class Losses(Predictions):
-    """Losses of a language model on parts of a text: windows of bytes or tokens, or rows of masked tokens.
+    """Losses of a language model on parts of a text: windows of bytes or tokens, or rows with masked tokens.
 
     Attributes:
-      nats_E: loss summed over each part, float64.
+      nats_E: loss in nats, summed over the predictions of each part, float64.
       weights_E: number of predicted bytes, tokens or masked tokens in each part.
       hits_E: number of correct predictions in each part; an empty array if correct predictions are not counted.
       words_E: number of words in each part; an empty array if words are not counted.

@@ -1,7 +1,8 @@
 """Per-example predictions of a run on its test split, and their metrics.
 
-Every metric is a function of statistics summed over examples, such as confusion counts, n-gram counts and losses. A
-bootstrap resample of the test set is a vector of weights, and its metrics are `measure(weights @ statistics)`.
+Every metric is a function of statistics summed over examples, such as confusion counts, n-gram counts and losses.
+Row b of an array `counts_BE` says how often the bootstrap resample b of the test set contains each example. The metrics
+of the resamples are then `measure(counts_BE @ statistics)`.
 
 Each kind of predictions has a module in this folder.
 
@@ -63,7 +64,7 @@ class Predictions(ABC):
 
     @property
     def pairing(self) -> tuple:
-        """A key that is equal for predictions with the same test examples and metrics."""
+        """A key that is equal for predictions of the same kind, test examples, and units or options of metrics."""
         return self.kind, self.examples, len(self)
 
     @property

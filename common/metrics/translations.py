@@ -31,9 +31,9 @@ class Translations(Predictions):
 
     Attributes:
       hypotheses, references: the translation and the reference of each sentence.
-      nats_E: loss of each reference under teacher forcing, summed over its tokens.
-      tokens_E: number of tokens in each reference.
-      lowercase, tokenize: options of `bleu_metric`.
+      nats_E: loss of each reference in nats under teacher forcing, summed over its tokens.
+      tokens_E: number of tokens of the run's vocabulary in each reference.
+      lowercase, tokenize: arguments of `bleu_metric`.
     """
 
     kind: ClassVar[str] = "translations"
@@ -66,7 +66,7 @@ class Translations(Predictions):
         return np.column_stack([counts_ES, self.nats_E, self.tokens_E]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns BLEU (0 to 100), the loss in nats per reference token, and the perplexity."""
+        """Returns BLEU (0 to 100), the loss in nats per reference token, and the perplexity per reference token."""
         score = self.metric()._compute_score_from_stats
         loss_B = sums_BS[:, -2] / sums_BS[:, -1]
         return {
