@@ -31,7 +31,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
-    """Returns an argparse type: an integer of at least `least`, in digits."""
+    """Returns an argparse `type` for integers of at least `least`, in digits. `option` is for error messages."""
 
     def read(text: str) -> int:
         hint = "" if text.isdecimal() else "; use digits only"
@@ -45,7 +45,7 @@ def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
 
 
 def float_arg(option: str) -> Callable[[str], float]:
-    """Returns an argparse type: a finite float."""
+    """Returns an argparse `type` for finite floats. `option` is for error messages."""
 
     def read(text: str) -> float:
         try:
@@ -76,17 +76,17 @@ def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
 
 
 def check_unused(options: Namespace, names: Iterable[str], reason: str) -> None:
-    """Raises a UserError if the command line sets an option of `names`. `reason` says why the option has no effect."""
+    """Raises a UserError if the command line sets one of the options `names`. `reason` says why it has no effect."""
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     check(not given, f"{reason}: leave out {' and '.join(given)}")
 
 
 def add_margin(parser: ArgumentParser) -> None:
-    """Adds the option --margin, whose values `common.report.report.parse_margins` parses."""
+    """Adds the repeatable option --margin. `common.report.report.parse_margins` parses its values."""
     parser.add_argument(
         "--margin",
         action="append",
         default=[],
         metavar="METRIC=X",
-        help="margin of equivalence, such as bleu=0.5",
+        help="margin of equivalence of a metric, in units of the metric, such as bleu=0.5; may be repeated",
     )

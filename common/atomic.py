@@ -13,7 +13,7 @@ from common.errors import UserError
 
 @contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
-    """Context manager that yields a temporary path, to which the caller writes a file.
+    """Context manager that yields a temporary path, to which the caller writes a file. Creates the folder of `path`.
 
     On exit, renames the temporary file to `path`; after an exception, deletes the temporary file. If several processes
     write the same path, the last rename wins.

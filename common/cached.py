@@ -15,11 +15,11 @@ from common.runtime.processes import all_gather, all_reduce_max, is_main
 def cached_json(
     path: Path, key: Any, fn: Callable[[], Any], keep: Callable[[Any], bool] = lambda value: True
 ) -> Any:
-    """Returns a cached result, or computes and stores it. All processes must call this function.
+    """Returns the stored result of `fn`, or calls `fn` and stores its result. All processes must call this function.
 
     Args:
       path: the JSON file of the result.
-      key: JSON value that identifies all inputs of `fn`. A stored result with another key is replaced.
+      key: JSON value that identifies all inputs of `fn`. A result that was stored with another key is not used.
       fn: computes the result, a JSON value. Called on all processes, or on none.
       keep: function (result) -> whether to store the result.
     """
@@ -45,8 +45,8 @@ def read_json_if(
         count as False.
 
     Returns:
-      The content on process 0, {} on all other processes. None on all processes if the file cannot be read, is not
-      JSON, or is not valid.
+      The content on process 0, {} on all other processes. None on all processes if the file cannot be read or is not
+      JSON, or if its content is not valid.
     """
     content, valid = {}, False
     if is_main():

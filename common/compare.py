@@ -1,7 +1,7 @@
 """Trains several cases of an experiment: python -m common.compare --config=FILE --case A --case B model.width=64
 
-Each case is the configuration with its own overrides, such as model.width=64. All cases are trained with the same
-seeds, and each is compared with the first case. --sweep tunes every case on the same grid.
+Each case is the configuration with overrides of its own, such as model.width=64. All cases are trained with the same
+seeds, and all other cases are compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re
@@ -53,21 +53,21 @@ class Cases(ExperimentSuite):
 def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
     """Parses the values of --case to {name: {field: value}}. Each value is a list: a name, then FIELD=VALUE texts.
 
-    Raises a UserError if there are fewer than two cases, a name is repeated or is not valid as a folder name, or a
-    field is malformed, is repeated or is the seed.
+    Raises a UserError if there are fewer than two cases, a name is repeated or has invalid characters, or a field is
+    malformed, is repeated or is the seed.
     """
     cases: dict[str, dict[str, str]] = {}
     for name, *texts in options:
         check(
             re.fullmatch(r"\w[\w.-]*", name) is not None,
-            f"--case {name}: the name becomes a folder name; begin with a letter, a digit or '_', and use only"
-            " letters, digits, '_', '-' and '.'",
+            f"--case {name}: the name becomes part of a folder name; begin the name with a letter, a digit or '_', and"
+            " use only letters, digits, '_', '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name; rename one of them")
         cases[name] = parse_fields(f"--case {name} ", texts, "FIELD=VALUE, such as model.width=64")
     check(
         len(cases) > 1,
-        f"give at least two cases, each --case NAME [FIELD=VALUE ...]; the command line has {len(cases)}",
+        f"give at least two cases, each --case NAME [FIELD=VALUE ...]; the number of cases is {len(cases)}",
     )
     return cases
 
@@ -85,16 +85,19 @@ def main() -> None:
         action="append",
         default=[],
         metavar=("NAME", "FIELD=VALUE"),
-        help="a case and its configuration fields, such as --case small model.width=64; config=FILE[:ARG] takes another"
-        " file; {seed} in a value becomes the seed. All cases are compared with the first",
+        help="a case and its configuration fields, such as --case small model.width=64; config=FILE[:ARG] names another"
+        " configuration file; {seed} in a value becomes the seed. Other cases are compared with the first case",
     )
     parser.add_argument(
         "--seeds",
         type=int_arg("--seeds"),
         default=3,
-        help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
+        help="number of seeds of each case; the seeds are 1, 2, ... (default: 3, the minimum for most verdicts)",
     )
-    parser.add_argument("--out", type=open_folder, default=Path("runs/compare"), metavar="DIR")
+    out_help = "folder of runs, tables and figures (default: runs/compare)"
+    parser.add_argument(
+        "--out", type=open_folder, default=Path("runs/compare"), metavar="DIR", help=out_help
+    )
     add_margin(parser)
     add_fairness(parser)
     parser.epilog = (

@@ -32,8 +32,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
       option: command-line option with the value `spec`, for error messages.
 
     Raises:
-      UserError: the file is missing, is not a Python file or raises an exception, or `get_config` is missing, refuses
-        the argument or does not return a ConfigDict.
+      UserError: the file is missing, is not a Python file or raises an exception, or `get_config` is missing, raises an
+        exception or does not return a ConfigDict.
     """
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
@@ -71,17 +71,17 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
 
 
 def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.") -> None:
-    """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
+    """Sets the field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
-    If `key` is missing in `config`, it may be an option of a part that `config` names, such as a kind of layer. So the
-    function `PAPER.options.add_to(config)`, if the paper has one, first adds the options of all named parts.
+    A field that is missing in `config` may be an option of a part that `config` names, such as a kind of layer. So the
+    function `PAPER.options.add_to(config)`, if the paper has this function, first adds the options of all named parts.
 
     Args:
       prefix: text before the names of fields in error messages.
 
     Raises:
-      UserError: the field does not exist or is a group, `text` cannot be converted, or a named part is unknown,
-        invalid or cannot be imported.
+      UserError: the field does not exist or is a group, `text` cannot be converted, or a part that `config` names is
+        unknown, invalid or cannot be imported.
     """
     known = flatten(config)
     if key not in known and _has_module(config.get("paper", ""), "options"):
@@ -142,7 +142,7 @@ def _read(option: str, text: str, current: Any) -> Any:
 
 
 def _form(current: Any) -> str:
-    """Describes the texts that `_read` converts for a field with the value `current`."""
+    """Returns a description, for messages, of the texts that `_read` accepts for a field with the value `current`."""
     if isinstance(current, tuple):
         items = {int: "of whole numbers ", float: "of numbers ", str: "of quoted texts "}
         kind = items.get(type(current[0]), "") if current else ""
@@ -195,7 +195,7 @@ def from_json(values: dict) -> ConfigDict:
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
-    """Raises a UserError if `value` is not in `known`. If a choice has a similar name, the message suggests it."""
+    """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice, if any."""
     check(
         isinstance(value, str) and value in known,
         f"{option}={value!r:.80}: choose one of {', '.join(known)}{_nearest(value, known)}",
@@ -221,7 +221,7 @@ def check_int(option: str, value: int, least: int = 1) -> None:
 
 
 def check_least(config: Mapping, names: Iterable[str], least: float = 1) -> None:
-    """Raises a UserError unless the configuration fields `names`, each "a.b", are at least `least`."""
+    """Raises a UserError unless the configuration fields `names`, each "a.b", are numbers of at least `least`."""
     values = flatten(config)
     for name in names:
         check(
@@ -248,10 +248,11 @@ def _is_real(value: object) -> bool:
 
 @contextmanager
 def complete(source: object) -> Iterator[None]:
-    """Context manager that turns a missing configuration field, or an attribute that its value lacks, into a UserError.
+    """Context manager that turns the exception for a missing configuration field into a UserError.
 
-    The message begins with `source`, the file or option of the configuration. A UserError that the block raises gets
-    the same beginning, unless `source` is "--config": the message of such an error already names the option.
+    Also turns the AttributeError for a field whose value has a wrong type. The message begins with `source`, the file
+    or option of the configuration. A UserError that the block raises gets the same beginning, unless `source` is
+    "--config", because its message then already names the option.
     """
     try:
         yield
@@ -262,7 +263,7 @@ def complete(source: object) -> Iterator[None]:
         text = str(error).splitlines()[0]
         if getattr(error, "name", None) and not isinstance(found, ConfigDict):
             if not isinstance(found, _PLAIN):
-                raise  # A fault of the program: the object is no value of a configuration.
+                raise  # A fault of the program, not of a configuration's value.
             raise UserError(
                 f"{source} is not a configuration of this program: a field has a value of a wrong type"
                 f" ({raised(error)}); correct the field or choose another configuration"
@@ -276,7 +277,7 @@ def complete(source: object) -> Iterator[None]:
 
 
 def check_paper(file: str, config: ConfigDict, program: str) -> None:
-    """Raises a UserError if a configuration, loaded from `file`, is for another paper than `program`, "PAPER.NAME"."""
+    """Raises a UserError if the configuration from `file` names another paper than that of `program`, "PAPER.NAME"."""
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
@@ -293,7 +294,7 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str], prefix: str = "--config.") -> None:
-    """Applies overrides, each `prefix` and "a.b=VALUE", to `config`. For the errors see `override`.
+    """Applies overrides to `config`. Each is `prefix`, followed by "a.b=VALUE". For the errors see `override`.
 
     Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """
@@ -317,31 +318,32 @@ def parse(
       (configuration with the overrides of the command line, all other options).
 
     Raises:
-      UserError: the command line is wrong, the configuration cannot be loaded or is for another paper, or the bucket
-        of the workdir cannot be read.
+      UserError: the command line is wrong, the configuration cannot be loaded or is for another paper, or
+        `open_folder` cannot open the workdir.
     """
     parser = parser_for(program)
     parser.add_argument(
         "--config",
         required=True,
         metavar="FILE[:ARG]",
-        help="configuration file; ':tiny' is a small run without a download",
+        help="configuration file and its argument; the argument 'tiny' is a small run without a download",
     )
     parser.add_argument(
         "--workdir",
         metavar="DIR",
-        help="folder of checkpoints, curves and summary, also gs://BUCKET/DIR or s3://BUCKET/DIR (default: runs/NAME)",
+        help="folder of checkpoints, curves and summary, also gs://BUCKET/DIR or s3://BUCKET/DIR (default: a folder in"
+        " runs/ with the name of the configuration file and its argument)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print parameters, first batch, memory and FLOPs of a step without training",
+        help="print the parameters, the first batch, and memory and FLOPs of a step; train nothing",
     )
     parser.add_argument(
         "--profile",
         default="",
         metavar="FIRST:LAST",
-        help="write a trace of these steps to the workdir, for xprof or TensorBoard",
+        help="write a trace of the steps FIRST to LAST to the workdir, for xprof or TensorBoard",
     )
     for flag, text in (flags or {}).items():
         parser.add_argument(flag, action="store_true", help=text)

@@ -37,14 +37,14 @@ def check(condition: bool, message: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the text of an exception in one line, at most 300 characters; its type if the text is empty."""
+    """Returns the first 300 characters of an exception's text in one line; the name of its type if it has no text."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def missing_package(what: str, package: str, error: ImportError, otherwise: str) -> UserError:
-    """Returns a UserError: `what` needs a package, and the import of the package has raised `error`.
+    """Returns a UserError that says that `what` needs a package, whose import has raised `error`.
 
-    `otherwise` describes an alternative to the package, for the message.
+    `otherwise` describes an alternative to installing the package, for the message.
     """
     return UserError(
         f"{what} needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U {package};"
@@ -61,9 +61,9 @@ def named(error: Exception) -> str:
 def place_of(error: Exception) -> str:
     """Returns the place in a user's code that has raised an exception, "FUNCTION (FILE, line N)".
 
-    The place is the innermost line outside of site-packages and of the standard library; "FILE, line N" if this line is
-    outside of a function. Returns "" if the line is in importlib or in the file that catches the exception: then the
-    user's code is missing, or does not accept the arguments.
+    The place is the innermost line outside of site-packages and of the standard library, or the line of a SyntaxError;
+    "FILE, line N" if this line is outside of a function. Returns "" if the line is in importlib or in the file that
+    catches the exception: then the user's code is missing, or does not accept the arguments.
     """
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}, line {error.lineno}"
@@ -77,7 +77,7 @@ def place_of(error: Exception) -> str:
 
 
 def raised(error: Exception) -> str:
-    """Returns "TYPE in FUNCTION (FILE, line N): TEXT" of an exception of a user's code; see `place_of`."""
+    """Returns "TYPE in PLACE: TEXT" of an exception of a user's code. PLACE (`place_of`) and TEXT may be missing."""
     kind, place = type(error).__name__, place_of(error)
     text = error.msg if isinstance(error, SyntaxError) else reason_of(error)
     return kind + f" in {place}" * bool(place) + f": {text}" * (text != kind)

@@ -1,6 +1,6 @@
 """Trains the runs of a paper's tables, figures and claims, and reuses finished runs.
 
-A case is one experiment of a paper, such as a model at one depth. Each case has one run per seed.
+A case is one experiment, such as a model at one depth. It has one run for each seed; a sweep adds further runs.
 """
 
 import itertools
@@ -32,17 +32,14 @@ from common.train.task import Task
 from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
-"""Name of a file in the workdir of a finished run: the configuration that the suite requested for this run.
-
-A suite reuses the run only if it requests the same configuration again (`ExperimentSuite.fit_all`).
-"""
+"""File in the workdir of a finished run with the configuration that the suite requested. See `fit_all` for its use."""
 
 
 class Side(NamedTuple):
     """One of the two cases that a claim compares.
 
     Attributes:
-      name: name of the case. Sides with equal experiments have equal names. "" if the options exclude the case.
+      name: name of the case, equal for equal experiments. "" if this scale or the options exclude the case.
       experiment: function from a seed to the configuration of the run; None if `name` is "".
       missing: reason why the case cannot be trained at this scale or with these options; "" if it can be trained.
     """
@@ -79,7 +76,7 @@ def _run_name(case: str, seed: int, point: Point) -> str:
 
 
 def _best(tried: Sequence[tuple[Point, Run]]) -> tuple[Point, Run]:
-    """Returns the pair of grid point and run with the best validation value."""
+    """Returns the pair (grid point, run) with the best validation value."""
     order = max if tried[0][1].curve.mode == "max" else min
     return order(tried, key=lambda one: one[1].curve.best.value)
 
@@ -92,7 +89,7 @@ def _number_first(text: str) -> tuple[bool, float | str]:
 def parse_fields(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
     """Parses the values of an option, each FIELD=VALUE, to {configuration field "a.b": value as text}.
 
-    A field may begin with "config." or "--config.". For the arguments and the errors see `parse_pairs`. Also raises a
+    A field may begin with "config." or "--config.". For the arguments and other errors see `parse_pairs`. Raises a
     UserError for the field `seed`.
     """
     names = [text.removeprefix("--").removeprefix("config.") for text in texts]
@@ -124,7 +121,7 @@ def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ExperimentSuite:
-    """The experiments of a paper at one scale. Each paper has a subclass with its configurations.
+    """The experiments of a paper at one scale. Each paper has a subclass that makes its configurations.
 
     Attributes:
       scale: name of a preset of model and data sizes, such as "tiny".
@@ -168,7 +165,7 @@ class ExperimentSuite:
         return config
 
     def check_not_overridden(self, names: Iterable[str], reason: str) -> None:
-        """Raises a UserError if the command line overrides one of the fields `names`, which the suite sets."""
+        """Raises a UserError if the command line overrides one of the fields `names`. `reason` ends the message."""
         fixed = tuple(f"--config.{name}=" for name in names)
         given = [text for text in self.fields if text.startswith(fixed)]
         check(not given, f"leave out {' and '.join(given)}, because {reason}")
@@ -180,7 +177,7 @@ class ExperimentSuite:
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
         """Trains the missing runs and returns {case: runs, one for each seed}.
 
-        With a `sweep`, every case is first trained at each point of the grid, with seed 1 and without the test split.
+        With a `sweep`, every case is first trained at each point of its grid, with seed 1 and without the test split.
         All seeds of a case then use the point with the best validation value. The table `sweep` lists all points.
         """
         points: dict[str, Point] = self._tune(cases) if self.sweep else {name: {} for name in cases}
@@ -242,10 +239,10 @@ class ExperimentSuite:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
         A run is finished if its workdir has a summary, and REQUESTED_CONFIG with the same configuration, apart from the
-        paths that `portable` removes. A run that was requested with `eval.test` is also finished for the same
-        configuration without `eval.test`. If the workdir still has checkpoints, the summary must also be newer than the
-        data files, the user's data module and the pretrained weights. If the workdir has no checkpoints, fields that
-        the code has gained since the run may be missing in REQUESTED_CONFIG, unless the command line sets them.
+        paths that `portable` removes, and from `eval.test` if the new configuration sets `eval.test` to False. If the
+        workdir still has checkpoints, the summary must also be newer than the data files, the user's data module and
+        the pretrained weights. If the workdir has no checkpoints, fields that the code has gained since the run may be
+        missing in REQUESTED_CONFIG, unless the command line sets them.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -280,17 +277,15 @@ class ExperimentSuite:
         return read_json_if(workdir / SUMMARY, bool)
 
     def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains or resumes runs, {name: configuration}, in turns of `turns` steps. Returns {name: summary}.
+        """Trains or resumes runs, {name: configuration}, in turns if `turns` is above 0. Returns {name: summary}.
 
         Raises:
-          UserError: a workdir has a summary that cannot be reused and no checkpoints, or preparing or training a run
-            fails.
-          Preempted: a signal stopped the runs (see `common.train.loop.fit_in_turns`).
+          UserError: a workdir has a summary that cannot be reused and no checkpoints. Also raises the errors of
+            `prepare` and `common.train.loop.fit_in_turns`.
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():
-            # In a sweep, only runs at the chosen grid point have test results. If a run at this point has a summary
-            # without test results, and no checkpoints, it is trained again to be tested.
+            # Do not refuse a run at the chosen point of a sweep that only lacks test results: it is trained again.
             check(
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()
@@ -338,7 +333,7 @@ class ExperimentSuite:
         """Prints and writes the table `claims`: the verdict of every claim of a paper.
 
         Args:
-          only_kept: train nothing and read no data; a case without finished runs counts as missing.
+          only_kept: train nothing and read no data; a case without tested runs (`kept`) counts as missing.
         """
         claims = read_claims(paper)
         names = dict.fromkeys(s for one in claims if one.kind == "runs" for s in (one.a, one.b))
@@ -358,18 +353,18 @@ class ExperimentSuite:
         print(NOTE)
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Prints a table and writes it as CSV and Markdown."""
+        """Prints a table, and writes the table to `out` as CSV and Markdown."""
         publish(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Writes a long table as CSV only, without printing it."""
+        """Writes a table to `out` as CSV only, and prints nothing. For long tables."""
         write_csv(self.out / f"{name}.csv", columns, rows)
 
 
 def portable(config: dict) -> dict:
-    """Removes paths that differ between machines from a configuration in JSON, in place, and returns it.
+    """Removes `data.cache_dir`, and the parent folders in `data.source` and `pretrained`, from a JSON configuration.
 
-    These are `data.cache_dir`, and the parent folders in `data.source` and `pretrained`.
+    These paths differ between machines. Changes `config` in place and returns `config`.
     """
     config["data"]["source"] = portable_source(config["data"]["source"])
     config["data"].pop("cache_dir", None)
@@ -387,8 +382,8 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
       name: a metric that every evaluation logs.
 
     Raises:
-      UserError: `metrics.jsonl` is missing or damaged, or its evaluations, except evaluations whose objective was not
-        finite, are not at the steps of the run's validation curve.
+      UserError: `metrics.jsonl` is missing or damaged, or its evaluations with a finite objective are not at the steps
+        of the run's validation curve.
     """
     logged = [
         {key: math.nan if value is None else value for key, value in m.items()}

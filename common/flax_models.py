@@ -29,13 +29,13 @@ whole model.
 
 
 def change_parts(model: Any, change: Change) -> Any:
-    """Replaces every part (module or variable) of a model by the result of `change` for the part.
+    """Replaces every part (module or variable) of a model, in place, by the result of `change` for the part.
 
     Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for parts that a
     replacement adds.
 
     Returns:
-      The model, or its replacement.
+      The model, or the result of `change` for the whole model.
 
     Raises:
       UserError: the model is not an NNX module, variable, list or dictionary, or a replaced part is in a tuple.
@@ -111,7 +111,7 @@ def floating(x: ArrayLike) -> jax.Array:
 
 
 def frozen(variable: nnx.Variable) -> Frozen:
-    """Returns a Frozen variable with the value and the metadata of `variable`, marked as not drawn from a seed."""
+    """Returns a Frozen variable with the value and the metadata of `variable`, marked as loaded (see `Frozen`)."""
     return Frozen.from_metadata(variable.get_value(), variable.get_metadata() | {"draw": None})
 
 
@@ -135,9 +135,9 @@ class KernelAxes:
     """The axes of a kernel of any number of dimensions, in a linear layer that maps x to y.
 
     Attributes:
-      batch: kernel axes that are also axes of x and of y.
-      inputs: kernel axes that are also axes of x; the layer sums over these axes.
-      outputs: kernel axes that are also axes of y.
+      batch: kernel axes that are axes of both x and y.
+      inputs: kernel axes that are axes of x but not of y; the layer sums over these axes.
+      outputs: kernel axes that are axes of y but not of x.
       equation: the layer as an einsum "x,kernel->y"; "" if the batch axes of x and y are their first axes, and the
         outputs are the last axes of y.
       contracted: axes of x that the layer sums over; unused if `equation` is given.
@@ -156,7 +156,7 @@ class KernelAxes:
         )
 
     def to_matrices(self, kernel: jax.Array) -> jax.Array:
-        """Reshapes a kernel to matrices (batch, M, N): M is the size of its input axes, N of its output axes."""
+        """Reshapes a kernel to (batch, M, N): the products of the sizes of its batch, input and output axes."""
         order = self.batch + self.inputs + self.outputs
         sizes = [math.prod(sizes) for sizes in self.shapes(kernel.shape)]
         return kernel.transpose(order).reshape(sizes)
@@ -187,7 +187,7 @@ def kernel_axes(layer: Any) -> KernelAxes | None:
 
 
 def check_unstacked(layer: nnx.Module, axes: KernelAxes) -> None:
-    """Raises a UserError unless a layer's kernel has as many dimensions as `axes`; `nnx.vmap` adds a dimension."""
+    """Raises a UserError unless a layer's kernel has one dimension for each of `axes`; `nnx.vmap` adds a dimension."""
     ndim, expected = layer.kernel.ndim, len(axes.batch + axes.inputs + axes.outputs)
     check(
         ndim == expected,

@@ -16,7 +16,10 @@ ORTHOGONAL = ("orthogonal", 1.0)
 def variables_below(
     module: nnx.Module, kind: type[nnx.Variable]
 ) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
-    """Yields (path, submodule, variable) for each variable of type `kind`. The caller may replace the variable."""
+    """Yields (path, submodule, variable) for each attribute of a submodule that is a variable of type `kind`.
+
+    The caller may replace the variable.
+    """
     for path, part in list(nnx.iter_modules(module)):
         for name, variable in list(vars(part).items()):
             if isinstance(variable, kind):
@@ -29,7 +32,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
     The initializers are specs of the function `draw`, and come from the method `frozen_init()` of each submodule.
 
     Args:
-      matrix: the initializer of kernels, which replaces the spec ("matrix",) that `frozen_init()` returns for kernels.
+      matrix: the initializer that replaces the spec ("matrix",), which `frozen_init()` returns for kernels.
 
     Raises:
       ValueError: a submodule has no initializer for one of its parameters.

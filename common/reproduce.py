@@ -39,7 +39,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
         "--seeds",
         type=int_arg("--seeds"),
         default=1,
-        help="runs of each case, with seeds 1, 2, ...",
+        help="number of seeds of each case; the seeds are 1, 2, ... (default: 1)",
     )
     parser.add_argument(
         "--out",
@@ -57,7 +57,7 @@ def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Parses the values NAME=PATH of an option to {name: path as text}.
 
-    Raises a UserError if a value is malformed, or its name is repeated or is not one of `names`.
+    Raises a UserError if a value is malformed, or if a name is repeated or is not in `names`.
     """
     form = f"NAME=PATH, where NAME is one of {', '.join(names)}"
     values = parse_pairs(f"{option}=", texts, form)
@@ -120,7 +120,7 @@ def reproduce(
     parser: ArgumentParser,
     own: Callable[[Namespace], dict[str, Any]],
 ) -> None:
-    """Trains the missing runs of the target that the command line names, and writes its table or figure.
+    """Trains the missing runs of the target that the command line names, and writes the target's table or figure.
 
     Calls the target's function with the paper's `ExperimentSuite`. For the target `claims`, calls the suite's method
     `claims`. With --dry-run (if the parser has this option), calls `PAPER.costs.show` instead.

@@ -28,7 +28,7 @@ RULES: dict[str, tuple[str, ...]] = {
 
 
 def backend() -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of the current mesh (`jax.set_mesh`), else JAX's default backend.
+    """Returns the platform of the current mesh (`jax.set_mesh`), or without a mesh JAX's default backend.
 
     The two differ if a program compiles for devices that this machine lacks.
     """
@@ -42,7 +42,7 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     CPUs and GPUs keep the order of `devices`. TPUs are placed by `jax.experimental.mesh_utils`, which makes a mesh axis
     a ring of neighbours if the torus of the slice allows such a ring. If the tensor axis would then span several
     processes, the TPUs of each slice keep JAX's order instead. With several TPU slices, only the data axis is split
-    over slices, so only the gradients cross the data-centre network, once per step.
+    over slices, so the gradients cross the data-centre network only once per step.
 
     Args:
       sizes: size of each mesh axis, 1 if missing. One size may be -1: this axis takes all remaining devices.
@@ -50,8 +50,8 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
 
     Raises:
       UserError: a size is invalid, the product of the sizes is not the number of devices, the data axis is not a
-        multiple of the number of slices, or the tensor axis spans several processes (not allowed, because each process
-        feeds whole rows of a batch).
+        multiple of the number of TPU slices, or the tensor axis spans several processes (each process feeds whole rows
+        of a batch).
     """
     devices = jax.devices() if devices is None else devices
     shape = [int(sizes.get(axis, 1)) for axis in MESH_AXES]
@@ -195,9 +195,9 @@ def batch_shard() -> jax.Array | None:
 
 
 def sum_over_batch(values: Any) -> Any:
-    """Sums values that each shard of the batch has computed from its own rows. Returns the totals over all shards.
+    """Returns the sums over all shards of the batch of values that each shard has computed from its own rows.
 
-    Outside of `jax.shard_map`, returns `values` unchanged, because they already belong to the global batch.
+    Outside of `jax.shard_map`, returns `values` unchanged, because they were computed from the global batch.
     """
     axes = _manual_batch_axes()
     return jax.lax.psum(values, axes) if axes else values

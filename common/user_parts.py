@@ -19,7 +19,7 @@ from common.errors import UserError, check, place_of, raised, reason_of
 
 
 class Option(NamedTuple):
-    """A configuration field that only one part reads. An option named "a.b" is the field b of the group a.
+    """A configuration field that a part adds. An option named "a.b" is the field b of the group a.
 
     Attributes:
       minimum: smallest valid value; None for no minimum.
@@ -133,12 +133,12 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
 def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
     """Context manager that turns any exception of a user's code into a UserError.
 
-    The message names function, file and line of the user's code, unless the exception is a ValueError.
+    The message names the function, file and line that `place_of` finds. For a ValueError, it has only the text.
 
     Args:
       option: command-line option that names the user's object, for the error message.
       kind: type of the object, such as a dataclass with the field `options`; None if the object has no options.
-      fields: name of the configuration that the object reads, such as "model", for the error message.
+      fields: configuration group that the object reads, such as "model", for the error message.
     """
     try:
         yield

@@ -25,7 +25,7 @@ class Frozen(nnx.Variable):
 
 @dataclass(frozen=True)
 class AbstractModel:
-    """A model without values.
+    """The graph and the variables of a model. The variables have no values if `abstract` has made the model.
 
     Attributes:
       graphdef: graph of the model.
@@ -89,7 +89,7 @@ def abstract(build: Callable[[ParamKeys], nnx.Module]) -> AbstractModel:
 
 
 def count(abstract_model: AbstractModel) -> dict[str, int]:
-    """Returns {"trainable": n, "frozen": n, "total": n}, the numbers of parameters."""
+    """Returns the numbers of parameters, as a dictionary with the keys "trainable", "frozen" and "total"."""
     kinds = abstract_model.trainable, abstract_model.frozen
     trainable, frozen = (sum(map(_size, variables.values())) for variables in kinds)
     return {"trainable": trainable, "frozen": frozen, "total": trainable + frozen}
