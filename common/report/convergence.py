@@ -32,13 +32,13 @@ PERCENTS = (95, 99, 100)
 class Convergence:
     """The validation curves of groups of runs up to one horizon. All runs have the same metric.
 
-    The first computation raises a UserError if the horizon is not a finite number above 0, or is before the first
-    validation of a run, or if some but not all curves end at 0 on the axis.
+    Every method raises a UserError if the horizon is invalid or before the first validation of a run, or if some but
+    not all curves end at 0 on the axis.
 
     Attributes:
       groups: the groups. Lists of values have the order [group][run].
-      axis: x-axis of the curves, AUCCs and times.
-      horizon: end of the curves, see `Horizon`.
+      axis: x-axis of the curves, AUCCs and times; see `Axis`.
+      horizon: end of the curves; see `Horizon`.
     """
 
     groups: Sequence[Group]
@@ -57,8 +57,8 @@ class Convergence:
         empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
         check(
             len(empty) in (0, len(runs)),
-            f"the runs cannot be compared on the axis {self.axis}, because some have no {self.axis}: choose another"
-            f" --axis, or leave out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
+            f"the runs cannot be compared on the axis {self.axis}, because some runs have no {self.axis}: choose"
+            f" another --axis, or leave out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
         )
         named = {"longest": max(ends), "shortest": min(ends)}
         end = named.get(self.horizon, self.horizon)
@@ -96,7 +96,7 @@ class Convergence:
         return [[aucc(c, self.axis, end, held) for c in group.curves] for group in self.groups]
 
     def normalised_areas(self) -> list[list[float]]:
-        """Returns the AUCC of each run, divided by the largest AUCC of all runs; NaN if the largest AUCC is 0."""
+        """Returns the AUCC of each run, divided by the largest AUCC of all runs; only NaN if the largest is 0."""
         areas = self.areas()
         largest = max(map(max, areas)) or math.nan
         return [[area / largest for area in some] for some in areas]
@@ -109,7 +109,7 @@ class Convergence:
         If the metric is minimised, 95 % of the best value 2 is 2 / 0.95 (`common.metrics.aucc.reaching`).
 
         Args:
-          percents: percentages of the best value.
+          percents: percentages of the best value, each above 0 and at most 100.
           reference: "own" if 100 % is the best value of the same run, "all" if 100 % is the best value of all runs.
 
         Returns:
@@ -159,8 +159,9 @@ class Convergence:
     def time_table(self, reference: Literal["own", "all"] = "own") -> Table:
         """Returns a table of the points at which runs reach PERCENTS of the best value: a row for each group.
 
-        Each percentage has two columns: the position of the point on the axis, and the metric there. The cells are mean
-        ± standard deviation over the runs that reach the percentage. For `reference` see `times`.
+        Each percentage has two columns: the position of the point on the axis, and the metric at this point. The cells
+        are mean ± standard deviation over the runs of the group that reach the percentage, or "never" if no run reaches
+        it. For `reference` see `times`.
         """
         groups = self.times(reference=reference)
         scale, unit, _ = units(self.axis, self.end)
@@ -191,7 +192,7 @@ class Convergence:
         The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value,
         and of the best value of all runs; None if the run does not reach the percentage.
 
-        Raises the error of `Run.test`.
+        Also raises the error of `Run.test`.
         """
         best, areas, shares = self.best(), self.areas(), self.normalised_areas()
         own, of_all = self.times(), self.times(reference="all")

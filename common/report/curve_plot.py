@@ -22,7 +22,7 @@ _PREFIXES = " kMGTPEZY"
 
 
 def plot_curve(curves: Mapping[str, Curve], path: str | Path) -> None:
-    """Writes a figure of validation curves to a PNG file (`curve_figure`). `curves` maps names to curves."""
+    """Writes the figure of `curve_figure` over training seconds to a PNG file. `curves` maps names to curves."""
     figure = curve_figure({name: [curve] for name, curve in curves.items()})
     figure.savefig(path, format="png")
 
@@ -40,7 +40,7 @@ def curve_figure(
     Args:
       curves: name -> one curve for each seed.
       axis: the quantity on the x-axis; "seconds" is shown in seconds, minutes or hours.
-      horizon: end of the x-axis in units of `axis`. None takes the end of the longest curve.
+      horizon: end of the x-axis in units of `axis`. None takes the last point of the longest curve.
 
     Raises:
       UserError: `curves` or a curve is empty, the metrics differ, the horizon is not a finite number above 0, or the
@@ -110,9 +110,10 @@ def curve_figure(
 
 
 def units(axis: Axis, end: float) -> tuple[float, str, str]:
-    """Returns (scale, unit, label) for an axis from 0 to `end`, which is in seconds, hours, steps or FLOPs.
+    """Returns (scale, unit, label) for an axis from 0 to `end`, a value on the axis.
 
-    Axis values divided by the scale are in the unit. For example, the scale 3600 converts seconds to the unit "h".
+    Values on the axis, divided by the scale, are in the unit. For example, the scale 3600 converts seconds to the unit
+    "h".
     """
     match axis:
         case "seconds":
@@ -133,6 +134,6 @@ def shown_name(curve: Curve) -> str:
 
 
 def area_unit(curve: Curve, unit: str) -> str:
-    """Returns the unit of the area under a curve: the curve's metric times `unit`, the unit of the x-axis."""
+    """Returns the unit of the area under a curve, such as "BLEU·h": its metric times `unit`, the unit of the x-axis."""
     name = shown_name(curve)
     return f"({name})·{unit}" if " " in name else f"{name}·{unit}"

@@ -19,7 +19,7 @@ _LABELS = {"updatable": "trained layers", "total": "layers, including frozen lay
 
 
 def curves_figure(convergence: Convergence) -> "Figure":
-    """Returns a figure of validation curves with a mean line for each group, see `curve_figure`."""
+    """Returns a figure of validation curves with a mean line for each group; see `curve_figure`."""
     curves = {group.name: group.curves for group in convergence.groups}
     return curve_figure(curves, convergence.axis, convergence.end or None)
 
@@ -27,7 +27,7 @@ def curves_figure(convergence: Convergence) -> "Figure":
 def layers_figure(
     convergence: Convergence, x: Literal["updatable", "total"] = "updatable"
 ) -> "Figure":
-    """Returns a figure of normalised AUCC and test metric over the number of layers, as in Figures 1 and 8 to 10.
+    """Returns a figure of AUCC / largest AUCC and test metric against the number of layers (Figures 1 and 8 to 10).
 
     Error bars are standard deviations over seeds. Groups with equal `Group.line` share a line.
 
@@ -36,7 +36,7 @@ def layers_figure(
         `common.report.groups.Layers`.
 
     Raises:
-      UserError: a run has no number of layers or no test metric, or `x` or the horizon is invalid.
+      UserError: a run has no number of layers or no test metric, `x` is invalid, or `Convergence` raises an error.
     """
     check(x in _LABELS, f"x must be updatable or total, not {x!r}")
     groups = convergence.groups

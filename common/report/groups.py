@@ -24,8 +24,7 @@ IGNORED = (
     "train.log_steps",
     "pretrained",  # Each seed may start from another pretraining run.
 )
-"""Configuration fields that may differ between the runs of one group: the seed, the pretraining run, and fields without
-effect on results.
+"""Configuration fields that may differ between the runs of one group.
 
 A name that ends in a dot, "a.", stands for all fields of `a`.
 """
@@ -52,7 +51,7 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with equal devices and configurations, except for fields such as the seed (IGNORED).
+    """Runs of one case, such as its seeds. `groups` requires equal devices and configurations, except for IGNORED.
 
     Attributes:
       name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and the
@@ -76,8 +75,8 @@ class Group:
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """Returns the layers of the model of a configuration; None if their number is unknown.
 
-    Calls the function `PAPER.layers.layers_of` of the run's paper. Without this function, the number of layers is
-    `model.encoder_layers` or, if this field is missing, `model.layers`; all layers count as trained.
+    Calls the function `PAPER.layers.layers_of` of the configuration's paper. Without this function, the number of
+    layers is `model.encoder_layers` or, if this field is missing, `model.layers`; all layers count as trained.
     """
     # Runs from before the commit a3ffa8f (22 November 2026) have no field `paper`. Count their layers as in the paper
     # "reservoir".
@@ -136,8 +135,8 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
         two groups would have the same name, each group is named by its whole argument.
 
     Raises:
-      UserError: an argument cannot be loaded (`load_group`), the metrics differ, or a group has a run twice or two runs
-        with the same seed (other than None).
+      UserError: `arguments` is empty, an argument cannot be loaded (`load_group`), the metrics differ, or a group has a
+        run twice or two runs with the same seed (other than None).
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
@@ -202,8 +201,8 @@ def _others(
 ) -> list[list[str]]:
     """Returns for each group the settings, as "name value", that distinguish the group from groups with equal layers.
 
-    Omits a setting if the settings before it already distinguish the same groups. Settings with text values come before
-    all other settings.
+    Adds a setting only if it distinguishes groups that the settings before it do not. Settings with text values come
+    before all other settings.
     """
     known = [(stack,) for stack in layers]
     fields = _differing(settings)

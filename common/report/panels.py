@@ -14,7 +14,7 @@ def panels(count: int, width: float = 5.2, height: float = 4.2) -> tuple[Any, np
     Does not use pyplot, which would keep the figure in memory and choose a backend.
 
     Args:
-      width, height: size of a panel in inches.
+      width, height: size of one panel in inches.
     """
     from matplotlib.figure import Figure
 

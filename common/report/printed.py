@@ -7,10 +7,10 @@ from importlib.resources import files
 def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Returns the rows of a printed table as a dictionary.
 
-    A key is the first `keys` cells of a row, and its value is all other cells of the row.
+    The first `keys` cells of a row are a key of the dictionary. All other cells of the row are its value.
 
     Args:
-      table: name of the table, such as "table1".
+      table: name of the file without ".csv", such as "table1".
     """
     return {tuple(row[:keys]): tuple(row[keys:]) for row in _read(paper, table)[1:]}
 

@@ -22,8 +22,8 @@ from common.storage.folders import output
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
     """Parses the values of --margin, each METRIC=NUMBER, to {metric: margin of equivalence}.
 
-    Raises a UserError if a value is malformed, a metric is unknown or has two margins, or a margin is negative or not
-    finite.
+    Raises a UserError if a value is malformed, a metric is unknown or has two margins, or a margin is not a finite
+    number of at least 0.
     """
     texts = parse_pairs("--margin=", options, "METRIC=NUMBER, such as bleu=0.5")
     margins = {metric: float_or_text(text) for metric, text in texts.items()}
@@ -53,8 +53,8 @@ def write(
       reference: see `Convergence.times`.
 
     Raises:
-      UserError: the runs cannot be compared, a run has no test value, the horizon or the reference is invalid, or
-        `margins` has a metric by which the runs are not compared.
+      UserError: `against_first`, `Convergence` or `Run.test` raises an error, the reference is invalid, or `margins`
+        has a metric by which the runs are not compared.
     """
     comparisons = against_first(compared, margins)
     known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}
@@ -96,18 +96,18 @@ def write(
 def against_first(
     compared: Sequence[Group], margins: Mapping[str, float]
 ) -> list[tuple[Group, Comparison]]:
-    """Compares every group with the first group in every metric, with Holm's correction over all comparisons.
+    """Compares each other group with the first group in each metric (`compare`), with Holm's correction (`correct`).
 
     Args:
       margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
 
     Returns:
-      A pair (group, comparison) for each metric and each group except the first.
+      A pair (group, comparison) for each group except the first, and each metric that `compare` returns for it.
 
     Raises:
       UserError: a run is twice in a group, or in the first group and in another group; two runs of a group have the
-        same seed; the test examples, the metrics or the data of two groups differ; a run's predictions are damaged; or
-        a margin is negative or not finite.
+        same seed (other than None); the test examples, the metrics or the data of two runs differ; a run's predictions
+        are damaged; or a margin is not a finite number of at least 0.
     """
     first, *others = compared
     for group in others:
@@ -123,7 +123,7 @@ def against_first(
 
 
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if the configurations of two groups name different data, and a run has no predictions.
+    """Raises a UserError if a run has no predictions, and the configurations of the two groups name different data.
 
     If all runs have predictions, `compare` checks that the test examples are the same.
     """

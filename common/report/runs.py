@@ -28,7 +28,7 @@ class Run:
     """A finished run.
 
     Attributes:
-      name: name of the folder, of the wandb run, or of a copied summary file without its ending.
+      name: name of the run's folder, of the wandb run, or of a copied summary file without the ending ".json".
       summary: contents of `summary.json`.
       curve: the validation curve, with at least one point.
       folder: folder that may contain predictions: the workdir, or the download folder of a wandb run. None if the run
@@ -78,22 +78,22 @@ class Run:
 
     @property
     def test(self) -> float:
-        """Value of the objective on the test split, for the best checkpoint.
+        """Value of the validation curve's metric on the test split.
 
         Raises:
           UserError: the summary has no number for this value.
         """
         value = self.summary["test"].get(self.curve.name)
         missing = (
-            f"the run {self.place} has no number as test {self.curve.name} in its {SUMMARY}: leave out this run, or"
-            " train with --config.eval.test=true"
+            f"the run {self.place} has no value of {self.curve.name} on the test split in its {SUMMARY}: leave out this"
+            " run, or train with --config.eval.test=true"
         )
         check(isinstance(value, int | float), missing)
         return value
 
 
 def check_distinct(*groups: Sequence[Run]) -> None:
-    """Raises a UserError if a run is given twice, or if two runs of a group have the same seed (other than None)."""
+    """Raises a UserError if two runs have the same folder, or two runs of a group the same seed (other than None)."""
     folders = set()
     for group in groups:
         for run in group:
@@ -118,10 +118,10 @@ def portable_source(source: str) -> str:
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
-    """Returns whether training seconds can be compared across groups.
+    """Returns whether all groups took turns with each other, so that their training seconds can be compared.
 
-    Returns True if all runs took turns on a machine (`timing` is "turns"), and the runs of every group have the same
-    `sessions` as the runs of the first group. Runs with equal `sessions` took turns with each other.
+    This requires that all runs took turns on a machine (`timing` is "turns"), and that the runs of every group have the
+    same `sessions` as the runs of the first group.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
@@ -135,7 +135,7 @@ def run_of(
     """Makes a `Run` from the content of a `summary.json`.
 
     Args:
-      source: origin of the summary, for error messages. None means `name`.
+      source: file or wandb run of the summary, for error messages. None means `name`.
       folder: see `Run.folder`.
 
     Raises:
@@ -172,7 +172,7 @@ def load_local(*paths: str | Path) -> list[Run]:
     the names of skipped runs to stderr.
 
     Args:
-      paths: each path is the folder of a run, a folder of several runs, or a summary file.
+      paths: each is the folder of a run, a folder that contains the folders of several runs, or a summary file.
 
     Raises:
       UserError: a path is missing or has no finished run, a summary is damaged or cannot be read, or no run has a test
@@ -202,7 +202,8 @@ def load_group(argument: str) -> list[Run]:
         "wandb:ENTITY/PROJECT[:GROUP]".
 
     Raises:
-      UserError: no file matches the glob, or `load_local`, `load_wandb` or `open_folder` raises an error.
+      UserError: an address names no folder of a bucket, no file matches the glob, or `load_local`, `load_wandb` or
+        `open_folder` raises an error.
     """
     kind, _, place = argument.partition(":")
     if kind == "wandb":
@@ -272,7 +273,7 @@ def read_run(file: Path) -> Run:
 
 
 def _tell(message: str, names: Sequence[str]) -> None:
-    """Prints the names of skipped runs to stderr."""
+    """Prints `message` and the names of skipped runs to stderr; nothing if no run is skipped."""
     if names:
         print(f"{message}: {', '.join(names)}", file=sys.stderr)
 
@@ -282,7 +283,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
 
     Args:
       project: "ENTITY/PROJECT".
-      filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}. None: all runs.
+      filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
 
     Raises:
       UserError: the project is malformed or unknown, wandb cannot be reached, no matching run has finished, or a
@@ -324,7 +325,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Runs from before the commit 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a
-            # missing file, because wandb does not document the exception for a missing file.
+            # Runs from before commit 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a missing
+            # file, because wandb does not document the exception for a missing file.
             return None
     return folder

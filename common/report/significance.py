@@ -38,7 +38,7 @@ RESAMPLES = 1000
 """Number of bootstrap resamples of the test set."""
 
 _AT_ONCE = 100
-"""Number of bootstrap resamples in one matrix product. Limits the memory for the float copy of `_weights`."""
+"""Number of bootstrap resamples in one matrix product. Limits the memory for the float copy of `_counts`."""
 
 MOST_SEEDS = 100
 """Maximum number of seeds, in the group with fewer seeds, that `Comparison.more_seeds` considers."""
@@ -55,7 +55,7 @@ MARGINS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of one metric for one group of runs.
+    """Values of one metric for the runs of one group.
 
     Attributes:
       values: one value for each run. For a count without noise, such as the number of parameters, a single value: the
@@ -86,7 +86,7 @@ class Sample:
         """The part of `seed_variance` that the finite test set causes.
 
         This is the mean over runs of the bootstrap variance of (metric of the run - mean metric of all runs), times
-        R / (R - 1) for R runs. It is 0 without `resampled_RB`, for a single run, and if `seedless`.
+        R / (R - 1) for R runs. The value is 0 without `resampled_RB`, for a single run, and if `seedless`.
         """
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
@@ -124,7 +124,7 @@ class Comparison:
 
     @property
     def noise(self) -> str:
-        """The sources of noise that the interval covers, such as "seeds, test examples"; "nothing" for counts."""
+        """The sources of noise that the interval covers, such as "seeds, test examples"; "nothing" without noise."""
         sources = [] if self.a.seedless and self.b.seedless else ["seeds"]
         sources += [] if self.a.resampled_RB is None else ["test examples"]
         return ", ".join(sources) or "nothing"
@@ -165,7 +165,7 @@ class Comparison:
 
     @property
     def p_values(self) -> tuple[float, float]:
-        """Uncorrected p-values of two hypotheses: A - B is 0, and A - B is outside of the margin.
+        """Uncorrected p-values of two null hypotheses: A - B is 0, and |A - B| is at least the margin.
 
         The first p-value is below 0.05 if and only if the interval excludes 0. The second is below 0.05 if and only if
         the interval lies within the margin. Both are NaN if `half_width` is NaN.
@@ -205,9 +205,9 @@ class Comparison:
         """Number of additional seeds per group that would decide the comparison.
 
         Assumes that means and variances stay the same. Applies Holm's correction of the smallest p-value, which is the
-        largest correction. None if MOST_SEEDS seeds would not decide the comparison either, so that only a larger test
-        set or a wider margin helps. If a group with randomness has a single seed, its variance is unknown: the result
-        is then the number of seeds that this group lacks to reach LEAST_SEEDS.
+        largest correction. None if MOST_SEEDS seeds would not decide the comparison either. If a group with randomness
+        has a single seed, its variance is unknown: the result is then the number of seeds that this group lacks to
+        reach LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -272,15 +272,15 @@ def compare(
     Omits test metrics if a run has no predictions, because their noise is then unknown. Omits the test loss and
     perplexity of translations if the runs split the references into different numbers of tokens. The metric "mean
     METRIC over AXIS" is the AUCC up to the end of the shortest curve, divided by this end. Compares seconds only if the
-    runs took turns on the machine (`runs_alternated`). All intervals cover the noise of seeds. Only the intervals of
-    test metrics also cover the noise of test examples.
+    runs took turns on the machine (`runs_alternated`). Intervals cover the noise of seeds. Only the intervals of test
+    metrics also cover the noise of test examples.
 
     Args:
       margins: metric -> margin of equivalence.
 
     Raises:
-      UserError: the groups have different test examples or metrics, a run's predictions are damaged, or a margin is
-        negative or not finite.
+      UserError: two runs have different test examples or metrics, a run's predictions are damaged, or a margin is not a
+        finite number of at least 0.
     """
     for name, margin in margins.items():
         check_number(f"the margin of {name}", margin)
@@ -304,7 +304,7 @@ def compare(
 def sample_of(
     group: Sequence[Run], values: Sequence[float], resampled_RB: np.ndarray | None = None
 ) -> Sample:
-    """Returns the `Sample` of `values`, one value for each run of `group`. It is seedless if no run has a seed."""
+    """Returns the `Sample` of `values`, one for each run of `group`. The sample is seedless if no run has a seed."""
     return Sample(tuple(values), all(run.seed is None for run in group), resampled_RB)
 
 
@@ -375,21 +375,21 @@ def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
     """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}. All runs share resamples."""
-    weights_BE = _weights(len(predicted[0]), resamples)
+    counts_BE = _counts(len(predicted[0]), resamples)
     found = []
     for one in predicted:
         statistics_ES = one.statistics
         starts = range(0, resamples, _AT_ONCE)
-        sums = [weights_BE[n : n + _AT_ONCE].astype(float) @ statistics_ES for n in starts]
+        sums = [counts_BE[n : n + _AT_ONCE].astype(float) @ statistics_ES for n in starts]
         found.append(one.measure(np.concatenate(sums)))
     return found
 
 
 @lru_cache(maxsize=1)
-def _weights(count: int, resamples: int) -> np.ndarray:
+def _counts(examples: int, resamples: int) -> np.ndarray:
     """Returns how often each resample contains each example, (B, E) uint16. The random seed is fixed."""
     generator = np.random.default_rng(0)
-    weights_BE = np.empty((resamples, count), np.uint16)
-    for weights_E in weights_BE:
-        weights_E[:] = np.bincount(generator.integers(0, count, count), minlength=count)
-    return weights_BE
+    counts_BE = np.empty((resamples, examples), np.uint16)
+    for counts_E in counts_BE:
+        counts_E[:] = np.bincount(generator.integers(0, examples, examples), minlength=examples)
+    return counts_BE

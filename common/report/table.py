@@ -25,7 +25,7 @@ class Table(NamedTuple):
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns an aligned Markdown table. Columns of numbers are right-aligned.
+    """Returns an aligned Markdown table. Columns whose filled cells begin with numbers are right-aligned.
 
     Integers get thousands separators. Floats get two decimals, or four significant digits if their absolute value is
     below 1 (except 0) or at least a million. None becomes an empty cell.

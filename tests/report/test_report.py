@@ -222,7 +222,7 @@ def test_seedless_runs_make_a_group(tmp_path, report):
     [
         ({"params": {}}, "params is {}, without the numbers trainable and total"),
         ({"timing": "alone"}, "timing is 'alone', not"),
-        ({"test": {"accuracy": "60"}}, "the run a has no number as test accuracy"),
+        ({"test": {"accuracy": "60"}}, "the run a has no value of accuracy on the test split"),
     ],
 )
 def test_damaged_summary_field_raises_one_line_error(fields, complaint, tmp_path, report):

@@ -113,7 +113,7 @@ def test_unfinished_runs_of_a_folder_are_named(tmp_path, capsys):
 
 def test_missing_test_score_raises_user_error(tmp_path):
     path = write(tmp_path / "x.json", summary([1.0]) | {"test": {"loss": 1.0}})
-    with pytest.raises(UserError, match="run x has no number as test bleu"):
+    with pytest.raises(UserError, match="run x has no value of bleu on the test split"):
         _ = load_local(path)[0].test
 
 
