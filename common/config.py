@@ -277,7 +277,7 @@ def complete(source: object) -> Iterator[None]:
 
 
 def check_paper(file: str, config: ConfigDict, program: str) -> None:
-    """Raises a UserError if the configuration from `file` names another paper than that of `program`, "PAPER.NAME"."""
+    """Raises a UserError if the configuration from `file` names another paper than `program`, "PAPER.NAME", does."""
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),

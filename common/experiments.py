@@ -1,6 +1,6 @@
 """Trains the runs of a paper's tables, figures and claims, and reuses finished runs.
 
-A case is one experiment, such as a model at one depth. It has one run for each seed; a sweep adds further runs.
+A case is one experiment, such as a model at one depth. Each case has one run for each seed; a sweep adds runs.
 """
 
 import itertools

@@ -133,7 +133,7 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
 def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
     """Context manager that turns any exception of a user's code into a UserError.
 
-    The message names the function, file and line that `place_of` finds. For a ValueError, it has only the text.
+    The message names the function, file and line that `place_of` finds; for a ValueError, only its text.
 
     Args:
       option: command-line option that names the user's object, for the error message.

@@ -96,7 +96,7 @@ class Convergence:
         return [[aucc(c, self.axis, end, held) for c in group.curves] for group in self.groups]
 
     def normalised_areas(self) -> list[list[float]]:
-        """Returns the AUCC of each run, divided by the largest AUCC of all runs; only NaN if the largest is 0."""
+        """Returns the AUCC of each run, divided by the largest AUCC of all runs; all NaN if the largest AUCC is 0."""
         areas = self.areas()
         largest = max(map(max, areas)) or math.nan
         return [[area / largest for area in some] for some in areas]

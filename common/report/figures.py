@@ -27,9 +27,10 @@ def curves_figure(convergence: Convergence) -> "Figure":
 def layers_figure(
     convergence: Convergence, x: Literal["updatable", "total"] = "updatable"
 ) -> "Figure":
-    """Returns a figure of AUCC / largest AUCC and test metric against the number of layers (Figures 1 and 8 to 10).
+    """Returns a figure of AUCC and test metric against the number of layers, as in Figures 1 and 8 to 10.
 
-    Error bars are standard deviations over seeds. Groups with equal `Group.line` share a line.
+    The AUCC is divided by the largest AUCC of all runs. Error bars are standard deviations over seeds. Groups with
+    equal `Group.line` share a line.
 
     Args:
       x: the x-axis counts trained layers ("updatable", Figure 1) or also frozen layers ("total", Figures 8 to 10); see

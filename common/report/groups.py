@@ -51,7 +51,7 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one case, such as its seeds. `groups` requires equal devices and configurations, except for IGNORED.
+    """Runs of one case with different seeds. `groups` requires equal devices and configurations, except for IGNORED.
 
     Attributes:
       name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and the
