@@ -61,9 +61,9 @@ def named(error: Exception) -> str:
 def place_of(error: Exception) -> str:
     """Returns the place in a user's code that has raised an exception, "FUNCTION (FILE, line N)".
 
-    The place is the innermost line outside of site-packages and of the standard library, or the line of a SyntaxError;
-    "FILE, line N" if this line is outside of a function. Returns "" if the line is in importlib or in the file that
-    catches the exception: then the user's code is missing, or does not accept the arguments.
+    The place is the innermost line outside of site-packages and of the standard library; "FILE, line N" if this line is
+    outside of a function, and for a SyntaxError. Returns "" if the line is in importlib or in the file that catches the
+    exception: then the user's code is missing, or does not accept the arguments.
     """
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}, line {error.lineno}"

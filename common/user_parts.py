@@ -1,6 +1,6 @@
 """A user's parts: their import by name, "module:attribute", their options, and error messages for their exceptions.
 
-A part, such as a kind of layer or a method of fine-tuning, is an instance of a dataclass that a package defines.
+A part, such as a kind of layer or a method of fine-tuning, is an instance of a dataclass that a paper defines.
 Configurations import this module, so this module must not import JAX.
 """
 

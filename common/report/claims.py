@@ -42,11 +42,11 @@ class Claim:
 
     Attributes:
       section: section, table or figure of the paper.
-      claim: the claim in our words.
+      claim: the claim in the words of this project.
       metric: a metric of `common.report.significance.compare` or of RESOURCES; may be "" if the evidence is not "runs".
       a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`. Like `metric`, may be "".
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
-      printed: the numbers that the paper prints.
+      printed: numbers that the paper prints for this claim; may be "".
       evidence: "runs", "confirmed: TEST", "refuted: TEST", "observed: TEST", or "plan: OPTIONS".
     """
 
@@ -91,11 +91,13 @@ def read(paper: str) -> list[Claim]:
         check_choice(f"{where}: evidence", claim.kind, ("runs", *_TESTED, "plan"))
         needed = ("metric", "a", "b") if claim.kind == "runs" else ("source",)
         empty = [name for name in ("id", "section", "claim", *needed) if not getattr(claim, name)]
+        named = {"source": "the text after the colon of the evidence"}
+        listed = " and ".join(named.get(name, name) for name in empty)
+        check(not empty, f"{where}: {listed} must not be empty")
         check(
-            not empty,
-            f"{where}: {' and '.join(empty)} must not be empty (source: the text after the colon of the evidence)",
+            claim.id not in claims,
+            f"{where}: the id {claim.id} is used twice: rename one of the two claims",
         )
-        check(claim.id not in claims, f"{where}: the id {claim.id} is used twice: rename one")
         claims[claim.id] = claim
     return list(claims.values())
 
@@ -163,7 +165,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     )
     check(
         claim.metric in by_metric,
-        f"claim {claim.id} in {CLAIMS}: its runs cannot be compared in {claim.metric}; choose one of"
+        f"claim {claim.id} in {CLAIMS}: its runs cannot be compared by {claim.metric}; choose one of"
         f" {', '.join([*by_metric, *RESOURCES])}",
     )
     return by_metric[claim.metric]

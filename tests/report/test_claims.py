@@ -51,7 +51,7 @@ def test_read_claims(paper):
         ("c1,3,x,m,a,b,faster,,runs", "line 2: direction"),
         ("c1,3,x,m,a,b,better,,hearsay", "line 2: evidence"),
         ("c1,3,x,m,a,,better,,runs", "line 2: b must not be empty"),
-        ("c1,3,x,,,,better,,refuted", "line 2: source must not be empty"),
+        ("c1,3,x,,,,better,,refuted", "line 2: the text after the colon of the evidence"),
         ("c1,3,,m,a,b,better,,runs", "line 2: claim must not be empty"),
         ("c1,3,x,m,a,b,better,runs", "line 2: the row must have 9 cells, got 8"),
         (f"{RUNS}\n{RUNS}", "line 3: the id c1 is used twice"),
@@ -129,7 +129,7 @@ def test_holm_correction_over_all_claims():
 def test_unknown_metric_error_lists_known_metrics():
     with pytest.raises(
         UserError,
-        match=r"claim c in claims.csv: its runs cannot be compared in rouge; choose one of best valid",
+        match=r"claim c in claims.csv: its runs cannot be compared by rouge; choose one of best valid",
     ):
         find([claim(metric="rouge")], GROUPS, {})
     with pytest.raises(
