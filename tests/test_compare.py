@@ -75,8 +75,8 @@ def test_a_case_has_its_own_file_and_fields(tmp_path: Path) -> None:
         ([], "at least two cases"),
         ([["a"]], "at least two cases"),
         ([["a"], ["a"]], "two cases have this name"),
-        ([["a/b"], ["c"]], "the name becomes a folder name"),
-        ([["model.width=3"], ["c"]], "the name becomes a folder name"),
+        ([["a/b"], ["c"]], "the name becomes part of a folder name"),
+        ([["model.width=3"], ["c"]], "the name becomes part of a folder name"),
         ([["a", "width"], ["b"]], "--case a width must be FIELD=VALUE"),
         ([["a", "=3"], ["b"]], "must be FIELD=VALUE"),
         (
