@@ -43,11 +43,14 @@ def curve_figure(
       horizon: end of the x-axis in units of `axis`. None takes the last point of the longest curve.
 
     Raises:
-      UserError: `curves` or a curve is empty, the metrics differ, the horizon is not a finite number above 0, or the
-        horizon is before the first point of a curve.
+      UserError: `curves` is empty, a name has no curve, a curve has no points, the metrics differ, the axis is unknown,
+        or the horizon is not a finite number above 0 or is before the first point of a curve.
     """
+    check(
+        bool(curves) and all(curves.values()),
+        "there are no curves to plot: give at least one curve for each name",
+    )
     flat = [curve for seeds in curves.values() for curve in seeds]
-    check(bool(flat), "there are no curves to plot: give at least one curve")
     kinds = {(curve.name, curve.mode) for curve in flat}
     metrics = ", ".join(f"{name} ({mode})" for name, mode in sorted(kinds))
     check(

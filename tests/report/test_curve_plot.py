@@ -99,6 +99,8 @@ def test_invalid_arguments_raise_user_errors(tmp_path):
     with pytest.raises(UserError, match="no curves"):
         plot_curve({}, tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
+    with pytest.raises(UserError, match="no curves to plot: give at least one curve for each name"):
+        curve_figure({"run": [curve([1.0])], "other": []})
     with pytest.raises(UserError, match="no validation points"):
         figure_of({"run": curve([])})
     with pytest.raises(UserError, match="run has no validation points up to the horizon 1 "):
