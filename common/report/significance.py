@@ -374,7 +374,7 @@ def shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}. All runs share resamples."""
+    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}, the same for all runs."""
     counts_BE = _counts(len(predicted[0]), resamples)
     found = []
     for one in predicted:
