@@ -1,8 +1,9 @@
 """Times generation of byte language models against PyTorch: python -m benchmarks.gmlp
 
-The models have width 512, hidden 2048, 4 layers and 768 positions, and generate 256 bytes of one text after prompts of
-1 and of 512 bytes. The times include the prefill. Also compares the training steps of our three models of the recipe
-`:fixed,laptop` with each other, in twice as many rounds. `benchmarks.step` compares training steps with PyTorch.
+The models have width 512, hidden 2048, 4 layers and 768 positions (GPT-2: 769), and generate 256 bytes of one text
+after prompts of 1 and of 512 bytes. The times include the prefill. Also compares the training steps of our three models
+of the recipe `:fixed,laptop` with each other, in twice as many rounds. `benchmarks.step` compares training steps with
+PyTorch.
 """
 
 from collections.abc import Callable

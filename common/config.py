@@ -294,7 +294,7 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str], prefix: str = "--config.") -> None:
-    """Applies overrides to `config`. Each is `prefix`, followed by "a.b=VALUE". For the errors see `override`.
+    """Applies overrides to `config`: `fields` has texts "a.b=VALUE" after `prefix`. For the errors see `override`.
 
     Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """

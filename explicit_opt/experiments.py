@@ -82,9 +82,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if self.scale == "tiny":
             config = explicit.tiny_text(config)
         elif self.scale == "laptop":
-            # Adagrad moves a weight by about 0.02 sqrt(steps), so training from random weights (a cold start) needs
-            # many steps: use small batches. The vocabulary is small because the cost of a step is proportional to the
-            # number of weights.
+            # Adagrad moves a weight by about 2 x learning rate x sqrt(steps), so training from random weights (a cold
+            # start) needs many steps: use small batches. The vocabulary is small because the cost of a step is
+            # proportional to the number of weights.
             config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         if self.protocol == "printed":
             values["eval.patience"] = 0

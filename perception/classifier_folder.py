@@ -60,9 +60,9 @@ def _readme(trained: Trained, base: Path | None) -> str:
     separated = pair and trained.tokenizer.separates_pairs
     if trained.config.pool == "authors":
         pooled = "including the states of padding"
-        # The padding is at the end, so causal attention needs no mask for it.
-        before = [_PAD] if trained.shape.causal else [_MASK, _PAD]
-        given += "" if trained.shape.causal else ", attention_mask=mask"
+        # The states of padding are pooled too. No position attends to padding, also not if attention is causal.
+        before = [_MASK, _PAD]
+        given += ", attention_mask=mask"
     if separated and has_segments(trained.config, trained.shape):
         before.append(_PAD_TYPES)
         given += ", token_type_ids=torch.tensor([types])"

@@ -209,7 +209,8 @@ def main() -> None:
         classes, thresholds = model.names, model.thresholds
     else:
         classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, run)
-    answers = Answers(label, classes, options.top, ranked, thresholds)
+    # Lines of text have no column names, so the name of the run's label cannot collide with other names.
+    answers = Answers("label" if ranked else label, classes, options.top, ranked, thresholds)
     count = 0
     if options.input:
         # Read the whole file once, so that an invalid row raises an error before the network is loaded.

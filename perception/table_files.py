@@ -13,7 +13,7 @@ from common.errors import UserError, check, file_error, missing_package
 from common.storage.addresses import shown
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Endings of the files with tables of named columns. Each may be followed by .gz."""
+"""File name extensions of tables with named columns. Each may be followed by .gz."""
 
 DELIMITERS = ",;\t|"
 """Candidate delimiters of a CSV file. The delimiter that splits the header into the most columns is used."""

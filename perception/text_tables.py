@@ -35,7 +35,7 @@ from perception.table_files import (
 )
 
 LINES = ".txt"
-"""Ending of a file with one text, or two texts separated by a tab, on each line. May be followed by .gz."""
+"""File name extension of plain text, with one text or a tab-separated pair on each line. May be followed by .gz."""
 
 Record = tuple[str, Mapping[str, Any]]
 """Location of a row for error messages, such as "FILE line N", and the fields of the row."""

@@ -174,7 +174,8 @@ def _check(options: Namespace, fields: list[str]) -> None:
     )
     check(
         bool(options.data or options.config),
-        "no data: use --data=FILE, or --config=FILE and --config.data.source=files:DIR",
+        "--data and --config are missing: use --data=TABLE, or --config=configs/perception.py:laptop with"
+        " --config.data.source=files:DIR",
     )
     taken = ("--config.dataset", *(f"--config.data.{name}" for name in DATA_FIELDS))
     both = [field for field in fields if options.data and field.startswith(taken)]

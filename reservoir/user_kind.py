@@ -33,7 +33,10 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
 
     def make(rngs: variables.ParamKeys) -> nnx.Module:
         block = build(rngs=rngs)
-        check(isinstance(block, nnx.Module), f"build must return a Block, got {block!r:.80}")
+        check(
+            isinstance(block, nnx.Module),
+            f"build must return a common.model.block.Block, got {block!r:.80}",
+        )
         return block
 
     def expect(method: str, output: object, positions: int) -> None:
@@ -50,9 +53,11 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
             cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
             block.prefill(x_BLD, cache, context)
             found = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
+            several = isinstance(found, tuple | list)
             check(
-                isinstance(found, tuple | list) and len(found) == 2,
-                f"step must return the pair (output, cache) in the {stack}, got {described(found)}",
+                several and len(found) == 2,
+                f"step must return the pair (output, cache), got {described(found)}"
+                + (f" of {len(found)} elements" if several else ""),
             )
             expect("step", found[0], 1)
 

@@ -51,7 +51,7 @@ def open_records(
         case "import":
             return _user_records(source, splits, optional)
     raise UserError(
-        f"--config.data.source={source} must be files:DIR, tfds:NAME, hf:NAME, embedded:NAME or"
+        f"--config.data.source={source} must be files:DIR, files:FILE, tfds:NAME, hf:NAME, embedded:NAME or"
         " import:MODULE:FUNCTION"
     )
 

@@ -66,5 +66,9 @@ class Losses(Predictions):
         return {f"{self.unit}s": f"{self.weights_E[example]:.0f}", "nats each": f"{share:.3f}"}
 
     @property
+    def cost_unit(self) -> str:
+        return f"nats per {self.unit}"
+
+    @property
     def costs_E(self) -> np.ndarray:
         return self.nats_E / np.maximum(self.weights_E, 1)

@@ -69,7 +69,7 @@ class Predictions(ABC):
 
     @property
     def costs_E(self) -> np.ndarray:
-        """Cost of each example in `cost_unit`.
+        """Cost of each example in `cost_unit`; by default its loss `nats_E`.
 
         `common.report --examples` sorts examples by the absolute difference between the costs of two runs.
         """

@@ -380,7 +380,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns {part: {name: shape and dtype}} of a checkpoint. A part is "trainable", "optimizer" or "frozen"."""
+    """Returns {part: tree of shapes and dtypes} of a checkpoint. Raises a ValueError if the list is damaged."""
     with ocp.StandardCheckpointer() as reader:
         found = reader.metadata(path / "state").item_metadata
         if found is None:

@@ -30,8 +30,8 @@ def train(
       show: function (summary, workdir) that prints the summary.
       program: name of the program in `python -m PAPER.PROGRAM`.
       module: name of the paper's module with the function `prepare`, which returns configuration and task. The module
-        may also have a function `ended`, which returns the summary of an ended run without reading data, and None for
-        any other run.
+        may also have a function `ended`, which returns the summary of an ended run without reading data, or None if the
+        run has not ended or the summary cannot be used again.
       download: function that downloads the pretrained model of the configuration, for the option --download. None if
         the program does not have this option.
     """

@@ -130,7 +130,7 @@ def gathering(
     shardings: Sequence[Mapping[str, NamedSharding]],
     scattered: Mapping[str, str],
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
-    """Returns stand-ins for the trainable values, and a function that builds the model from the stand-ins.
+    """Returns stand-ins, the arrays to differentiate by, and a function that builds the model from the stand-ins.
 
     The model gathers each parameter over fsdp whenever it reads the parameter. Call `gathering` inside the function
     that `local_sums` runs.
@@ -142,10 +142,10 @@ def gathering(
         gradients.
 
     Returns:
-      (stand-ins, build). A stand-in is an array of zeros; the model reads the gathered parameter instead. A stand-in in
-      `scattered` has the shape of the shard. If fsdp splits the parameter of such a stand-in, the gradient is this
-      device's shard of the sum over fsdp. The gradient of any other stand-in is the gradient of the whole parameter,
-      summed over the rows of this device.
+      (stand-ins, build) with stand-ins {path: array of zeros}. The model reads the gathered parameter in place of the
+      zeros. If the path is in `scattered`, the stand-in has the shape of this device's shard, and if fsdp splits the
+      parameter, its gradient is this device's shard of the gradient summed over fsdp. All other stand-ins have the
+      shape of the whole parameter, and their gradients are sums over the rows of this device.
     """
     shards, shardings = trainable | frozen, {**shardings[0], **shardings[1]}
     stand_ins, constants = (

@@ -154,7 +154,8 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data("files:nowhere"))
     with pytest.raises(
-        UserError, match=r"must be files:DIR, tfds:NAME, hf:NAME, embedded:NAME or import:"
+        UserError,
+        match=r"must be files:DIR, files:FILE, tfds:NAME, hf:NAME, embedded:NAME or import:",
     ):
         load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"choose one of embedded:python, embedded:python_pairs"):

@@ -309,6 +309,13 @@ def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) ->
     assert (tmp_path / "out.txt").read_text() == first + "\n"
 
 
+def test_label_of_the_run_is_no_column_of_lines(call, monkeypatch, capsys) -> None:
+    columns = classify._columns
+    monkeypatch.setattr(classify, "_columns", lambda *given: (columns(*given)[0], "probability"))
+    call("--top=1", stdin=b"a string")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "option", ["--text=a", "--label=a", "--config.data.fields=a", "--config.data.label=a"]
 )

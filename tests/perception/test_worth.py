@@ -636,7 +636,10 @@ def test_kept_refuses_runs_of_another_program(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "no data: use --data=FILE, or --config=FILE"),
+        (
+            [],
+            "--data and --config are missing: use --data=TABLE, or --config=configs/perception.py",
+        ),
         (["--text=body"], "--text cannot be used without --data=FILE"),
         (["--label=x", "--strict"], "--label and --strict cannot be used without"),
         (["--data=a.csv", "--config.data.source=files:b"], "cannot be combined with --data"),

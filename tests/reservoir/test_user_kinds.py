@@ -208,7 +208,7 @@ def test_options_of_a_users_kind(make_config, user_package):
         (
             "my_package.incomplete:no_pair",
             {"decoder_reservoirs": 1},
-            r"step must return the pair .* in the decoder, got an array of shape \(2, 1, 16\)",
+            r"step must return the pair \(output, cache\), got an array of shape \(2, 1, 16\)",
         ),
         ("my_package.incomplete:number", {}, "is of type int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
