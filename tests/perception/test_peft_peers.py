@@ -31,6 +31,8 @@ pytestmark = pytest.mark.peers
 
 FAMILIES = ("bert", "qwen2", "mistral", "phi")
 TEXT = "The debugger steps to the next line, and then it prints a string."
+SHORT = "A string."
+"""A text shorter than `max_length`, so that it is padded."""
 
 
 def call(*arguments: object) -> None:
@@ -91,13 +93,16 @@ def test_exported_run_has_the_logits_of_the_run(family, pool, trained, monkeypat
     ours = loading.load(workdir)
     (batch,) = ours.batches([[ours.tokenizer.encode([TEXT], 32)[0]]])
     wanted = np.asarray(ours.logits(batch.inputs))[0]
+    (padded,) = ours.batches([[ours.tokenizer.encode([SHORT], 32)[0]]])
+    short = np.asarray(ours.logits(padded.inputs))[0]
     adapter, whole = workdir / "adapter", workdir / "whole"
     call("peft", f"--run={workdir}", f"--out={adapter}")
     call("export", f"--run={workdir}", f"--out={whole}")
     for folder in (adapter, whole):
-        found = logits_of_readme(folder, TEXT, monkeypatch)
-        print(f"{family}, {pool}, {folder.name}: largest error {abs(found - wanted).max():.1e}")
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
+        for text, logits in ((TEXT, wanted), (SHORT, short)):
+            found = logits_of_readme(folder, text, monkeypatch)
+            print(f"{family}, {pool}, {folder.name}: largest error {abs(found - logits).max():.1e}")
+            np.testing.assert_allclose(found, logits, atol=1e-4)
     values = ours.values.trainable
     for name in [n for n in values if n.endswith("lora_b")]:
         values[name] = jnp.zeros_like(values[name])

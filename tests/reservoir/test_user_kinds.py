@@ -199,7 +199,11 @@ def test_options_of_a_users_kind(make_config, user_package):
             {"decoder_reservoirs": 1},
             "NotImplementedError in cache",
         ),
-        ("my_package.incomplete:no_block", {}, r"build must return a Block, got \[\]$"),
+        (
+            "my_package.incomplete:no_block",
+            {},
+            r"build must return a common.model.block.Block, got \[\]$",
+        ),
         (
             "my_package.incomplete:no_array",
             {},
