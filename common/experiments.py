@@ -27,8 +27,8 @@ from common.report.table import publish, write_csv
 from common.storage.addresses import shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train.finished import changed
-from common.train.loop import Job, fit_in_turns
 from common.train.task import Task
+from common.train.turns import Job, fit_in_turns
 from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
@@ -130,7 +130,7 @@ class ExperimentSuite:
       out: folder of the tables and figures. The workdirs are in `out`/runs.
       mesh: the device mesh of all runs.
       turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
-        run before it starts the next. See `common.train.loop.fit_in_turns`.
+        run before it starts the next. See `common.train.turns.fit_in_turns`.
       sweep: configuration field "a.b" -> values that `runs` tries for every case.
     """
 
@@ -281,7 +281,7 @@ class ExperimentSuite:
 
         Raises:
           UserError: a workdir has a summary that cannot be reused and no checkpoints. Also raises the errors of
-            `prepare` and `common.train.loop.fit_in_turns`.
+            `prepare` and `common.train.turns.fit_in_turns`.
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():

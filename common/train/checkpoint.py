@@ -127,9 +127,9 @@ class Checkpoints:
         return self._open(kind, **(best if kind == "top" else {}))
 
     def _open(self, kind: str, **options: Any) -> ocp.CheckpointManager:
-        # Threads of several managers, also of several runs (`fit_in_turns`), wait at barriers at the same time. The
-        # prefix gives each manager its own barriers. The prefix contains the name of the workdir instead of its path,
-        # because the path may differ between hosts.
+        # Threads of several managers, also of several runs (`turns`), wait at barriers at the same time. The prefix
+        # gives each manager its own barriers. The prefix contains the name of the workdir instead of its path, because
+        # the path may differ between hosts.
         prefix = f"{self.directory.parent.name}/{kind}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
         if self._copies:  # each process manages its own copy of the folder

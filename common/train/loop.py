@@ -1,17 +1,15 @@
-"""The training loop of all tasks and papers, for one run or for several runs in turns.
+"""The training loop of all tasks and papers.
 
 config -> mesh -> abstract model -> shardings -> initial or restored values -> steps with hooks -> summary
 """
 
 import math
-import random
-import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
@@ -62,14 +60,6 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-class Job(NamedTuple):
-    """A run to be trained."""
-
-    config: ConfigDict
-    task: Task
-    workdir: Path
-
-
 def fit(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: "Profile | None" = None
 ) -> dict:
@@ -85,91 +75,31 @@ def fit(
       UserError: `validate`, `open_run`, `train` or `finish` fails, or the profile traces no step.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
-    (summary,) = fit_in_turns([Job(config, task, workdir)], mesh, profile=profile)
-    return summary
-
-
-def fit_in_turns(
-    jobs: Sequence[Job], mesh: Mesh, turn: int = 0, profile: "Profile | None" = None
-) -> list[dict]:
-    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries (see `fit`).
-
-    In every round, each run trains up to the next multiple of `turn` steps, and then waits for all other runs. Load
-    from other processes thus slows all runs about equally, so their training seconds can be compared. Turns do not
-    change the trained values. If `turn` is 0, each run is trained to its end before the next run starts.
-
-    Args:
-      profile: the steps to trace, if there is one run.
-
-    Raises:
-      UserError: training one of the runs fails (see `fit`). All other runs that have trained a step are saved.
-      Preempted: a signal stopped the runs. All runs that have trained a step are saved.
-    """
     begun = time.perf_counter()
-    for job in jobs:
-        validate(job.config)
-        if profile:
-            profile.check(job.config.train.steps)
+    validate(config)
+    if profile:
+        profile.check(config.train.steps)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         signals = stack.enter_context(Signals())
-        runs = [open_run(*job, mesh, stack, job.workdir.name if turn else "") for job in jobs]
-        open_runs = [run for run in runs if not run.state.stop_reason]
-        kept: list[dict | None] = [None] * len(runs)
-        if len(open_runs) < len(runs):
-            from common.train.finished import kept_summary
-
+        run = open_run(config, task, workdir, mesh, stack)
+        if run.state.stop_reason:
             check(
                 profile is None,
-                f"--profile: the run in {shown(runs[0].workdir)} has ended, so no step can be traced: raise"
+                f"--profile: the run in {shown(workdir)} has ended, so no step can be traced: raise"
                 " --config.train.steps, or choose another --workdir",
             )
-            kept = [kept_summary(run) if run.state.stop_reason else None for run in runs]
-        elif profile:
-            stack.callback(profile.close)
-        steps = [run.step for run in open_runs]
-        # After a kill, runs may resume more than one turn apart. The run that is behind then trains its last turns
-        # alone, so the training seconds of the runs cannot be compared: the session is "alone".
-        together = turn and steps and max(steps) - min(steps) <= turn
-        session = f"turns {secrets.token_hex(4)}" if together else "alone"
-        live = []
-        for run in open_runs:
-            run.state.conditions = run.state.conditions.begin(session, signals)
-            live.append((run, train(run, make_hooks(signals, profile), signals, begun, turn)))
-        _take_turns(live)
-        return [
-            finish(run, signals) if summary is None else summary
-            for run, summary in zip(runs, kept, strict=True)
-        ]
+            from common.train.finished import kept_summary
 
-
-def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
-    """Trains every run to its end, in turns.
-
-    Shuffles the runs in every round. With a fixed order, periodic load could always slow the same run.
-    """
-    order = random.Random(0)
-    failure: Exception | None = None
-    try:
-        while live:
-            for run, steps in tuple(live):
-                live.remove((run, steps))
-                if next(steps, "ended") is None:
-                    live.append((run, steps))
-            order.shuffle(live)
-    except (Preempted, UserError) as error:
-        failure = error
-    # Save the runs here, not in the `except` block, where saving would fail (see `checkpoint.unless_failing`).
-    if failure:
-        for run, _ in live:
-            if run.step:
-                run.save()
-                run.checkpoints.wait()
-        if isinstance(failure, Preempted) and live:
-            runs = "the run" if len(live) == 1 else f"the {len(live)} runs"
-            others = f"{failure}, and {runs} that took turns with it"
-            failure = Preempted(failure.number, others)
-        raise failure
+            if (summary := kept_summary(run)) is not None:
+                return summary
+        else:
+            run.state.conditions = run.state.conditions.begin("alone", signals)
+            if profile:
+                stack.callback(profile.close)
+            for _ in train(run, make_hooks(signals, profile), signals, begun):
+                pass
+        return finish(run, signals)
 
 
 def make_hooks(signals: Signals, profile: "Profile | None" = None) -> list[Hook]:

@@ -15,7 +15,8 @@ from common.errors import Preempted, UserError
 from common.runtime.signals import Signals
 from common.train import conditions as conditions_module
 from common.train.conditions import Conditions
-from common.train.loop import Job, fit, fit_in_turns
+from common.train.loop import fit
+from common.train.turns import Job, fit_in_turns
 from tests.train import toy
 
 

@@ -27,8 +27,9 @@ from common.runtime import processes, program
 from common.sharding import make_mesh
 from common.train import agreement, ahead, checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
-from common.train.loop import Job, fit, fit_in_turns
+from common.train.loop import fit
 from common.train.state import Step
+from common.train.turns import Job, fit_in_turns
 from common.train.workdir import lock_workdir
 from tests.train import toy
 
