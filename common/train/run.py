@@ -37,8 +37,8 @@ class Run:
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
       stopping: whether the loop ends after the current step.
       tracker, progress: metrics files and progress bar of process 0; None on all other processes.
-      startup_seconds: seconds from the call of `loop.fit` or `turns.fit_in_turns` to the end of the run's first step in this process;
-        0 until then.
+      startup_seconds: seconds from the call of `loop.fit` or `turns.fit_in_turns` to the end of the run's first step in
+        this process; 0 until then.
     """
 
     config: ConfigDict
