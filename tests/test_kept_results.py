@@ -152,6 +152,32 @@ def test_table_of_encoders_has_the_numbers_of_its_kept_runs(row):
     assert f"| {' | '.join([row, *expected])} |" in page
 
 
+LONGER = {
+    "plain, 6 layers": "iwslt_6_transformer_seed1_learning_rate=2e-3",
+    "T: 2 of 6 layers frozen": "iwslt_6_t_reservoir_seed1_learning_rate=4e-3",
+    "FFN: 2 of 6 frozen, without attention": "iwslt_6_ffn_reservoir_seed1_learning_rate=4e-3",
+    "plain, 4 layers": "iwslt_4_transformer_seed1_learning_rate=4e-3",
+}
+"""Rows of the table of 800 and 2,400 steps in results/reservoir/README.md, and names of their kept runs."""
+
+
+def test_table_of_longer_training_has_the_numbers_of_its_kept_runs():
+    def summary(length: str, row: str) -> dict:
+        folder = RESULTS / "reservoir" / length / "runs" / LONGER[row]
+        return json.loads((folder / "summary.json").read_text())
+
+    page = (RESULTS / "reservoir/README.md").read_text()
+    for row, name in LONGER.items():
+        cells = [row, name.rpartition("=")[2]]
+        for length in ("laptop", "longer"):
+            plain, own = (summary(length, r)["test"]["bleu"] for r in ("plain, 6 layers", row))
+            cells += [f"{own:.2f}", f"{own - plain:+.2f}" if own != plain else ""]
+        metrics = (RESULTS / "reservoir/longer/runs" / name / "metrics.jsonl").open()
+        cells.append(f"{min(json.loads(line)['valid/loss'] for line in metrics):.3f}")
+        cells.append(f"{summary('longer', row)['flops'] / 1e12:.1f}")
+        assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page
+
+
 def _spread(values: list[float], digits: int) -> str:
     return f"{np.mean(values):,.{digits}f} ± {np.std(values, ddof=1):,.{digits}f}"
 
