@@ -42,7 +42,6 @@ def main() -> None:
     from perception import loading
     from perception.classify import BLOCK
     from perception.labelling import Answers, Labeller, Network
-    from perception.loading import AHEAD
     from perception.text_tables import open_table
 
     config = recipes.get_config("laptop")
@@ -74,9 +73,11 @@ def main() -> None:
 
         def bare() -> None:
             running: list[jax.Array] = []
-            for inputs in batches:  # Keep as many batches in flight as `Trained.probabilities_of`.
+            for inputs in (
+                batches
+            ):  # Like `Trained.probabilities_of`, start a batch before waiting for the last one.
                 running.append(trained.logits(inputs))
-                if len(running) > AHEAD:
+                if len(running) > 1:
                     running.pop(0).block_until_ready()
             jax.block_until_ready(running)
 

@@ -70,7 +70,7 @@ def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         check(bool(name and equals), f"{option}{text} must be {form}")
-        check(name not in pairs, f"{option}{text}: {name} is given twice; leave out one value")
+        check(name not in pairs, f"{option}{text}: {name} is given twice: give it once, as {form}")
         pairs[name] = value
     return pairs
 

@@ -45,7 +45,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         f"{option}={spec}: {path} is not a Python file; give a file whose name ends in .py",
     )
     try:
-        module = runpy.run_path(path, run_name=f"configs.{Path(path).stem}")
+        # The name of no module of the package configs: a file may import the recipe that has its name.
+        module = runpy.run_path(path, run_name=f"configs.<{Path(path).stem}>")
         check(
             "get_config" in module,
             f'{path} has no function get_config: define get_config(argument=""), which returns a ConfigDict',

@@ -226,6 +226,12 @@ def test_user_configuration_with_its_own_argument(tmp_path):
     assert options.workdir == Path("runs/mine_x_1_y")
 
 
+def test_file_may_import_the_recipe_of_its_name(tmp_path):
+    path = tmp_path / "perception.py"
+    path.write_text("from configs import perception\n\nget_config = perception.get_config\n")
+    assert load(f"{path}:tiny") == load("configs/perception.py:tiny")
+
+
 FILE = """
 from configs import translation
 

@@ -57,8 +57,9 @@ def load(path: Path) -> Predictions:
         if not len(made):
             raise ValueError("it contains no examples")
     except Exception as error:  # Reading a damaged file may raise any exception.
-        # Do not show NumPy's advice to load a file of another format unsafely.
-        fault = ValueError("it is not an .npz file") if "unsafely" in str(error) else error
+        # NumPy advises to load other formats unsafely, and opens a .npy file as an array, which `with` refuses.
+        other = any(words in str(error) for words in ("unsafely", "context manager"))
+        fault = ValueError("it is not an .npz file") if other else error
         raise file_error(shown(path), fault) from error
     with_nan = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(

@@ -309,6 +309,7 @@ def lease_fields(content: bytes) -> dict[str, Any]:
     """
     unknown = {"holder": "an unknown process", "copy": "unknown"}
     try:
-        return unknown | json.loads(content) if content else {"holder": "", "copy": ""}
+        fields = unknown | json.loads(content) if content else {"holder": "", "copy": ""}
+        return fields | {key: float(fields[key]) for key in ("seconds",) if key in fields}
     except (ValueError, TypeError):
         return unknown

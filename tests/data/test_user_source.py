@@ -1,5 +1,6 @@
 """Data from a user's function."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -49,6 +50,10 @@ def broken(split):
 
 def silent(split):
     raise OSError
+
+
+def no_python(split):
+    return ast.literal_eval("[1, 2")
 
 
 def no_json(split):
@@ -144,6 +149,11 @@ def test_source_without_a_function_raises_an_error():
             "silent",
             "train",
             r"fails for split 'train': OSError in silent .*test_user_source.py, line [0-9]*\); correct this function$",
+        ),
+        (
+            "no_python",
+            "train",
+            "fails for split 'train': SyntaxError in no_python .*test_user_source.py, line ",
         ),
         (
             "no_json",

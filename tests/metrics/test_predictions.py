@@ -165,6 +165,12 @@ def archive(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
@@ -176,6 +182,10 @@ def archive(**arrays: np.ndarray) -> bytes:
         (b"", "damaged"),
         (b"PK\x03\x04nothing", "damaged"),
         (b"nothing", "^{path} is damaged: it is not an .npz file; correct or restore the file$"),
+        (
+            npy(np.ones(3)),
+            "^{path} is damaged: it is not an .npz file; correct or restore the file$",
+        ),
         (None, "^cannot read {path}: No such file or directory; correct the path"),
     ],
 )

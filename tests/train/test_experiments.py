@@ -287,7 +287,10 @@ def test_repeated_sweep_trains_nothing(tmp_path):
         (["model.width=8,8"], "a value is given twice"),
         (["optimizer.learning_rate=1e-3,0.001"], "a value is given twice"),
         (["seed=1,2"], "leave out the seed, because --seeds sets the seeds of all cases"),
-        (["a.b=1", "a.b=2"], "--sweep a.b=2: a.b is given twice"),
+        (
+            ["a.b=1", "a.b=2"],
+            "--sweep a.b=2: a.b is given twice: give it once, as FIELD=VALUE,VALUE",
+        ),
     ],
 )
 def test_malformed_sweeps_raise_user_errors(given, complaint):
