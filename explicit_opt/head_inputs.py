@@ -56,8 +56,8 @@ def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.cs
         return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
     check(
         labels.shape[1] > 1 or labels.shape[1] == outputs,
-        f"labels of shape {labels.shape} would be probabilities of fewer than 2 outputs; class indices must have the"
-        f" shape ({examples},)",
+        f"labels of shape {labels.shape} have fewer than 2 columns, but two-dimensional labels have a probability for"
+        f" each output: give class indices of shape ({examples},), or probabilities of at least two outputs",
     )
     check(
         outputs in (None, labels.shape[1]),

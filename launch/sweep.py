@@ -40,13 +40,13 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
 
     Prints a line for each attempt, and the options of the returned estimate.
 
-    For each mesh: if the configured batch size is too large for memory, multiplies `train.accumulate` by the factors in
-    PARTS until the batch size fits or fails for another reason. Otherwise tries the multiples of the batch size in
-    TIMES until one is too large.
+    For each mesh: if the configured batch size is too large for memory, tries each factor in PARTS times the configured
+    `train.accumulate`, until an attempt is not too large. Otherwise tries each factor in TIMES times the batch size,
+    until an attempt is too large.
 
     Raises:
-      UserError: no mesh and batch size can run, the speed of the devices is unknown, or the configuration has none of
-        the fields in `BATCH`.
+      UserError: no combination of mesh and batch size fits, the speed of the devices is unknown, or the configuration
+        has none of the fields in `BATCH`.
     """
     check(
         topology.chip is not None,
@@ -83,9 +83,12 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     if fastest is None:
         closest, cells = min(faults, key=lambda one: getattr(one[0], "missing", math.inf))
         which = "attempt closest to fitting" if isinstance(closest, TooLarge) else "first attempt"
-        names = zip((*MESH_AXES, field, "accumulate"), cells, strict=False)
+        names = zip((*MESH_AXES, field, "train.accumulate"), cells, strict=False)
         tried = ", ".join(f"{name}={cell}" for name, cell in names)
-        raise UserError(f"no mesh and batch size can run; in the {which} ({tried}), {closest}")
+        raise UserError(
+            f"--sweep found no combination of mesh and batch size that fits on --topology={topology.name}; in the"
+            f" {which} ({tried}), {closest}"
+        )
     chosen, configured = flatten(fastest.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in fastest.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")

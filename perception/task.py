@@ -232,7 +232,7 @@ class TextClassification(Classification):
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of data and evaluation.
+    """Checks `data.max_length`, `data.batch`, `data.buckets` and `eval.tokens_per_batch`.
 
     Raises:
       UserError: a field has an invalid value.

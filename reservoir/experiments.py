@@ -130,7 +130,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         other rows. For --depths=LAYERS:0, returns None for all models except the plain transformer.
 
         Raises:
-          UserError: the reservoirs do not fit into the layers, or leave no trained layer.
+          UserError: the reservoirs do not fit into the layers, or are as many as the layers.
         """
         usual = SETTINGS[setting].reservoirs(self.scale, layers)
         given = self.depths.get(layers)
@@ -142,7 +142,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             placement(layers, number if kind != "none" else 0, fields.get("placement", "alternate"))
             check(
                 model == PLAIN or number < layers,
-                f"the number of reservoirs, {number}, leaves no trained layer in the row {model}",
+                f"the number of reservoirs, {number}, must be below the number of layers, {layers}, in the row {model}",
             )
         except ValueError as error:
             option = f"--depths={layers}: " if given is None else f"--depths={layers}:{given}: "

@@ -82,8 +82,8 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     form = "one name" if parts == 1 else "two names, separated by a space"
     check(
         len(names) == parts,
-        f"embedded:{name} needs {parts} text field{'s' * (parts > 1)}, but --config.data.fields={fields!r} names"
-        f" {len(names)} (a|b counts as one): set it to {form}",
+        f"embedded:{name} has {parts} text field{'s' * (parts > 1)}, but --config.data.fields={fields!r} has"
+        f" {len(names)} (alternative names, such as a|b, are one field): set --config.data.fields to {form}",
     )
 
     def records(split: str) -> Iterator[Record]:

@@ -24,7 +24,7 @@ class Fields:
 
     Attributes:
       group: text before the names of fields in error messages, such as "rope_scaling.".
-      names: name of a field in the methods' arguments -> its name in the file, where the two names differ.
+      names: argument `name` of a method -> name of the field in the file, for fields whose two names differ.
     """
 
     path: Path

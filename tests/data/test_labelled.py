@@ -160,7 +160,7 @@ def test_missing_files_fields_and_splits_raise_user_errors(folder):
         load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"choose one of embedded:python, embedded:python_pairs"):
         load_labelled(data("embedded:java"))
-    with pytest.raises(UserError, match="needs 2 text fields"):
+    with pytest.raises(UserError, match="has 2 text fields"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"no file test\.jsonl or .* its files: train, valid"):

@@ -210,8 +210,8 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (np.ones((3, 0)), [0, 1, 0], {}, "at least one feature"),
         (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
         (sparse.csr_array(ROWS * 1j), [0, 1, 0], {}, "features must be an array of real numbers"),
-        (ROWS, [[0], [1], [0]], {}, "class indices must have the shape"),
-        (ROWS, np.ones((3, 0)), {"outputs": 1}, "class indices must have the shape"),
+        (ROWS, [[0], [1], [0]], {}, "have fewer than 2 columns"),
+        (ROWS, np.ones((3, 0)), {"outputs": 1}, "have fewer than 2 columns"),
         (
             ROWS,
             sparse.csr_array(ROWS * 0.5j),

@@ -450,7 +450,9 @@ def test_other_compiler_errors_are_reported_in_one_line(monkeypatch, eight, word
 
 def test_sweep_continues_after_compiler_errors(monkeypatch, capsys, eight: Topology) -> None:
     failing(monkeypatch, OTHER_FAULTS[0])
-    with pytest.raises(UserError, match="no mesh and batch size can run"):
+    with pytest.raises(
+        UserError, match="--sweep found no combination of mesh and batch size that fits"
+    ):
         sweep.best(small(), eight)
     shown = capsys.readouterr().out.splitlines()
     tried = [line.split()[:4] for line in shown if "Ran out of memory in memory space vmem" in line]
@@ -519,7 +521,9 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
 
 def test_sweep_reports_closest_if_nothing_fits(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
-    message = r"no mesh and batch size can run; .* \(data=.*accumulate=\d\), 1 are missing"
+    message = (
+        r"no combination of mesh and batch size .* \(data=.*train.accumulate=\d\), 1 are missing"
+    )
     with pytest.raises(UserError, match=message):
         sweep.best(small(), eight)
 

@@ -279,7 +279,9 @@ def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
-        with pytest.raises(UserError, match="number of reservoirs, 2, leaves no trained layer"):
+        with pytest.raises(
+            UserError, match="number of reservoirs, 2, must be below the number of layers, 2"
+        ):
             fields = {"scale": "laptop", "models": (model,)}
             make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 

@@ -269,7 +269,7 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert too_many in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
     assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")
-    assert "needs 1 text field" in told(reservoirs, **{"data.fields": "premise hypothesis"})
+    assert "has 1 text field" in told(reservoirs, **{"data.fields": "premise hypothesis"})
 
 
 def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, mesh, reservoirs):
