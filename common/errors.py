@@ -65,7 +65,7 @@ def place_of(error: Exception) -> str:
     outside of a function, and for a SyntaxError. Returns "" if the line is in importlib or in the file that catches the
     exception: then the user's code is missing, or does not accept the arguments.
     """
-    # A name such as "<string>" is that of a text that the user's code has compiled.
+    # Code that a user compiles from a string has a filename such as "<string>", which says nothing.
     if isinstance(error, SyntaxError) and error.lineno and not str(error.filename).startswith("<"):
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

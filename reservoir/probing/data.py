@@ -27,8 +27,8 @@ TASKS = {
     "coordination_inversion": "CoordInv",
     "word_content": "WordContent",
 }
-"""Name of a task and of its file, without suffix -> column title in our tables. The titles are those of Table 4 of the
-reservoir paper, which does not have the task word_content."""
+"""Name of a task and of its file, without suffix -> column title in our tables. Table 4 of the reservoir paper has the
+same titles, except word content."""
 
 TABLE_4 = tuple(TASKS)[:9]
 
