@@ -102,10 +102,15 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self._override(config, "mnist", values)
 
     def _override(self, config: ConfigDict, corpus: str, values: dict[str, object]) -> ConfigDict:
-        """Applies the command line's overrides, then `eval.start`, `data` and `values`, to `config`. Returns it."""
+        """Applies the command line's overrides, then `eval.start`, `data` and `values`, to `config`. Returns it.
+
+        Raises a UserError if the command line overrides one of these fields, or an override is invalid.
+        """
         if directory := self.data.get(corpus):
             values["data.source"] = f"files:{shown(directory)}"
-        return self.override(config, **{"eval.start": True, **values})
+        values = {"eval.start": True, **values}
+        self.check_not_overridden(values, "the target or another option sets each such field")
+        return self.override(config, **values)
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
         """Returns the name of a language model's runs, and a function from the seed to the configuration.

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -266,3 +267,10 @@ def test_invalid_options_exit_with_one_line_error(tmp_path, arguments, message):
     program = ["explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
     said = call(*program, code=2)
     assert said.startswith(f"error: {message}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("field", ["start=cold", "eval.start=false", "model.layers=3"])
+def test_override_of_a_field_that_the_target_sets_raises_an_error(suite, field):
+    given = replace(suite, fields=(*suite.fields, f"--config.{field}"))
+    with pytest.raises(UserError, match=f"leave out --config.{field}, because the target"):
+        given.digits(1, "explicit", 1)
