@@ -183,8 +183,6 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
-        marked = {checkpoint_of(path) for path in objects if path.endswith(f"/{_MARKER}")} | {""}
-        objects = {path: found for path, found in objects.items() if checkpoint_of(path) in marked}
         try:
             _update(mirror, objects, {p: s for p, s in mirror.files().items() if wanted(p)}, ours)
             return
@@ -198,12 +196,15 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
 def _update(
     mirror: Mirror, objects: dict[str, Object], files: dict[str, os.stat_result], ours: bool
 ) -> None:
-    for path in sorted(objects, key=order):
+    # Without its marker, a checkpoint was not uploaded completely, so only the local copy may have all files.
+    marked = {checkpoint_of(path) for path in objects if path.endswith(f"/{_MARKER}")} | {""}
+    complete = {path for path in objects if checkpoint_of(path) in marked}
+    for path in sorted(complete, key=order):
         same = mirror.record(path)[:1] == [objects[path].version] and path in files
         if not same or not (ours or mirror.is_uploaded(path, files[path])):
             mirror.download(path, objects[path])
-    for path in files.keys() - objects.keys():
-        if not ours or mirror.record(path):
+    for path in files.keys() - complete:
+        if not ours or (mirror.record(path) and path not in objects):
             mirror.delete_file(path)
 
 

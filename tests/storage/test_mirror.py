@@ -186,6 +186,29 @@ def test_files_not_uploaded_are_kept_if_no_other_machine_has_written(bucket):
     assert contents(other) == contents(folder) and steps_of(other) == [10]
 
 
+def test_checkpoint_whose_upload_was_interrupted_is_kept(bucket, one_store, monkeypatch):
+    folder = open_folder(bucket.address)
+    checkpoint(folder, "latest", 5)
+    upload(folder)
+    checkpoint(folder, "latest", 10)
+    transfer = Mirror.upload
+
+    def lost(self: Mirror, path: str) -> None:
+        if path.endswith(MARK):
+            raise UserError("no connection")
+        transfer(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "upload", lost)
+        with pytest.raises(UserError, match="no connection"):
+            upload(folder)
+    kept = contents(folder)
+    assert contents(open_folder(bucket.address)) == kept and steps_of(folder) == [5, 10]
+    upload(folder)
+    bucket.machine("second")
+    assert contents(open_folder(bucket.address)) == kept
+
+
 def test_files_not_uploaded_are_discarded_if_another_machine_has_written(bucket):
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
