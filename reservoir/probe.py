@@ -18,7 +18,7 @@ def main() -> None:
 
     parser = parser_for("reservoir.probe")
     parser.add_argument(
-        "--workdir", required=True, type=open_folder, metavar="RUN", help="trained run"
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
     )
     parser.add_argument(
         "--data", required=True, type=open_folder, metavar="DIR", help="folder of the probing tasks"
@@ -73,7 +73,7 @@ def main() -> None:
         print(
             f"{task.name}: {count:,} sentences read in {middle - start:.0f} s, classifiers trained"
             f" in {time.monotonic() - middle:.0f} s",
-            *(["(truncated to the model's maximum length:", f"{cut:,})"] if cut else []),
+            *([f"({cut:,} sentences truncated to the model's maximum length)"] if cut else []),
             flush=True,
         )
     with output(out):

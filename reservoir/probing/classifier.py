@@ -110,8 +110,7 @@ def _train(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns validation and test accuracies, (P, J) each, at the evaluation with the best validation accuracy.
 
-    Args:
-      members: (dropout rate, L2 penalty) of the J grid points.
+    `members` are the J grid points, each (dropout rate, L2 penalty).
     """
     layers, rows, width = features["train"].shape
     dropout_J, penalty_J = (jnp.asarray(values) for values in zip(*members, strict=True))
@@ -239,8 +238,6 @@ def _right(values, features_PED, classes_E, order_UB):
 
 @jax.jit
 def _select(condition_PJ: jax.Array, new: Any, old: Any) -> Any:
-    """Returns `new` where the condition holds, else `old`."""
-
     def select(new, old):
         wide = condition_PJ.reshape(*condition_PJ.shape, *(1,) * (new.ndim - 2))
         return jnp.where(wide, new, old)

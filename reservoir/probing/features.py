@@ -92,12 +92,7 @@ class Reader:
         return self._vectors(self.values, batches, len(sentences))["x_EPD"].swapaxes(0, 1)
 
     def _buckets(self) -> list[int]:
-        """Returns bucket lengths: `_FIRST_BUCKET` times powers of 2, then the model's maximum length.
-
-        For a model without a maximum length, returns only `_FIRST_BUCKET`, because `evaluation_batches` adds buckets
-        for longer sentences.
-        """
-        if self.longest is None:
+        if self.longest is None:  # `evaluation_batches` adds buckets for longer sentences.
             return [_FIRST_BUCKET]
         buckets = [_FIRST_BUCKET * 2**n for n in range(self.longest.bit_length())]
         return [*(length for length in buckets if length < self.longest), self.longest]

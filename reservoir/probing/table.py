@@ -14,16 +14,15 @@ CHOICES = ("task", "layer", "kind", "seed", "hidden", "dropout", "l2", "validati
 
 
 class Table:
-    """Trains the probing classifiers of each task, and collects their accuracies in percent."""
+    """Trains the probing classifiers of each task, and collects their accuracies in percent.
+
+    Args:
+      layers: kind of each layer, in the order of the features: "embeddings", then "trained" or "reservoir".
+      seeds: number of training runs of each classifier.
+      grid: a key of `GRIDS`.
+    """
 
     def __init__(self, layers: list[str], seeds: int, grid: str):
-        """Starts an empty table.
-
-        Args:
-          layers: kind of each layer, in the order of the features: "embeddings", then "trained" or "reservoir".
-          seeds: number of training runs of each classifier.
-          grid: a key of `GRIDS`.
-        """
         self._layers, self._seeds, self._grid = layers, seeds, grid
         self._majority: dict[str, float] = {}
         self._probes: dict[str, list[list[Probe]]] = {}
@@ -57,10 +56,7 @@ class Table:
         return rows
 
     def choices(self) -> list[tuple]:
-        """Returns the selected hyperparameters and accuracies as a table with the columns `CHOICES`.
-
-        The table has a row for each task, layer and seed.
-        """
+        """Returns a row per task, layer and seed: the selected hyperparameters and accuracies (columns `CHOICES`)."""
         return [
             (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
             for name, runs in self._probes.items()

@@ -21,8 +21,7 @@ TARGETS = 1000
 """Maximum number of target words of the task word_content."""
 
 PER_TARGET = 100
-"""Determines the number of target words from the number of training sentences: --count / PER_TARGET, but at least 2 and
-at most TARGETS."""
+"""Number of training sentences (--count) per target word. The task has at least 2 and at most TARGETS target words."""
 
 HELD_OUT = 10
 """Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
@@ -151,10 +150,7 @@ def _balanced(
     count: int,
     generator: np.random.Generator,
 ) -> Examples:
-    """Draws examples in random order, with the same number of sentences per label within each split.
-
-    `task` is the name of the task, for error messages.
-    """
+    """Draws examples in random order, with the same number of sentences per label within each split."""
     train = count // len(groups)
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])
