@@ -123,9 +123,7 @@ class MaskedLm(Backskipping, Task):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Masks a batch and returns logits (B, M, V), targets (B, M) and weights (B, M).
 
-        In training, the random key of the step determines the masked tokens, so checkpoints need not store them. With
-        key=None, the id of a row determines its masked tokens. So all evaluations mask the same tokens, whatever the
-        batch size.
+        With key=None, the id of a row determines its masked tokens, so all evaluations mask the same tokens.
         """
         tokens_BL = batch["tokens"]
         if key is None:
@@ -192,5 +190,4 @@ class MaskedLm(Backskipping, Task):
         return splits | {"the tokenizer": self.tokenizer.fingerprint}
 
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

@@ -81,10 +81,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def limited(config: ConfigDict) -> bool:
-    """Returns whether `model.max_length` limits the length of sentences.
-
-    Learned position embeddings and reservoirs with parameters for each position limit the length.
-    """
+    """Returns whether the model has parameters for each position, so that `model.max_length` limits sentences."""
     kind = kinds.find(config.model.reservoir)
     return config.model.positions == "learned" or (kind is not None and kind.fixed_length)
 
@@ -95,10 +92,7 @@ def search_of(config: ConfigDict) -> Search:
 
 
 def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
-    """Returns the beam search of a batch: a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
-
-    `tokens_BT` is the best translation of each sentence.
-    """
+    """Returns the beam search: a function (trainable, frozen, batch) -> (ids_B, best translations `tokens_BT`)."""
 
     def decode(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         model = abstract_model.build(trainable, frozen)
@@ -321,11 +315,6 @@ class Translation(Backskipping, Task):
         return splits | {"the source tokenizer": source, "the target tokenizer": target}
 
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizers.
-
-        Raises:
-          UserError: `save_tokenizer` fails, for example because the run was started with other tokenizers.
-        """
         for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
             save_tokenizer(tokenizer, workdir / name)
 
@@ -341,10 +330,7 @@ def teacher_forcing(
 def _token_losses(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the label-smoothed cross-entropy and the weight of each target token, both (B, T).
-
-    The weight is 1. At padding, the cross-entropy and the weight are 0.
-    """
+    """Returns the label-smoothed cross-entropy and the weight 1 of each target token, both (B, T), and 0 at padding."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != PAD).astype(jnp.float32)
