@@ -46,10 +46,7 @@ class CrossAttention(Attention):
 def attention_block(
     model: ConfigDict, *, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
 ) -> Block:
-    """Returns a block of self-attention, cross-attention if `cross`, and a feed-forward layer.
-
-    The field `attention_dropout` of `model` is optional (default 0).
-    """
+    """Returns a block of self-attention, cross-attention if `cross`, and a feed-forward layer."""
     sizes = model.width, model.heads
     options = {"rngs": rngs, "dropout_rate": model.get("attention_dropout", 0.0)}
     sublayers = [Attention(*sizes, causal=causal, **options)]

@@ -101,10 +101,7 @@ class Rewards(NamedTuple):
 
 
 def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
-    """Returns the rewards for the gradient g of the loss at the output of the reservoirs.
-
-    If g is multiplied by a positive factor, `size` is multiplied by the same factor, and `reward_BL` does not change.
-    """
+    """Returns the rewards for the gradient g of the loss at the output of the reservoirs."""
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
     # Divide by the largest entry first: squares of a small gradient would underflow.
@@ -132,20 +129,14 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (V - R, r). V - R is the value minus the reward, (B, L), and 0 at positions where `g_BLD` is 0.
-
-    r is the root mean square of `g_BLD` over D and over the positions where `g_BLD` is not 0.
-    """
+    """Returns (V - R, r), defined in the module docstring. V - R is (B, L), and 0 at positions where `g_BLD` is 0."""
     reward_BL, valid_BL, size = rewards(g_BLD, rule)
     return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
-    """Returns y. Trains the value V in a step that does not skip the reservoirs.
-
-    Backward: y gets its gradient g unchanged, and V gets the gradient of (R - V)^2, where R is the reward.
-    """
+    """Returns y, in an ordinary step. Backward: y gets its gradient unchanged, and V the gradient of (R - V)^2."""
     return y_BLD
 
 
@@ -165,10 +156,9 @@ def skip(
     noise_BLD: jax.Array,
     value_BL: jax.Array,
 ) -> jax.Array:
-    """Returns y. Replaces the gradient of y in a step that skips the reservoirs.
+    """Returns y, in a skipping step.
 
-    Backward: y gets no gradient, mu gets the REINFORCE gradient, and the value V gets the gradient of (R - V)^2, where
-    R is the reward.
+    Backward: y gets no gradient, mu gets the REINFORCE gradient, and V gets the gradient of (R - V)^2.
     """
     return y_BLD
 
@@ -218,8 +208,7 @@ def estimate(
       key: random key of the noise eps.
       estimator: one of ESTIMATORS.
       value: the value network of the estimator "policy"; None for other estimators.
-      skipping: whether the step skips F. A skipping step does not differentiate F. The estimator "noise" ignores
-        `skipping`.
+      skipping: whether the step skips F, that is, does not differentiate F. Ignored by the estimator "noise".
     """
     if estimator in ("identity", "zero"):
         if not skipping:
@@ -293,11 +282,7 @@ def warmup(config: ConfigDict) -> int:
 
 
 def skips(config: ConfigDict, step: int) -> bool:
-    """Returns whether a step skips the reservoirs, as a function of the seed and the step.
-
-    No step of the warm-up skips the reservoirs. Afterwards the probability of skipping grows (`is_skipping_step`). With
-    an estimator in `NEVER`, no step skips the reservoirs.
-    """
+    """Returns whether a step of a run skips the reservoirs (`is_skipping_step`); False for estimators in `NEVER`."""
     settings = config.model.backskip
     return settings.estimator not in NEVER and is_skipping_step(
         step,
@@ -340,8 +325,7 @@ def is_skipping_step(
     if since < 0:
         return False
     ordinary = anneal**since
-    # `common.data.windows.Crops` draws training crops with the seed (seed, step). With the third element, 1, the random
-    # numbers here do not depend on those of the crops.
+    # The third element, 1, makes this draw independent of `common.data.windows.Crops`, which has the seed (seed, step).
     return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
 
 
@@ -372,12 +356,10 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that a run whose estimator skips reservoirs has at least two steps after its warm-up.
-
-    Warns if the estimator is "policy" and the reward is "signed" in a pre-norm model: this reward is 0 up to rounding.
+    """Checks that a run can skip the reservoirs. Warns if the reward is 0 up to rounding (see the module docstring).
 
     Raises:
-      UserError: a run of this kind has at most one step after its warm-up. (The first of these steps never skips.)
+      UserError: the estimator skips reservoirs, but at most one step follows the warm-up. (This step never skips.)
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     option = "--config.optimizer" if settings.warmup_steps == -1 else name

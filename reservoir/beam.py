@@ -99,11 +99,8 @@ def beam_search(
     def best_continuations(
         logits_XV: jax.Array, at_limit_X: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns log p and ids of the likeliest next tokens of each hypothesis, (X, min(2A, V)) each.
-
-        Leaves out the tokens in `never`. At the length limit, only `eos` is possible. Normalizes only the logits of the
-        returned tokens, which saves an array (X, V).
-        """
+        """Returns log p and ids of the likeliest next tokens of each hypothesis, (X, min(2A, V)) each."""
+        # Normalize only the logits of the returned tokens, which saves an array (X, V).
         normalizer_X1 = jax.nn.logsumexp(logits_XV, axis=-1, keepdims=True)
         # A hypothesis at the length limit of its sentence can only continue with `eos`.
         end_X1 = jnp.where(eos in never, IMPOSSIBLE, logits_XV[:, eos, None])

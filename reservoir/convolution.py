@@ -16,9 +16,8 @@ from common.model.linear import Linear
 class DynamicConvolution(Sublayer):
     """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
 
-    t is a position, h a head and w a tap. Outside the tokens of a sequence, v is 0. The kernel of the convolution is
-    computed from v: a softmax over the taps for each position and head. If W is odd or the layer is causal, the layer
-    equals fairseq's dynamic convolution.
+    t is a position, h a head and w a tap; the softmax is over the taps. Outside the tokens of a sequence, v is 0. If W
+    is odd or the layer is causal, the layer equals fairseq's dynamic convolution.
 
     Args:
       taps: number of taps W.
@@ -28,7 +27,9 @@ class DynamicConvolution(Sublayer):
 
     def __init__(self, width: int, heads: int, taps: int, *, rngs: nnx.Rngs, causal: bool = False):
         if width % heads:
-            raise ValueError(f"width {width} is not divisible by {heads} heads: change one of them")
+            raise ValueError(
+                f"DynamicConvolution: width {width} is not divisible by {heads} heads: change one of them"
+            )
         self.enter = Linear(width, 2 * width, ("embed", "mlp"), rngs=rngs)
         self.kernel = Linear(width, heads * taps, ("embed", None), rngs=rngs, bias_init=None)
         self.leave = Linear(width, width, ("mlp", "embed"), rngs=rngs)
@@ -39,7 +40,6 @@ class DynamicConvolution(Sublayer):
         return value_BLD * jax.nn.sigmoid(gate_BLD)
 
     def _kernels(self, v_BLD: jax.Array) -> jax.Array:
-        """Returns the kernels (B, L, H, W) in float32."""
         kernel_BLHW = self.kernel(v_BLD, jnp.float32).reshape(*v_BLD.shape[:2], self.heads, -1)
         return jax.nn.softmax(kernel_BLHW, axis=-1)
 
@@ -65,7 +65,9 @@ class DynamicConvolution(Sublayer):
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
         """Returns an empty cache of v = GLU(W1 x) at every position."""
         if not self.causal:
-            raise ValueError("decoding needs a causal convolution: make the layer with causal=True")
+            raise ValueError(
+                "decoding needs a causal convolution: make the DynamicConvolution with causal=True"
+            )
         return spec.empty((batch, 1, self.leave.kernel.shape[0]), 1)
 
     def step(

@@ -50,11 +50,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (function from the seed to the run name, configuration for seed 1) for the experiments of a target.
-
-    Yields the cases of the table or figure, then its fine-tuning experiments, if any. If several cases have the same
-    runs, yields only one of these cases.
-    """
+    """Yields (function from seed to run name, configuration for seed 1): a target's cases, then its fine-tuning."""
     for cases in suite.needed(target).values():
         # Rows of the table with the same model have the same runs: estimate these runs once.
         for case in {case.name(1): case for case in cases}.values():
@@ -64,18 +60,14 @@ def planned(
     for tuning in downstream.tunings(suite, target) if target in downstream.FIGURES else ():
         before = suite.configuration(tuning.case, 1)
         config = inherit(downstream.configuration(suite, tuning, 1), before.model)
-        # The configuration lacks the vocabulary size, because a fine-tuning run reads the tokenizer of its pretraining.
+        # A fine-tuning run reads the tokenizer of its pretraining, so its configuration has no vocabulary size.
         with config.unlocked():
             config.data.vocab_size = before.data.vocab_size
         yield tuning.name, config
 
 
 def abstract(config: ConfigDict) -> AbstractModel:
-    """Returns the abstract model of a configuration.
-
-    The vocabulary size is 256 if the tokens are bytes, otherwise `data.vocab_size`. Classifiers are assumed to have two
-    classes.
-    """
+    """Returns the abstract model of a configuration. Classifiers are assumed to have two classes."""
     if config.task == "classification":
         return variables.abstract(
             lambda rngs: encoder.classifier(config, config.data.vocab_size, 2, rngs=rngs)

@@ -72,12 +72,7 @@ class Tuning(NamedTuple):
 
 
 class Downstream(NamedTuple):
-    """The results of one fine-tuning experiment.
-
-    Attributes:
-      pretraining: the pretraining runs, one per seed.
-      group: the fine-tuning runs, one per seed.
-    """
+    """The results of one fine-tuning experiment: pretraining runs and fine-tuning runs (`group`), one per seed each."""
 
     tuning: Tuning
     pretraining: Group
@@ -98,8 +93,8 @@ class Downstream(NamedTuple):
     def perplexity(self) -> list[float]:
         """Returns the validation perplexity of the pretraining checkpoint from which each seed's fine-tuning starts.
 
-        For a snapshot, this is the perplexity at the last evaluation at or before the snapshot's step. If no evaluation
-        comes that early, it is the best perplexity of the run.
+        For a snapshot, returns the perplexity at the last evaluation up to the snapshot's step or, without such an
+        evaluation, the best perplexity of the run.
         """
         before = self.tuning.step
         return [
@@ -176,8 +171,8 @@ def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
     """Returns the fine-tuning experiments of a figure, ordered by task. All tasks share the pretraining runs.
 
     Raises:
-      UserError: a configuration is invalid, the scale is "laptop" and no --data option names a fine-tuning task, or
-        `ExperimentSuite.needed` fails.
+      UserError: a configuration is invalid, `ExperimentSuite.needed` fails, or the scale is "laptop" and no option
+        --data names a fine-tuning task.
     """
     tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.data_paths]
     check(
@@ -229,8 +224,8 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
         override_all(config, [f"--config.{field}" for field in suite.finetune])
         check(
             tuning.mode == "keep" or not config.lora.rank,
-            f"--config.lora.rank={config.lora.rank} needs reservoirs=keep in all experiments, but one of them has"
-            f" reservoirs={tuning.mode}: leave out --config.lora.rank",
+            f"--config.lora.rank={config.lora.rank} needs reservoirs=keep in all fine-tuning runs, but the run"
+            f" {tuning.name(seed)} has reservoirs={tuning.mode}: leave out --config.lora.rank",
         )
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
     config.pretrained = str(suite.folder(tuning.case.name(seed)))
@@ -270,13 +265,7 @@ def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Down
 
 
 def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
-    """Checks that the data of fine-tuning can be read, before pretraining, which may take days.
-
-    Does nothing if all pretraining runs have summaries.
-
-    Raises:
-      UserError: the data of a task cannot be read.
-    """
+    """Checks that the data of fine-tuning can be read, unless all pretraining runs have summaries."""
     seeds = range(1, 1 + suite.seeds)
     runs = {suite.folder(tuning.case.name(seed)) for tuning in cases for seed in seeds}
     if all((run / SUMMARY).is_file() for run in runs):
@@ -293,7 +282,7 @@ def _read_data(suite: "ExperimentSuite", cases: Sequence[Tuning]) -> None:
                 named = named.replace(f"--finetune=data.source={data.source}", option)
                 named = named.replace("--finetune=data.source", f"--data={task}")
             raise UserError(
-                f"checked the data of fine-tuning on {task} before pretraining: {named}"
+                f"cannot read the data of fine-tuning on {task} (checked before pretraining): {named}"
             ) from error
 
 
@@ -330,7 +319,7 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
     if suite.scale == "laptop" and task not in suite.data_paths:
         missing = missing or f"--data={task}=DIR"
     if suite.sweep:
-        missing = missing or "--sweep varies only pretraining in claims; use it with fig2"
+        missing = missing or "--sweep tunes only pretraining in claims; fig2 tunes fine-tuning"
     if not missing:
         _validate(suite, tuning)
     return Side(tuning.stem, partial(configuration, suite, tuning), missing)

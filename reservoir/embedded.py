@@ -39,8 +39,8 @@ def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
     """
     check(
         split in _SIZES,
-        f"embedded:numbers_de_en has no split {split!r}: choose one of {', '.join(_SIZES)} (--split,"
-        " --config.data.splits)",
+        f"embedded:numbers_de_en has no split {split!r}: choose one of {', '.join(_SIZES)} by --split or"
+        " --config.data.splits",
     )
     seen: set[str] = set()
     for name, size in _SIZES.items():
@@ -170,4 +170,4 @@ class _Phrases:
 
 
 EMBEDDED: dict[str, Callable[[str], tuple[list[str], list[str]]]] = {"numbers_de_en": numbers_de_en}
-"""Name -> generator: a function from the name of a split to (source sentences, target sentences)."""
+"""Name -> generator (see the module docstring)."""

@@ -108,7 +108,7 @@ def initialize_as_bert(
 
 
 def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
-    """Returns the encoder: unscaled embeddings with a norm, then trained layers and reservoirs."""
+    """Returns the encoder: embeddings (not scaled by sqrt(D)) with a norm, then trained layers and reservoirs."""
     embed = Embed(
         vocabulary,
         model.width,
@@ -132,15 +132,12 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
 
 
 def classifier(config: ConfigDict, vocabulary: int, classes: int, *, rngs: nnx.Rngs) -> Classifier:
-    """Returns the fine-tuning model, after the changes that its method (`reservoir.methods`) makes.
-
-    Before these changes, marks frozen reservoirs as loaded: their values come from the pretraining run, not from the
-    seed of the fine-tuning run.
-    """
+    """Returns the fine-tuning model, after the changes that its method (`reservoir.methods`) makes."""
     model = config.model
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
     initialize_as_bert(made, model, rngs)
+    # The values of frozen reservoirs come from the pretraining run, not from the seed of the fine-tuning run.
     mark_loaded(made.encoder)
     if change := methods.of(config).change:
         change(config, made, rngs=rngs)

@@ -67,7 +67,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             config.update_from_flattened_dict({f"model.{name}": value})
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
-            reason = "Figure 6 fine-tunes the snapshots of all RoBERTa runs"
+            reason = "reservoir.reproduce sets the snapshots, which Figure 6 fine-tunes"
             self.check_not_overridden(["checkpoint.snapshots"], reason)
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
@@ -75,8 +75,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def needed(self, target: str) -> dict[str, list[Case]]:
         """Returns {setting: cases} for a table or figure. A case is a model (a row) with a number of layers.
 
-        The cases of a setting are ordered by model, as in `Needs.models`, and the cases of a model by depth, as in
-        `setting_depths`. Leaves out settings without a case.
+        The cases of a setting are ordered by model, then by depth. Leaves out settings without a case.
 
         Raises:
           UserError: the command line excludes every case, or `case` fails.
@@ -230,10 +229,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return case, "" if exists else f"--data={setting}=DIR"
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
-        """Trains missing runs, fine-tuning runs last, because they start from pretraining runs.
-
-        Returns {case: runs, one for each seed}. Error messages name the fields of fine-tuning as --finetune=FIELD.
-        """
+        """Trains missing runs: first pretraining, then fine-tuning. Returns {case: runs, one for each seed}."""
         tuned = {n: make for n, make in cases.items() if make(1).task == "classification"}
         pretrained = {name: make for name, make in cases.items() if name not in tuned}
         runs = super().runs(pretrained) if pretrained else {}

@@ -48,7 +48,7 @@ def validate(config: ConfigDict) -> None:
         )
         check(
             bool(config.pretrained),
-            "--config.pretrained is empty; set it to the run folder of a masked language model",
+            "--config.pretrained is empty: give the folder of a trained masked language model, --config.pretrained=RUN",
         )
         check_least(config, ("pretrained_step",), 0)
         options.add_to(config)
@@ -81,11 +81,7 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
 
 
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config` with the fields of `model` added to `config.model`.
-
-    Fields that `config.model` already has keep their values, with one exception: if `model` has backskipping, the
-    estimator of the copy is "identity".
-    """
+    """Returns a copy of `config` that takes fields missing in `config.model` from `model`, and does not backskip."""
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":
@@ -166,7 +162,6 @@ class FineTuning(Classification):
         return Classes.of_log_probabilities(text.fingerprint, text.labels_E, logs_EC, self.classes)
 
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer to the workdir."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
 
     def fingerprints(self) -> dict[str, str]:
@@ -176,14 +171,7 @@ class FineTuning(Classification):
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, FineTuning]:
-    """Returns the configuration for the training loop, and the task.
-
-    Args:
-      read_data: False builds a task without data, for `launch.plan`.
-
-    Raises:
-      UserError: the configuration, the data or the pretraining run is invalid.
-    """
+    """Returns the configuration for the training loop, and the task. See `reservoir.run.prepare`."""
     validate(config)
     pretrained = open_run(open_folder(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)

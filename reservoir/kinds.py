@@ -50,12 +50,10 @@ class Kind:
 
 
 def _transformer(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """Builds a complete layer of the stack, including attention."""
     return layer(model, rngs=rngs)
 
 
 def _ffn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """Builds a feed-forward layer with its norm and residual connection, without attention."""
     from common.model import transformer
 
     feed_forward = transformer.feed_forward(model, rngs=rngs)
@@ -63,10 +61,6 @@ def _ffn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> 
 
 
 def _bigru(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """Builds a bidirectional GRU and a projection.
-
-    Both directions together have `model.reservoir_hidden` features; 0 means the width of the model.
-    """
     from common.model import transformer
     from reservoir.recurrent import BiGru
 
@@ -99,12 +93,7 @@ def _gmlp(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") ->
 
 
 def _check_even(model: ConfigDict, default: str, parts: str) -> None:
-    """Raises a UserError if the hidden size of reservoirs is odd.
-
-    Args:
-      default: field of `config.model` with the hidden size if `reservoir_hidden` is 0.
-      parts: the two halves of the features, for the error message.
-    """
+    """Checks that the hidden size is even: the field `reservoir_hidden` or, if this field is 0, the field `default`."""
     name = "reservoir_hidden" if model.reservoir_hidden else default
     check(
         model[name] % 2 == 0,

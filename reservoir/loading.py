@@ -109,11 +109,6 @@ class TrainedRun:
 
 
 def _newest(workdir: Path, count: int) -> list[int]:
-    """Returns the steps of the newest `count` snapshots.
-
-    Raises:
-      UserError: the run has fewer than `count` snapshots.
-    """
     steps = snapshots(workdir)
     check(
         bool(steps),
@@ -130,10 +125,7 @@ def _newest(workdir: Path, count: int) -> list[int]:
 def load(options: argparse.Namespace) -> TrainedRun:
     """Loads a translator from its best checkpoint, or with parameters averaged over several checkpoints.
 
-    The options override the run's configuration.
-
-    Args:
-      options: parsed options of `parser`.
+    The `options` of `parser` override the run's configuration.
 
     Raises:
       UserError: an option is invalid, the folder has no run, the run is not a translator, its configuration is invalid,

@@ -57,7 +57,6 @@ class Method:
 
 
 def _tune(config: ConfigDict, model: "Classifier", *, rngs: "nnx.Rngs") -> None:
-    """Trains the whole encoder."""
     from common.freezing import thaw
 
     thaw(model.encoder)

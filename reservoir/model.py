@@ -212,11 +212,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
 
 
 def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
-    """Returns the indices of a stack's reservoirs, from 0.
-
-    Raises:
-      UserError: the number of reservoirs is negative, or `placement` fails. The message names the option to change.
-    """
+    """Returns `reservoir_layers(model, stack)`. The message of its UserError names the option to change."""
     names = STACKS[stack]
     number = model[names.reservoirs]
     check(number >= 0, f"--config.model.{names.reservoirs} must be at least 0, got {number}")

@@ -10,10 +10,7 @@ from common.storage.addresses import shown
 
 
 def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
-    """Returns the source sentences and the target sentences of a split, for every data source except "embedded:".
-
-    `reservoir.parallel_text.load_parallel` documents the arguments and errors.
-    """
+    """Returns (source sentences, target sentences) of a split. See `reservoir.parallel_text.load_parallel`."""
     kind, _, place = data.source.partition(":")
     name = data.splits.get(split, split)
     languages = (data.source_language, data.target_language)
@@ -57,14 +54,7 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
 
 
 def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
-    """Returns the file of a side ("source" or "target") of a split.
-
-    Args:
-      option: the command-line option that selects the split, for error messages.
-
-    Raises:
-      UserError: the file is missing.
-    """
+    """Returns the file of a side ("source" or "target") of a split. `option` is the option that selects the split."""
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):
         if path.is_file():

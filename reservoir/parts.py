@@ -205,8 +205,7 @@ class Backskip(nnx.Module):
         output of F (needs D = N), and "zero" gives them no gradient. "noise" adds noise, but never skips F.
       sigma: standard deviation of the noise of "policy" and "noise".
       reward: "signed" (as in the paper): minus the mean over N of the gradient at the output of F. This reward is 0 up
-        to rounding if a norm that ignores shifts reads the output. "own_rms": minus the root mean square over N of the
-        gradient at the output of F.
+        to rounding if LayerNorm reads the output of F. "own_rms": minus the root mean square over N of this gradient.
       scale: factor of the policy gradient.
       rngs: source of the value network's parameters (stream "params") and of the noise (stream "noise").
 
@@ -242,12 +241,7 @@ class Backskip(nnx.Module):
         self.skipping, self.deterministic = False, False
 
     def set_view(self, deterministic: bool | None = None, skipping: bool | None = None) -> None:
-        """Sets attributes of the module. `nnx.view` calls this method on the view that it returns.
-
-        Args:
-          deterministic: True: calls return `function(x)`, without noise. None keeps the current value.
-          skipping: True: training steps do not differentiate `function`. None keeps the current value.
-        """
+        """Sets each attribute whose argument is not None. `nnx.view` calls this method on the view that it makes."""
         if deterministic is not None:
             self.deterministic = deterministic
         if skipping is not None:
@@ -271,7 +265,7 @@ class Backskip(nnx.Module):
             found = getattr(y_XN, "shape", None)
             check(
                 found is not None and found[:-1] == x_XD.shape[:-1] and len(found) == x_XD.ndim,
-                f"function must return an array with the axes {x_XD.shape[:-1]} of its input and an axis of"
+                f"function must return an array with the leading axes {x_XD.shape[:-1]} of its input and one axis of"
                 f" features, got {y_XN if found is None else found!r:.80}",
             )
             check(

@@ -47,7 +47,8 @@ class BiGru(Sublayer):
         hidden = hidden or width
         if hidden % 2:
             raise ValueError(
-                f"the number of hidden features must be even, because each direction has half of them, got {hidden}"
+                f"BiGru: the number of hidden features must be even, because each of the two directions has half of"
+                f" them, got {hidden}: change the argument hidden (0 means width)"
             )
         self.forward = Direction(width, hidden // 2, rngs=rngs)
         self.backward = Direction(width, hidden // 2, rngs=rngs)

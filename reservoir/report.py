@@ -23,10 +23,7 @@ _MEASURES = {
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """Prints the results of a finished run.
-
-    For a translator or masked language model, also prints a command that uses the model.
-    """
+    """Prints the results of a run and, for a translator or masked language model, a command that uses the model."""
     counts, aucc = summary["params"], summary["aucc"]
     reached, test = summary["seconds_to"], dict(summary["test"])
     objective = summary["objective"]

@@ -82,7 +82,9 @@ def _own(options: Namespace) -> dict[str, Any]:
     for model in models:
         check_choice("--models", model, MODELS)
     for override in options.finetune:
-        check("=" in override, f"--finetune={override} must be FIELD=VALUE")
+        check(
+            "=" in override, f"--finetune={override} must be FIELD=VALUE, such as train.steps=100"
+        )
     tuned = (*FIGURES, CLAIMS)
     if options.target not in tuned:
         check_unused(options, ["finetune"], f"--finetune is only for {', '.join(tuned)}")
@@ -104,11 +106,7 @@ def _own(options: Namespace) -> dict[str, Any]:
 
 
 def _depths(text: str) -> dict[int, int | None]:
-    """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, or None for the default number.
-
-    Raises:
-      UserError: a number is malformed, a depth is 0, or a depth occurs twice.
-    """
+    """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, or None for the default number."""
     from common.errors import check
 
     depths: dict[int, int | None] = {}

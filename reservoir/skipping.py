@@ -35,10 +35,7 @@ class Backskipping:
     def skipping_loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: Key
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the same value as `loss`, with gradients that skip the reservoirs.
-
-        Sets `skipping` in the `BackskipBlock`s of `model`.
-        """
+        """Returns the value of `loss`. Sets `skipping` in all `BackskipBlock`s, so gradients skip the reservoirs."""
         from reservoir.backskip import BackskipBlock
 
         for _, part in nnx.iter_modules(model):

@@ -65,10 +65,7 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3: backskipping with the paper's reward and with our reward.
-
-    The table also has models without backskipping, and controls with other gradients.
-    """
+    """Writes Table 3: backskipping with the paper's and with our reward, models without backskipping, and controls."""
     (groups,) = suite.groups("table3").values()
     areas = Convergence(list(groups.values()), "hours", suite.horizon("iwslt")).areas()
     paper = printed("reservoir", "table3")
@@ -113,11 +110,7 @@ def _best(group: Group) -> list[float]:
 
 
 def _test(group: Group) -> list[float]:
-    """Returns the test BLEU of each run, or NaN for an untested run.
-
-    For a run that keeps several best checkpoints, returns the test BLEU of the model with the mean of the parameters of
-    these checkpoints.
-    """
+    """Returns the test BLEU of each run (of its averaged best checkpoints, if the run keeps several), or NaN."""
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]
 

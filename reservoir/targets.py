@@ -56,8 +56,8 @@ SETTINGS = {
     "wmt": Setting(
         translation.wmt, _TRANSLATION, {"decoder_layers": 1}, "encoder_layers", _WMT, 20, 24
     ),
-    # The depths of enwik8 and roberta are read from the paper's plots. The text has only 8 reservoirs in 48 layers, and
-    # 4 in 12 layers.
+    # The depths of enwik8 and roberta are read from the paper's plots. The paper's text states only 8 reservoirs in
+    # 48 layers (enwik8), and 4 reservoirs in 12 layers (roberta).
     "enwik8": Setting(
         bytelevel.enwik8,
         {"laptop": bytelevel.laptop, "tiny": bytelevel.tiny},

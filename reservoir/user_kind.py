@@ -43,7 +43,8 @@ def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -
         expected = (rows, positions, model.width)
         check(
             getattr(output, "shape", None) == expected,
-            f"{method} must return an array of shape {expected} in the {stack}, got {described(output)}",
+            f"{method} must return an array of shape {expected} (rows, positions, model.width) in the {stack}, got"
+            f" {described(output)}",
         )
 
     def run(trainable, frozen):

@@ -26,7 +26,7 @@ def find(name: str) -> type[Task]:
         inspect.signature(cls).bind("config", "mesh", read_data=True)
     except TypeError as error:
         raise UserError(
-            f"--config.task={name} must accept (config, mesh, read_data=True): {error}"
+            f"--config.task={name} must accept (config, mesh, read_data=True): {error}; correct the class"
         ) from None
     return cls
 

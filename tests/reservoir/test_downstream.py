@@ -156,12 +156,12 @@ def test_unreadable_fine_tuning_data_fail_before_pretraining(tmp_path: Path):
     suite = make_suite(tmp_path, data_paths={"sst2": tmp_path / "absent"}, models=("T Reservoir",))
     with pytest.raises(UserError) as error:
         downstream.fig2(suite)
-    start = (
-        f"checked the data of fine-tuning on sst2 before pretraining: --data=sst2={tmp_path}/absent"
-    )
+    start = f"cannot read the data of fine-tuning on sst2 (checked before pretraining): --data=sst2={tmp_path}/absent"
     assert str(error.value).startswith(start) and not suite.asked
     suite = make_suite(tmp_path, models=("T Reservoir",), finetune=("data.source=files:absent",))
-    with pytest.raises(UserError, match=r"before pretraining: --finetune=data.source=files:absent"):
+    with pytest.raises(
+        UserError, match=r"before pretraining\): --finetune=data.source=files:absent"
+    ):
         downstream.fig2(suite)
 
 
