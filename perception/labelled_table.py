@@ -40,10 +40,9 @@ FILES = {"train": "train.jsonl", "valid": "validation.jsonl", "test": "test.json
 """Split -> name of the file to which `write` writes the split."""
 
 TEXTS = ("text", "text_pair")
-"""Names of the text fields in the written files. The second field is for the second text of a pair."""
+"""Fields of the first and the second text of an example in the written files."""
 
 NOTES = "notes.txt"
-"""Name of the file to which `write` writes `Prepared.notes`."""
 
 PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the test"}
 
@@ -92,9 +91,9 @@ def prepare(
       separator: text that separates the classes in a label; "" if labels have no separator.
 
     Raises:
-      UserError: the text or label columns are wrong, missing or ambiguous; a CSV or TSV file seems to have no header;
-        the labels are not classes; too few usable examples are left; a class of validation or test has no training
-        example; `strict` rejects a row; or `separator` is set for several label columns.
+      UserError: the text or label columns are missing or ambiguous, a CSV or TSV file seems to have no header, labels
+        are not classes, too few usable examples are left, a class of validation or test has no training example,
+        `strict` rejects a row, or `separator` is set for several label columns.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
@@ -193,7 +192,6 @@ def _text_fault(column: str, value: Any) -> str:
 
 
 def _warnings(classes: Sequence[str]) -> list[str]:
-    """Returns warnings about class names that differ only in case or that may stand for missing labels."""
     folded = defaultdict(list)
     for name in classes:
         folded[name.casefold()].append(name)
@@ -210,19 +208,15 @@ def _warnings(classes: Sequence[str]) -> list[str]:
 
 
 def _row(example: Example) -> dict[str, str | tuple[str, ...]]:
-    """Converts an example to a row of a file: the texts in the fields TEXTS, the label, and the location."""
     texts = dict(zip(TEXTS, example.texts, strict=False))
     return {**texts, "label": example.label, "row": example.place}
 
 
 def write(prepared: Prepared, out: Path) -> Path:
-    """Writes the splits as JSON lines, the class names and the notes to the directory `out`/data.
+    """Writes the splits as JSON lines, the class names and the notes to `out`/data. Returns this directory.
 
-    Unchanged files keep their modification time, because a finished run is reused only if its summary is newer
-    than its data files.
-
-    Returns:
-      The directory `out`/data.
+    Unchanged files keep their modification time, because a finished run is reused only if its summary is newer than its
+    data files.
 
     Raises:
       UserError: `out` has runs, and the splits, class names or notes in `out` differ from `prepared`.
@@ -243,9 +237,9 @@ def write(prepared: Prepared, out: Path) -> Path:
         changed = [*different, *missing]
         check(
             not changed or not (out / "runs").exists(),
-            f"--out={addresses.shown(out)} has runs, and --data with its options would change their data"
-            f" ({', '.join(sorted(changed))} in {addresses.shown(folder)}): choose another --out, or give the same"
-            " --data and options as for these runs",
+            f"--out={addresses.shown(out)} has runs, and this command would change their data"
+            f" ({', '.join(sorted(changed))} in {addresses.shown(folder)}): choose another --out, or use the same"
+            " --data with the same options, such as --text and --label, as for these runs",
         )
         for name in changed:
             (new / name).replace(folder / name)

@@ -20,10 +20,7 @@ PROBABILITY = "probability"
 
 
 def fields_of(config: ConfigDict) -> tuple[Fields, str]:
-    """Returns the text columns that a run reads, each as a list of possible names, and the name of the label column.
-
-    If the label column has several possible names, returns the first.
-    """
+    """Returns the text columns of a run, each as a list of possible names, and the first name of its label column."""
     known = DATASETS[config.dataset] if config.dataset else USER
     fields, label = config.data.fields or known.fields, config.data.label or known.label
     texts = split_fields(fields)
@@ -70,8 +67,8 @@ class Answers:
         twice = sorted({name for name in names if names.count(name) > 1})
         check(
             not twice,
-            f"two new columns would have the same name ({', '.join(twice)}), because the label column is named"
-            f" {self.label}: choose another name with --label=NAME",
+            f"two columns of the output would have the same name ({', '.join(twice)}), because the label column is"
+            f" named {self.label}: choose another name with --label=NAME",
         )
 
     @property
@@ -117,20 +114,18 @@ class Classifier(Protocol):
         """Returns class probabilities, (E, C)."""
 
     def notes(self, texts: int) -> list[str]:
-        """Returns messages about all texts so far. `texts` is the number of texts so far, including empty texts."""
+        """Returns messages about long texts. `texts` is the number of all texts so far, including empty texts."""
 
 
 class Network:
-    """A trained network. Counts texts, or pairs of texts, that are longer than the input of the network."""
+    """A trained network. Counts texts, or pairs of texts, that are longer than the input of the network.
+
+    Args:
+      rows: maximum number of windows in a batch (see `windows.batches`). A window is a whole text, or a part of a text
+        that is too long for the network's input.
+    """
 
     def __init__(self, trained: Trained, rows: int):
-        """Sets the counts of long texts and of their windows to 0.
-
-        Args:
-          trained: the network with its tokenizer and configuration.
-          rows: maximum number of windows in a batch (see `windows.batches`). A window is a whole text, or a part of a
-            text that is too long for the network's input.
-        """
         self._trained, self._rows = trained, rows
         self._long = self._windows = 0
 

@@ -74,9 +74,8 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: the table has too few columns; `text` or `label` names a missing column; a column is named twice, also
-        once in `text` and once in `label`; without names, no column or several columns qualify; or `pair` is set and
-        there are not two text columns.
+      UserError: the table has too few columns, a named column is missing or named twice, the text or label columns
+        cannot be recognised, or `pair` is set and there are not two text columns.
     """
     needed = 2 + pair
     check(
@@ -116,7 +115,6 @@ def find_columns(
 
 
 def _check_once(option: str, names: Sequence[str]) -> None:
-    """Raises a UserError if an option names a column more than once."""
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     given = " and ".join(f"{option}={name}" for name in twice)
     check(
@@ -126,11 +124,7 @@ def _check_once(option: str, names: Sequence[str]) -> None:
 
 
 def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
-    """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case.
-
-    Raises:
-      UserError: the table has no such pair.
-    """
+    """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case."""
     known = {name.strip().lower(): name for name in columns}
     for names in PAIR_NAMES:
         if set(names) <= set(known):
@@ -148,17 +142,10 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
-    """Returns the only column whose name is in `names`, ignoring case.
+    """Returns the only column in `values` whose name is in `names`, ignoring case.
 
-    If there is no such column, or more than one, returns the only column for whose values `suits` is true.
-
-    Args:
-      option: option that names the column, for the error message.
-      values: column -> its values, for the columns to choose from.
-      columns: all columns of the table, for the error message.
-
-    Raises:
-      UserError: `suits` must decide, and is true for no column or for more than one.
+    If no column or more than one column has such a name, returns the only column for whose values `suits` is true.
+    Raises a UserError, which lists `columns`, if `suits` is true for no column or for more than one.
     """
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]

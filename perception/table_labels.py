@@ -53,11 +53,7 @@ def label_kind(
     The format is "split" if there is a separator. It is "list" if most labels in the first LOOKED_AT rows are lists,
     also lists written as text in JSON's or Python's notation. Missing labels do not count.
 
-    Args:
-      columns: the label columns.
-
-    Raises:
-      UserError: a separator is combined with several columns.
+    Raises a UserError if a separator is combined with several label columns.
     """
     check(
         not separator or len(columns) == 1,
@@ -145,11 +141,7 @@ def _list(value: Any) -> list | None:
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:
-    """Returns the label as text. An index is replaced by its entry in `names`, unless its digits are a name in `names`.
-
-    Raises:
-      ValueError: the label is not valid Unicode.
-    """
+    """Returns a label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
     text = str(value).strip()
     if has_surrogate(text):
         raise ValueError(

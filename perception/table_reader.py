@@ -77,9 +77,9 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
 
     Raises:
       UserError: the source cannot be read, is empty, has an unknown format, or is damaged so that rows could be lost
-        (single damaged rows are listed in `Table.damaged`); a column name is repeated; labels.json is damaged; the
-        files of a folder do not form one table or complete splits; `encoding` is unknown; a package that the format
-        needs is missing; or a Hugging Face data set has no split "train" or is cached in another revision.
+        (a single damaged row is no error, see `Table.damaged`); a column name is repeated; labels.json is damaged; the
+        files of a folder do not form one table or complete splits; `encoding` is unknown; a package is missing; or a
+        Hugging Face data set has no split "train" or is cached in another revision.
     """
     check_encoding(encoding)
     if source.startswith("hf:"):
@@ -115,10 +115,10 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
 
 
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
-    """Reads all tables of a directory. If no table is named like a split, all tables form one.
+    """Reads all tables of a directory, as one table if no file has the name of a split.
 
-    If a table is named like a split, every table must be, and one must be "train". Hidden files, such as the ._NAME
-    files of macOS, are not read.
+    If a file has the name of a split, all files must have such names, and one file must have the name "train". Hidden
+    files, such as the ._NAME files of macOS, are not read.
     """
     files = sorted(
         path
@@ -207,12 +207,7 @@ def _parse_parquet(path: Path) -> Iterator[Parsed]:
 
 
 def _hugging_face(name: str, download: bool) -> dict[str, Table]:
-    """Reads a Hugging Face data set from the local cache or, with `download`, from the hub.
-
-    Raises:
-      UserError: the package datasets is missing, the data set cannot be read or has no split for training, or the cache
-        has another revision.
-    """
+    """Reads a Hugging Face data set from the local cache or, with `download`, from the hub."""
     option = f"--data=hf:{name}"
     name, _, revision = name.partition("@")
     if not download:
@@ -262,7 +257,7 @@ def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> N
     check(
         all(version.startswith(commit) for version in versions),
         f"cannot read --data=hf:{name}@{revision}: the newest version in the local cache is"
-        f" {' and '.join(sorted(versions))}; --download fetches the revision",
+        f" {' and '.join(sorted(versions))}; add --download to fetch {revision}",
     )
 
 

@@ -113,10 +113,7 @@ def without_leaks(
 ) -> dict[str, list[Example]]:
     """Removes near-duplicates of test examples from the other splits, and of validation examples from training.
 
-    Appends sentences to `notes`.
-
-    Raises:
-      UserError: no example of a split is left.
+    Appends sentences to `notes`. Raises a UserError if no example of a split is left.
     """
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
@@ -185,7 +182,7 @@ def cut_splits(
         len(classes) > 1 or not wanted,
         f"--data has too few texts: {f'only the class {classes[0]!r}' if classes else 'no class'} has {LEAST} or more"
         f" different texts, where nearly equal texts count once{', and a text only for its rarest class' * several}:"
-        f" add texts until at least two classes have {LEAST}",
+        f" add texts until at least two classes have {LEAST} such texts",
     )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0
@@ -225,6 +222,6 @@ def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
             name, count = unknown.most_common(1)[0]
             raise UserError(
                 f"--data: the label {name!r} of {counted(count, 'example')} of the split {split} occurs in no training"
-                " example, apart from texts nearly equal to validation or test texts; add training examples, or correct"
-                " the label"
+                " example, apart from texts nearly equal to validation or test texts; add training examples with this"
+                " label, or correct the label"
             )

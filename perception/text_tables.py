@@ -73,10 +73,9 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is unreadable, damaged, an empty CSV or in another encoding, a row lacks a text column, a
-            value in a text column is not text or is not valid Unicode, a line of plain text with pairs is not blank
-            and has no tab or several tabs, a column has the name of a column of `added`, two columns have the same
-            name, or pyarrow is missing for a Parquet file.
+          UserError: the file is unreadable, damaged, an empty CSV or in another encoding; a row lacks a text column; a
+            value in a text column is not valid text; a pair in plain text has no tab or several tabs; a column name is
+            repeated or occurs in `added`; or pyarrow is missing for a Parquet file.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
@@ -122,11 +121,7 @@ def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
 
 
 def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
-    """Returns the texts of a row without blank texts; () if one text of a pair is blank.
-
-    Raises:
-      UserError: a field does not exist, is not text, or is not valid Unicode.
-    """
+    """Returns the texts of a row without blank texts; () if one text of a pair is blank."""
     place, row = record
     advice = "columns with --text=FIRST --text=SECOND" if pair else "column with --text=NAME"
     parts = []
@@ -157,8 +152,7 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
     """Raises a UserError if a table has a column with the name of an added column.
 
     The first added column is the label. If only label columns (NAME, NAME_2) are in conflict, the error advises another
-    --label=NAME. Otherwise, it advises to rename columns of the input, because --label does not rename the columns of
-    probabilities.
+    --label=NAME, which does not rename the columns of probabilities.
     """
     taken = sorted(set(there) & set(added))
     if not taken:
@@ -174,7 +168,6 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
 
 
 def _stream(file: BinaryIO, compressed: bool) -> AbstractContextManager[BinaryIO]:
-    """Returns a context manager for a stream that writes to `file`, through gzip if `compressed`."""
     return gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else nullcontext(file)
 
 
@@ -187,7 +180,7 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
         try:
             yield text
         finally:
-            # Unlike `close`, `detach` leaves the stream open. Both flush it.
+            # Unlike `close`, `detach` leaves the stream open. Both flush the stream.
             text.detach()
 
 
@@ -296,7 +289,6 @@ class Csv:
 
 
 def _cell(value: Any) -> Any:
-    """Returns a value as it is written in CSV: lists are encoded as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 

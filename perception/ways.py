@@ -44,10 +44,7 @@ TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
 
 
 def find(name: str) -> Way:
-    """Returns the training method with the given name: the baseline, or a method of `methods.find`.
-
-    Raises the errors of `methods.find`.
-    """
+    """Returns the training method `name`: BASELINE, or a method of `methods.find`, which documents the errors."""
     if name == BASELINE:
         return Way("TF-IDF and logistic regression", {})
     method = methods.find(name, "--ways")

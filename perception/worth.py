@@ -174,7 +174,7 @@ def _check(options: Namespace, fields: list[str]) -> None:
     )
     check(
         bool(options.data or options.config),
-        "--data and --config are missing: use --data=TABLE, or --config=configs/perception.py:laptop with"
+        "--data and --config are missing: use --data=FILE, or --config=configs/perception.py:laptop with"
         " --config.data.source=files:DIR",
     )
     taken = ("--config.dataset", *(f"--config.data.{name}" for name in DATA_FIELDS))
@@ -199,11 +199,7 @@ def _out(options: Namespace) -> Path:
 
 
 def _download(data: str, experiment: "ConfigDict") -> None:
-    """Downloads the pretrained model if --config.pretrained is a hub name. `read_tables` downloads --data=hf:NAME.
-
-    Raises:
-      UserError: `data` is not hf:NAME and --config.pretrained is empty, or the download of the model fails.
-    """
+    """Downloads the pretrained model if --config.pretrained is a hub name. `read_tables` downloads --data=hf:NAME."""
     from common.errors import check
     from perception.train import fetch_pretrained
 

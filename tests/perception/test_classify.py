@@ -380,7 +380,7 @@ def test_label_column_may_not_overwrite_a_probability(label, options) -> None:
 def test_label_option_may_not_name_an_added_column(refused, tmp_path) -> None:
     (tmp_path / "new.csv").write_text("text\na string\n")
     assert (
-        "two new columns would have the same name (probability), because the label column is named"
+        "two columns of the output would have the same name (probability), because the label column is"
         in refused(f"--input={tmp_path / 'new.csv'}", "--config.data.label=probability")
     )
 

@@ -638,7 +638,7 @@ def test_kept_refuses_runs_of_another_program(tmp_path) -> None:
     [
         (
             [],
-            "--data and --config are missing: use --data=TABLE, or --config=configs/perception.py",
+            "--data and --config are missing: use --data=FILE, or --config=configs/perception.py",
         ),
         (["--text=body"], "--text cannot be used without --data=FILE"),
         (["--label=x", "--strict"], "--label and --strict cannot be used without"),
