@@ -24,7 +24,7 @@ OLD = {"weight": "gamma", "bias": "beta"}
 def their_name(family: str, ours: str) -> str:
     """Converts a parameter name of this project to the name in Hugging Face files.
 
-    The name, such as "layers.0.self_attn.q_proj.weight", lacks the family's prefix, such as "model.".
+    The result, such as "layers.0.self_attn.q_proj.weight", lacks the family's prefix, such as "model.".
     """
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
@@ -105,11 +105,7 @@ class PackedLocation:
     name: str
 
     def check(self, files: TensorFiles, shape: tuple[int, ...]) -> None:
-        """Checks the numbers of blocks and outputs of codes and scales for a kernel of `shape`.
-
-        Raises:
-          UserError: a tensor is missing, or has a wrong number of blocks or outputs.
-        """
+        """Raises a UserError if codes or scales are missing, or do not fit a kernel of shape `shape`."""
         for part in (CODES, SCALES):
             name = f"{self.name}{part}"
             check(
@@ -121,9 +117,9 @@ class PackedLocation:
             blocks, outputs = -(-shape[0] // BLOCK), shape[1]
             check(
                 (*found[:1], *found[-1:]) == (blocks, outputs),
-                f"{shown(files.directory)}: tensor {name} has shape {found}, but a kernel of shape {shape} needs"
-                f" {blocks} block{'s' * (blocks != 1)} and {outputs} output{'s' * (outputs != 1)}: quantize the model"
-                " again with perception.adapters quantize",
+                f"{shown(files.directory)}: tensor {name} has shape {found}, which does not fit a kernel of shape"
+                f" {shape} ({blocks} block{'s' * (blocks != 1)} of inputs, {outputs} output{'s' * (outputs != 1)}):"
+                " quantize the model again with perception.adapters quantize",
             )
 
     def read(

@@ -86,9 +86,9 @@ def lora(
     adapted = any(isinstance(part, LoraLayer) for _, part in nnx.iter_modules(model))
     check(
         bool(layers),
-        "all linear layers of the model have an adapter: merge the adapters first"
+        "all linear layers of the model have an adapter: call merge(model) first"
         if adapted
-        else "the model has no linear layer to adapt, such as nnx.Linear, nnx.LinearGeneral or nnx.Einsum",
+        else "the model has no linear layer to adapt: add one, such as nnx.Linear, nnx.LinearGeneral or nnx.Einsum",
     )
     for target in ends or ():
         check(
@@ -169,10 +169,10 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
             )
         elif _linear_layers(model):
             fault = (
-                "no linear layer has a frozen kernel: freeze the kernels first, such as with lora"
+                "no linear layer has a frozen kernel: freeze kernels first, for example with lora"
             )
         else:
-            fault = "the model has no linear layer to quantize, such as nnx.Linear or nnx.Einsum"
+            fault = "the model has no linear layer to quantize: add one, such as nnx.Linear"
         raise UserError(fault)
     return changed
 
@@ -226,7 +226,7 @@ def _letters(axes: KernelAxes, ndim: int) -> tuple[str, str, str]:
 
 
 class LoraLayer(nnx.Module):
-    """A linear layer with an adapter: layer(x) + scale * dropout(x) A B.
+    """A linear layer with an adapter: layer(x) + scale * dropout(x) A B, in the dtype of layer(x).
 
     Attributes:
       base: the linear layer.
@@ -245,7 +245,6 @@ class LoraLayer(nnx.Module):
         self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the linear layer plus the output of the adapter, in the layer's dtype."""
         x = jnp.asarray(x)
         y = self.base(x, *args, **kwargs)
         down, up = low_rank_equations(self.axes, x.ndim)
@@ -254,10 +253,7 @@ class LoraLayer(nnx.Module):
         return y + self.scale * jnp.einsum(up, low, self.lora_b[...].astype(y.dtype))
 
     def merged(self) -> nnx.Module:
-        """Merges the adapter into the kernel of the linear layer, in place, and returns the layer.
-
-        A quantized kernel becomes an unquantized kernel of its original dtype.
-        """
+        """Merges the adapter into the kernel of the linear layer, in place, and returns the layer. See `merge`."""
         layer, axes = _plain(self.base), self.axes
         shape, kernel = layer.kernel.shape, layer.kernel[...]
         batch, inputs, outputs = map(math.prod, axes.shapes(shape))
@@ -304,7 +300,6 @@ class QuantizedLayer(nnx.Module):
         self.layer = layer
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the layer, computed with the dequantized kernel."""
         graphdef, state = nnx.split(self.layer)
 
         @jax.checkpoint

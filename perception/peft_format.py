@@ -56,8 +56,8 @@ def write(
         module = their_name(family, f"{layer}/kernel").removesuffix(".weight")
         check(
             our_layer(family, module) == layer,
-            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers;"
-            " use perception.adapters merge or export",
+            f"PEFT cannot express the adapter of {layer}, because {module} of the family {family} holds the weights of"
+            " several layers: use perception.adapters merge or export",
         )
         for side, value in (("A", a_MR), ("B", b_RN)):
             whole = np.ascontiguousarray(np.asarray(value).T)
@@ -86,10 +86,10 @@ def write(
 
 
 def read_config(directory: Path) -> Fields:
-    """Reads adapter_config.json and checks that the adapter computes x A B times a scale.
+    """Reads adapter_config.json.
 
     Raises:
-      UserError: the file is missing or damaged, or describes another kind of adapter.
+      UserError: the file is missing or damaged, or the adapter does not compute x A B times a scale.
     """
     path = directory / CONFIG
     check(path.is_file(), f"{shown(directory)} has no {CONFIG}: give the directory of an adapter")
@@ -100,7 +100,7 @@ def read_config(directory: Path) -> Fields:
         check(
             not values.get(name),
             f"{shown(path)}: {name}={as_json(values.get(name))} is not supported: use an adapter that was trained"
-            " without it",
+            f" without {name}",
         )
     start = fields.get("init_lora_weights", True)
     check(
@@ -114,15 +114,15 @@ def read_config(directory: Path) -> Fields:
 def read(directory: Path, family: str, base: str = "") -> Adapter:
     """Reads an adapter, and multiplies its matrices B by the scale.
 
-    Prints a note about ignored tensors outside the encoder, such as a head.
+    Ignores tensors outside the encoder, such as a head, and prints a note about them.
 
     Args:
       family: family of the base model.
       base: fingerprint of the base weights, or "" if unknown.
 
     Raises:
-      UserError: a file is missing or damaged, `read_config` rejects the adapter, a dtype is not supported, the adapter
-        does not fit the family, or it changes a part of the encoder that cannot have an adapter.
+      UserError: a file is missing or damaged, `read_config` rejects the adapter, a dtype is not supported, or the
+        adapter does not fit the family.
     """
     fields, files = read_config(directory), TensorFiles(directory, ADAPTER)
     place = shown(directory)

@@ -107,10 +107,7 @@ class QuantizedKernel(nnx.Module):
         return dequantize(self.codes[...], self.scales[...], self.inputs)[key]
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns x W like `matmul`.
-
-        The backward pass dequantizes the kernel again, so the forward pass does not save the dequantized kernel.
-        """
+        """Returns x W like `matmul`. The backward pass dequantizes the kernel again, which saves memory."""
 
         @jax.checkpoint
         def product(x_BLD: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
@@ -130,8 +127,7 @@ def quantize_frozen(model: nnx.Module, kind: str) -> int:
 
 
 Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Params]
-"""Function that reads arrays. The argument maps names to shapes, dtypes and shardings; the result maps names to
-arrays."""
+"""Function that reads arrays: {name: shape, dtype and sharding} -> {name: array}."""
 
 CODES, SCALES = "/codes", "/scales"
 

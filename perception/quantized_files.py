@@ -3,7 +3,7 @@
 The files have two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
 `quantization_config` of config.json names the format. `Pretrained.load` dequantizes the kernels, so a run can start
 from the directory as from any pretrained model. If the run quantizes the kernels to the same format again, they change
-by rounding errors at most. `write` refuses a model whose files are quantized already.
+by rounding errors at most.
 
 `write` also writes kernels in float32 or bfloat16, in plain Hugging Face format.
 """

@@ -78,17 +78,15 @@ class TensorFiles:
     ) -> np.ndarray:
         """Reads the part of a tensor that `index` selects, one slice per dimension; () reads the whole tensor.
 
-        Raises:
-          UserError: the tensor's dtype is not one of `dtypes`, by default float32, float16 and bfloat16.
+        Raises a UserError if the tensor's dtype is not in `dtypes`, by default float32, float16 and bfloat16.
         """
         self._type(name, dtypes)
         return self._slice(name)[index or ...]
 
     def tensor(self, name: str) -> "Tensor":
-        """Returns a whole tensor of floats, integers or booleans, for `write`, which reads the values.
+        """Returns a whole tensor, for `write`, which reads its values.
 
-        Raises:
-          UserError: the dtype is not supported, such as an 8-bit float.
+        Raises a UserError for a dtype that is not supported, such as 8-bit floats.
         """
         dtype = self._type(name, _ALL)
         return Tensor(self.shape(name), dtype, lambda: self._slice(name)[...])
@@ -209,9 +207,6 @@ def write(
     Args:
       largest: maximum bytes of tensors in a shard, see LARGEST. Several shards get an index.
       whole: name of the file if there is a single shard.
-
-    Raises:
-      OSError: the directory is not writable.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -255,8 +250,7 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: `directory` is a file, not empty, not readable or not writable, or the caller's block cannot read a
-        file elsewhere.
+      UserError: `require_empty` fails, `directory` cannot be written, or the caller's block cannot read another file.
     """
     require_empty(directory, option)
     place = f"{option}={shown(directory)}"
@@ -286,14 +280,7 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
 
 
 def require_empty(directory: Path, option: str = "--out") -> None:
-    """Checks that an output directory is writable, and missing or empty.
-
-    Args:
-      option: command-line option that names `directory`, for error messages.
-
-    Raises:
-      UserError: `directory` is a file, not empty, not readable or not writable.
-    """
+    """Raises a UserError unless a directory is writable, and missing or empty. The error names `option` ("--out")."""
     check_folder(option, directory)
     try:
         empty = not directory.is_dir() or not any(directory.iterdir())

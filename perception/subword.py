@@ -40,10 +40,9 @@ class Subword:
     """
 
     def __init__(self, text: str) -> None:
-        """Loads the content of a tokenizer.json and disables its truncation and padding.
+        """Loads a tokenizer from the content of a tokenizer.json, without its truncation and padding.
 
-        Raises:
-          ValueError: the text is not a tokenizer.
+        Raises a ValueError if `text` is not a tokenizer.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -57,11 +56,7 @@ class Subword:
         self.fingerprint = fingerprint([self._tokenizer.to_str()])
 
     def encode(self, lines: Sequence[str], longest: int) -> list[list[int]]:
-        """Returns the token ids of each line, truncated to `longest` ids including special tokens.
-
-        Raises:
-          UserError: the special tokens leave no space for text.
-        """
+        """Returns the token ids of each line, truncated to `longest` ids. `encode_parts` documents the error."""
         return self.encode_parts([(line,) for line in lines], longest)[0]
 
     @property
@@ -79,10 +74,9 @@ class Subword:
         by a space, and truncates the end of the joined text.
 
         Returns:
-          (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: for each text or
-          pair, the number of tokens in the first segment (type id 0). Single and joined texts have only this segment,
-          and so have pairs if the tokenizer gives both texts the type id 0. truncated: number of truncated texts and
-          pairs.
+          (ids, firsts, truncated). ids: token ids of each text or pair, at most `longest`. firsts: number of tokens of
+          each text or pair in the first segment (type id 0; all tokens of a single or joined text). truncated: number
+          of truncated texts and pairs.
 
         Raises:
           UserError: the special tokens leave no space for text.
@@ -125,11 +119,7 @@ class Subword:
 
     @classmethod
     def load(cls, path: Path) -> "Subword":
-        """Loads a tokenizer.json.
-
-        Raises:
-          UserError: the file is missing, unreadable or not a tokenizer.
-        """
+        """Loads a tokenizer.json. Raises a UserError if the file is missing, unreadable or not a tokenizer."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -139,7 +129,7 @@ class Subword:
 def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:
     """Trains a tokenizer of at most `vocab_size` ids, including special tokens, or loads it from the cache.
 
-    A short training text has few pairs to merge, and the tokenizer then has fewer ids.
+    The tokenizer has fewer ids if the training text is short.
 
     Raises:
       UserError: the vocabulary is too small for the 256 bytes and the special tokens, or the file in the cache is

@@ -130,7 +130,7 @@ DAMAGE = {
     "codes": (lambda t: t.pop(f"{KERNEL}/codes"), f"has no tensor {KERNEL}/codes"),
     "blocks": (
         lambda t: t.update({f"{KERNEL}/scales": np.zeros((2, 32), np.float32)}),
-        rf"{KERNEL}/scales has shape \(2, 32\), but a kernel of shape \(48, 32\) needs 1 block and 32 outputs:",
+        rf"{KERNEL}/scales has shape \(2, 32\), which does not fit a kernel of shape \(48, 32\) \(1 block of inputs",
     ),
     "dtype": (
         lambda t: t.update({f"{KERNEL}/codes": np.zeros((1, 64, 32), np.int32)}),
