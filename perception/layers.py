@@ -118,7 +118,7 @@ class GatedFeedForward(Stateless):
 
 
 class Parallel(Sublayer):
-    """Sums the outputs of sublayers with the same input, each with its own dropout mask (phi). Supports no decoding."""
+    """Sums the outputs of sublayers with the same input, after separate dropout, as in phi models. Cannot decode."""
 
     def __init__(self, functions: list[Sublayer], dropout_rate: float):
         self.functions = nnx.List(functions)

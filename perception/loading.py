@@ -86,9 +86,8 @@ class Trained:
     ) -> tuple[list[list[list[int]]], list[int], int]:
         """Returns the token ids of each pair, token counts of the first segments, and the number of truncated pairs.
 
-        The token ids of a pair are one window. Truncates as in training: if the tokenizer separates the two texts, the
-        longer text first, otherwise the end of the joined texts. The token counts are [] if `finetuning.has_segments`
-        is false. The entries of `pairs` may also be single texts.
+        The token ids of a pair are one window. Pairs are truncated as in training (`Subword.encode_parts`). The token
+        counts are [] if `finetuning.has_segments` is false. The entries of `pairs` may also be single texts.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)
@@ -140,14 +139,14 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` is not the directory of a run, or its run is a TF-IDF baseline or a run of another program,
-        or has a damaged configuration.
+      UserError: `workdir` is not the directory of a run, or has a damaged configuration; or the run is a TF-IDF
+        baseline or a run of another program.
     """
     check_is_run(workdir, option)
     check(
         baseline.read_config(workdir) is None,
-        f"{option}={shown(workdir)} is a TF-IDF baseline, not a neural network: use perception.classify, or name the"
-        " run of a network",
+        f"{option}={shown(workdir)} is a TF-IDF baseline, not a neural network: name the run of a network; to classify"
+        " texts with the baseline, use perception.classify",
     )
     config = read_config(workdir, option, "perception")
     check(
@@ -160,10 +159,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def check_is_run(workdir: Path, option: str) -> None:
-    """Raises a UserError if `workdir` is no run, but has runs in its folder `runs`, as perception.worth writes them.
-
-    The message names the first SHOWN_RUNS runs, and the best of the runs with test results.
-    """
+    """Raises a UserError if `workdir` is no run, but has runs in its folder `runs`, as perception.worth writes them."""
     folder = workdir / "runs"
     if (workdir / CONFIG).exists() or not folder.is_dir():
         return
@@ -193,11 +189,7 @@ def check_is_run(workdir: Path, option: str) -> None:
 
 
 def read_classes(workdir: Path) -> tuple[str, ...]:
-    """Returns the class names of a run.
-
-    Raises:
-      UserError: the file with the class names is missing or damaged.
-    """
+    """Returns the class names of a run. Raises a UserError if the file with these names is missing or damaged."""
     try:
         return tuple(json.loads((workdir / CLASSES).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -215,8 +207,8 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     path = workdir / PREDICTIONS
     check(
         path.exists(),
-        f"{shown(path)}, which stores the thresholds of the classes, is missing: finish the training with"
-        " --config.eval.test=true, or restore the file",
+        f"{shown(path)}, which stores the smallest probability for predicting each class, is missing: finish the"
+        " training with --config.eval.test=true, or restore the file",
     )
     return load_predictions(path).thresholds
 
@@ -237,8 +229,7 @@ def begun_from(
     """
     if not weights:
         if find(config.finetune).trains_all and config.backbone != "auto":
-            # No model is needed, because the checkpoint stores all parameters, and the name of the backbone determines
-            # the architecture.
+            # The checkpoint stores all parameters, and the name of the backbone determines the architecture.
             return None
         moved = f", but the run needs it: pass its new location as {option}=DIR"
         return open_pretrained(config, advice=moved, other=f"name the run's model with {option}")
@@ -271,8 +262,7 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
     """Loads a run without the parameters that are frozen at pretrained weights.
 
-    Also returns the fingerprint of these pretrained weights; "" if the run reads no frozen parameters from pretrained
-    weights.
+    Also returns the fingerprint of these pretrained weights; "" if no frozen parameter comes from pretrained weights.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.
@@ -290,7 +280,7 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
 def _open(
     config: ConfigDict, workdir: Path, weights: Path | None = None
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, "Pretrained | None"]:
-    """Returns (backbone, tokenizer, classes), the function that builds the model, and the pretrained model of a run."""
+    """Returns (backbone, tokenizer, classes), the function that builds the model, and the pretrained model."""
     with complete(shown(workdir / CONFIG)):
         datasets.validate(config)
         finetuning.validate(config)

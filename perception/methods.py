@@ -1,8 +1,8 @@
 """The methods of fine-tuning: which parameters are trained, and where the encoder starts.
 
 A new method is an entry of `METHODS`, or a `Method` in a module outside this project, selected by
---config.finetune=my_package.ways:mine. Configurations import this module, so it must not import JAX: each `change`
-function imports what it needs.
+--config.finetune=my_package.ways:mine. Configurations import this module, so JAX may be
+imported only inside `change` functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -79,9 +79,6 @@ def _lora(
     """Freezes the encoder, and adds LoRA adapters to its layers `config.lora.targets` ("": the backbone's `targets`).
 
     `config.freeze_head` freezes the head at its initial values, like the authors' program.
-
-    Raises:
-      UserError: a target matches no layer.
     """
     from common.freezing import freeze
     from common.model.low_rank import adapt, is_target, linear_layers
@@ -103,7 +100,6 @@ def _lora(
 def _head(
     config: ConfigDict, model: "PooledClassifier", shape: "Backbone", *, rngs: "nnx.Rngs"
 ) -> None:
-    """Freezes the encoder."""
     from common.freezing import freeze_loaded
 
     freeze_loaded(model.encoder)
@@ -143,9 +139,9 @@ def find(name: str, option: str = FINETUNE) -> Method:
     method = user_parts.find(option, name, Method, METHODS)
     check(
         method.change is None or callable(method.change),
-        f"{option}={name}: change must be a function or None, got {method.change!r}",
+        f"{option}={name}: the field change must be a function or None, got {method.change!r}",
     )
-    check_number(f"{option}={name}: learning_rate", method.learning_rate, positive=True)
+    check_number(f"{option}={name}: the field learning_rate", method.learning_rate, positive=True)
     check(
         name in METHODS or not method.solves_head,
         f"{option}={name}: only the method head can have solves_head=True: remove solves_head, or use {option}=head",

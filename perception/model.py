@@ -121,10 +121,7 @@ def backbone(
 
 
 def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Draws kernels, embedding tables and the table of relative positions (see `Backbone.scaled_init`).
-
-    The biases of linear layers, and the norms, keep their initial values.
-    """
+    """Draws all parameters except norms and the biases of linear layers (see `Backbone.scaled_init`)."""
 
     def draw(variable: nnx.Param, deviation: float) -> None:
         variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))

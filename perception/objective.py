@@ -2,8 +2,6 @@
 
 With one class per example, labels are class indices, (E,). With several classes (multi-label), labels are 0 or 1 for
 each class, (E, C).
-
-Shape letters of this module: B rows of a batch, E examples, C classes.
 """
 
 import jax

@@ -23,8 +23,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the options of all methods in `METHODS`, and of a user's method.
 
     Raises:
-      UserError: an option has an invalid value; the method is unknown, cannot be imported, or is not a valid `Method`;
-        or the check of a user's method raises an exception.
+      UserError: `add_to` fails, an option has an invalid value, or the check of a user's method raises an exception.
     """
     user_parts.check_minimum("--config.", config, _declared(config))
     for method in METHODS.values():

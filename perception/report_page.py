@@ -2,8 +2,6 @@
 
 The page is a tree of `xml.etree` elements, whose serializer escapes every attribute, and every text except the style
 sheet. The page has no script and no reference to another file, and its content security policy forbids both.
-
-Shape letters of this module: E test examples, C classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +20,7 @@ from perception.conclusions import average_precisions
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 MOST_SHADED = 20
-"""Maximum number of classes for a complete confusion matrix. With more classes, the page lists the most frequent
-confusions."""
+"""Maximum number of classes of a confusion matrix. With more classes, the page lists the most frequent confusions."""
 
 ERRORS = 20
 """Maximum number of entries in the list of errors and in the list of confusions."""
@@ -128,10 +125,7 @@ def _body(report: Report) -> Iterable[Element]:
 
 
 def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
-    """Yields the chart of validation curves.
-
-    A curve with a single point, such as the curve of a method without training steps, is a horizontal dashed line.
-    """
+    """Yields the chart of validation curves. A curve with a single point is drawn as a horizontal dashed line."""
     every = [curve for seeds in curves.values() for curve in seeds]
     end = max(point.step for curve in every for point in curve.points)
     lines = []
@@ -276,8 +270,7 @@ def _confidence(found: Classes) -> np.ndarray:
 def _errors(report: Report) -> Element:
     """Returns a table of at most ERRORS wrongly classified texts, most confident error first.
 
-    Returns a sentence instead if no text is classified wrongly. Multi-label: of the classes that are wrongly predicted
-    or missed, a row names the class whose probability is farthest from its label, 0 or 1.
+    Multi-label: a row names the wrong or missing class whose probability is farthest from its label, 0 or 1.
     """
     found = report.predictions
     if isinstance(found, LabelSets):

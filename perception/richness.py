@@ -74,10 +74,7 @@ class Line(NamedTuple):
         return self.intercept + self.slope * float(np.log(tokens))
 
     def margin(self, tokens: float) -> float:
-        """Returns half the width of the 95 % prediction interval for another data set with this number of tokens.
-
-        Infinite if the line was fitted to two data sets.
-        """
+        """Returns half the width of the 95 % prediction interval for another data set; infinite if `count` is two."""
         from scipy import stats
 
         if not math.isfinite(self.deviation):
@@ -88,10 +85,7 @@ class Line(NamedTuple):
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """Fits gap = intercept + slope ln(tokens) to points (tokens, gap) by least squares.
-
-    Needs at least two different numbers of tokens.
-    """
+    """Fits a `Line` by least squares to points (tokens, gap) with at least two different numbers of tokens."""
     x, y = np.log([tokens for tokens, _ in points]), np.asarray([gap for _, gap in points])
     slope = float(np.cov(x, y, bias=True)[0, 1] / np.var(x))
     intercept = float(y.mean() - slope * x.mean())
@@ -102,11 +96,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def tokens(texts: Iterable[Sequence[str]]) -> float:
-    """Estimates the number of tokens in a data set from its number of words.
-
-    Args:
-      texts: for each example, a tuple of its one or two texts.
-    """
+    """Estimates the number of tokens in a data set from its number of words. An example has one or two texts."""
     return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
 
@@ -139,8 +129,5 @@ def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
 
 
 def expectation() -> Line:
-    """Fits the line of Figure 1 to the printed Table 1 without invalid cells.
-
-    Each data set is one point. The gap of a data set is the mean of its gaps over the backbones.
-    """
+    """Fits the line of Figure 1 to the printed Table 1 without ARTEFACTS. Each data set is one point (see `means`)."""
     return fit(points(means(without_artefacts(gaps(printed.table1())))))

@@ -51,10 +51,9 @@ def validate(config: ConfigDict, read_data: bool = True) -> None:
 
 
 def validate_fields(config: ConfigDict) -> None:
-    """Checks the fields of batches, evaluation and the training loop, which new runs and loaded runs share.
+    """Raises a UserError for a missing or invalid field of batches, evaluation or the training loop.
 
-    Raises:
-      UserError: a field is missing or has an invalid value.
+    New runs (`validate`) and trained runs (`perception.loading`) share these checks.
     """
     with complete("--config"):
         check_choice("--config.eval.select", config.eval.select, ("valid", "test"))

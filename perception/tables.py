@@ -30,10 +30,7 @@ def shortened(number: int) -> str:
 
 @cache
 def parameters(name: str) -> tuple[int, int]:
-    """Counts the parameters of a backbone and of rank-1 adapters, without allocating them.
-
-    The adapters are on the layers in `Backbone.targets`.
-    """
+    """Counts the parameters of a backbone, and of rank-1 adapters on its `targets`, without allocating them."""
     shape = BACKBONES[name]
 
     def adapted(rngs: variables.ParamKeys) -> nnx.Module:

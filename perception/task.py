@@ -131,10 +131,7 @@ class TextClassification(Classification):
         return corpus, cut
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Returns the batch of `Classification._labelled`.
-
-        If the model has segments, adds "firsts" (B,), the number of tokens in the first segment of each row.
-        """
+        """Adds "firsts" (B,), the number of tokens in the first segment of each row, if the model has segments."""
         found = super()._labelled(batch, split)
         if not self._segments:
             return found
@@ -148,7 +145,7 @@ class TextClassification(Classification):
         return objective.balanced_weights(labels) if self.config.data.balance else None
 
     def training_batch(self, batch: Batch) -> Batch:
-        """Overrides `Classification.training_batch`. With `config.data.balance`, adds the weights of the labels."""
+        """Adds the weights of the labels to the batch if `config.data.balance` is set."""
         batch = super().training_batch(batch)
         if self.weights is not None:
             batch = {**batch, "weights": self.weights[batch["ids"]]}
@@ -213,8 +210,7 @@ class TextClassification(Classification):
     def save(self, workdir: Path) -> None:
         """Writes tokenizer, class names and fingerprints of the examples.
 
-        Raises:
-          UserError: the run has checkpoints, and its tokenizer, classes or examples have changed since it started.
+        Raises a UserError if the run has checkpoints, and one of the three has changed since the run started.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
         examples = {name: text.fingerprint for name, text in self.splits.items()}
@@ -225,17 +221,13 @@ class TextClassification(Classification):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
             check(
                 not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
-                f"the examples {what} {shown(path)}: the data have changed since the run started; choose another"
-                " --workdir",
+                f"the examples {what} {shown(path)}: the data have changed since the run started; restore the"
+                " data, or choose another --workdir",
             )
             path.write_text(text)
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks `data.max_length`, `data.batch`, `data.buckets` and `eval.tokens_per_batch`.
-
-    Raises:
-      UserError: a field has an invalid value.
-    """
+    """Raises a UserError if `data.max_length`, `data.batch`, `data.buckets` or `eval.tokens_per_batch` is invalid."""
     check_int("--config.data.max_length", config.data.max_length)
     classification.validate(in_rows(config))

@@ -59,11 +59,7 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
 def vector(tuned: Params, base: Params, run: str = "the run") -> Params:
     """Returns the task vector of fine-tuned weights: `tuned` minus `base`, by parameter name.
 
-    Args:
-      run: name of the run that has trained `tuned`, for the error message.
-
-    Raises:
-      UserError: names or shapes of the parameters differ.
+    Raises a UserError that names `run` if names or shapes of the parameters differ.
     """
     from common.errors import check
 

@@ -17,8 +17,7 @@ def main() -> None:
 def fetch_pretrained(config: ConfigDict) -> None:
     """Downloads the model --config.pretrained to the local Hugging Face cache, unless the option names a directory.
 
-    Raises:
-      UserError: the option is empty or missing, or the download fails.
+    Raises a UserError if the option is empty or missing, or the download fails.
     """
     from common.errors import check
     from perception import hub

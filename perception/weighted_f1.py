@@ -2,8 +2,6 @@
 
 If an example may have several classes (multi-label), labels and predictions are 0 or 1 for each class, (E, C), and a
 class is predicted if its probability reaches its threshold.
-
-Shape letters of this module: E examples, C classes.
 """
 
 import numpy as np
