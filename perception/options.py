@@ -23,7 +23,8 @@ def validate(config: ConfigDict) -> None:
     """Checks the options of all methods in `METHODS`, and of a user's method.
 
     Raises:
-      UserError: `add_to` fails, an option has an invalid value, or the check of a user's method raises an exception.
+      UserError: the method is invalid (see `add_to`), an option has an invalid value, or the check of a user's method
+        raises an exception.
     """
     user_parts.check_minimum("--config.", config, _declared(config))
     for method in METHODS.values():
