@@ -1,7 +1,4 @@
-"""AUCC, the area under the convergence curve (Shen et al., 2021, section 3, eq. 1).
-
-The AUCC is the integral of a validation metric over wall-clock training time, steps or FLOPs (`outline`).
-"""
+"""AUCC, the area under the convergence curve (Shen et al., 2021, section 3, eq. 1). `outline` defines the curve."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ def outline(
 ) -> list[tuple[float, float]]:
     """Returns the points (x, value) of a line from 0 to the horizon. The area below the line is the AUCC.
 
-    The paper does not state how the curve is drawn. This function makes these choices:
+    The paper does not state how to draw the line. This function makes these choices:
     - The line joins the validation points, each at the best value so far (unless `held` is False).
     - A metric that is maximised starts at (0, 0). A metric that is minimised, such as bits per character, starts with
       its first value, because an initial 0 would be a perfect score.
@@ -26,7 +23,6 @@ def outline(
     - A horizon between two points ends the line at an interpolated value.
 
     Args:
-      axis: the quantity on the x axis.
       horizon: end of the line in units of `axis`. None ends the line at the last validation point.
       held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
@@ -57,8 +53,7 @@ def aucc(
 ) -> float:
     """Returns the area under a validation curve (AUCC), in metric units times axis units.
 
-    For BLEU and the axis "hours", the unit is the paper's BLEU-hours. Areas over the axes "step" and "flops" do not
-    depend on the speed of the machine. For the other arguments and the errors see `outline`.
+    For BLEU and the axis "hours", the unit is the paper's BLEU-hours. For the arguments and the errors see `outline`.
     """
     line = outline(curve, axis, horizon, held)
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
@@ -69,8 +64,8 @@ def mean_outline(
 ) -> list[tuple[float, float]]:
     """Returns the points (x, value) of the mean of the lines of several curves (`outline`), one curve for each seed.
 
-    The area below is the mean AUCC. With horizon=None, all lines end at the last point of the longest curve, and the
-    line of a shorter curve is constant after its last point. For the other arguments and the errors see `outline`.
+    The area below the mean line is the mean AUCC. With horizon=None, all lines end at the last point of the longest
+    curve. For the other arguments and the errors see `outline`.
     """
     lines = [outline(curve, axis, horizon) for curve in curves]
     if len(lines) == 1:
@@ -83,22 +78,18 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
     """Returns the first validation point that reaches a fraction of the best value (appendix, Tables 6 and 7).
 
     The value to reach is fraction * best. If this value is better than `best`, as for a metric that is minimised and
-    positive, the value to reach is best / fraction. Does not interpolate between points.
+    positive, the value to reach is best / fraction. Returns None if no point reaches the value.
 
     Args:
-      fraction: a number in (0, 1].
       best: value that corresponds to the fraction 1, such as the best value of several runs. None takes the best value
         of this curve.
-
-    Returns:
-      The point, or None if no point reaches the value.
 
     Raises:
       UserError: `fraction` is not in (0, 1], or the curve is empty and `best` is None.
     """
     if not 0 < fraction <= 1:
         raise UserError(
-            f"the fraction of the best value must be above 0 and at most 1, got {fraction}"
+            f"the fraction of the best value to reach must be above 0 and at most 1, got {fraction}"
         )
     best = curve.best.value if best is None else best
     # The sign of the best value decides which of the two targets is easier to reach than the best value.

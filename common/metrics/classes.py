@@ -34,13 +34,7 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Returns predictions of the class with the highest log-probability in `logs_EC`.
-
-        Args:
-          examples: fingerprint of the examples and their labels.
-          labels_E: indices of the true classes.
-          names: names of the classes.
-        """
+        """Returns predictions of the class with the highest log-probability in `logs_EC`."""
         at_E = np.arange(len(labels_E))
         return cls(
             examples,
@@ -58,9 +52,8 @@ class Classes(Predictions):
     def statistics(self) -> sparse.csr_array:
         """Statistics of each example, (E, 3C + 2).
 
-        The columns are three blocks of C columns, the loss in nats, and a 1 that counts examples. The blocks are the
-        one-hot true class if the prediction is correct (zeros if it is wrong), the one-hot predicted class, and the
-        one-hot true class.
+        The columns are three one-hot blocks of C columns, the loss in nats, and a 1 that counts examples. The blocks
+        are the true class if it is predicted (else zeros), the predicted class, and the true class.
         """
         classes, count = len(self.names), len(self.labels_E)
         ones_E, at_E = np.ones(count), np.arange(count)

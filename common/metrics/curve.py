@@ -29,7 +29,7 @@ class Point:
     def at(self, axis: Axis) -> float:
         """Returns the x coordinate of this point on an axis. Raises a UserError if the axis is unknown."""
         if axis not in get_args(Axis):
-            raise UserError(f"unknown axis {axis!r}: use {', '.join(get_args(Axis))}")
+            raise UserError(f"unknown axis {axis!r}: choose one of {', '.join(get_args(Axis))}")
         return self.seconds / 3600 if axis == "hours" else float(getattr(self, axis))
 
 
@@ -40,7 +40,7 @@ class Curve:
     Attributes:
       name: name of the metric, such as "bleu".
       mode: "max" if larger values are better, "min" if smaller values are better.
-      points: the validation points. Points with NaN or infinite values are left out.
+      points: the validation points, without points whose value is NaN or infinite.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Curve:
         """Appends a point and returns True. Ignores a point with a NaN or infinite value and returns False.
 
         Raises:
-          ValueError: step, seconds or FLOPs are negative, not finite, or less than at the previous point.
+          ValueError: the point's step, seconds or FLOPs are negative, not finite, or less than at the previous point.
         """
         before = self.points[-1] if self.points else Point(0, 0.0, 0.0, 0.0)
         for axis in ("step", "seconds", "flops"):
@@ -79,7 +79,7 @@ class Curve:
         return value > than if self.mode == "max" else value < than
 
     def running_best(self) -> list[Point]:
-        """Returns the points with each value replaced by the best value up to this point."""
+        """Returns the points, with each point's value replaced by the best value so far."""
         better = max if self.mode == "max" else min
         values = itertools.accumulate((point.value for point in self.points), better)
         return [replace(point, value=x) for point, x in zip(self.points, values, strict=True)]
@@ -99,16 +99,15 @@ class Curve:
         return choose(self.points, key=lambda point: point.value)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the curve as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Inverse of `to_json`: returns a curve. Raises a UserError if `record` is not a validation curve."""
+        """Inverse of `to_json`. Raises a UserError if `record` is not a validation curve."""
         try:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)
         except KeyError as error:
             raise UserError(f"the validation curve has no entry {error}") from error
         except (TypeError, ValueError) as error:
-            raise UserError(f"the JSON object is not a validation curve ({error})") from error
+            raise UserError(f"the JSON value is not a validation curve ({error})") from error

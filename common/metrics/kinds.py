@@ -36,12 +36,11 @@ MODES = {
 def load(path: Path) -> Predictions:
     """Reads predictions that `Predictions.save` has written.
 
-    Raises:
-      UserError: the file cannot be read, is damaged or contains no examples, or a value is NaN.
+    Raises a UserError if the file cannot be read, is damaged, or contains no examples or NaN.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
-            # In files from before 24 November 2026, the names of arrays end with shape letters: `stem` removes them.
+            # In files from before 24 November 2026, the names of arrays end in shape letters, which `stem` removes.
             saved = {stem(name): archive[name] for name in archive.files}
         record = json.loads(saved.pop("record").tobytes().decode())
         kind = KINDS[record.pop("kind")]
@@ -57,14 +56,14 @@ def load(path: Path) -> Predictions:
         if not len(made):
             raise ValueError("it contains no examples")
     except Exception as error:  # Reading a damaged file may raise any exception.
-        # NumPy advises to load other formats unsafely, and opens a .npy file as an array, which `with` refuses.
+        # For other formats, NumPy's error advises to load unsafely. For a .npy file, `with` refuses the array.
         other = any(words in str(error) for words in ("unsafely", "context manager"))
         fault = ValueError("it is not an .npz file") if other else error
         raise file_error(shown(path), fault) from error
     with_nan = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(
         not with_nan,
-        f"{shown(path)} has NaN in {' and '.join(with_nan)}: the model gave NaN on a test example, or the file has"
-        " changed since the run; train the run again, restore the file, or leave out this run",
+        f"{shown(path)} has NaN in {len(with_nan)} of its arrays ({', '.join(with_nan)}): the model gave NaN on a test"
+        " example, or the file has changed since the run; train the run again, restore the file, or leave out this run",
     )
     return made

@@ -73,9 +73,9 @@ class LabelSets(Predictions):
         return np.column_stack(parts).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns exact matches (accuracy), micro, macro and weighted F1 in percent, and the loss in nats per class.
+        """Returns accuracy (exact matches), micro, macro and weighted F1 in percent, and the loss in nats per class.
 
-        The F1 of a class without labels and predictions is 0.
+        The F1 of a class without a correct prediction is 0.
         """
         hits_BC, guessed_BC, labelled_BC = np.split(sums_BS[:, :-3], 3, axis=1)
         exact_B, nats_B, count_B = sums_BS[:, -3:].T

@@ -47,7 +47,8 @@ class Losses(Predictions):
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Returns bits and nats per byte if `unit` is "byte", else perplexity and loss in nats per token.
 
-        Adds the accuracy in percent if correct predictions are counted, and perplexity per word if words are counted.
+        Also returns the accuracy in percent if `hits_E` is not empty, and the perplexity per word if `words_E` is not
+        empty.
         """
         nats_B, weights_B, hits_B, words_B = sums_BS.T
         loss_B = nats_B / weights_B

@@ -1,10 +1,8 @@
-"""Per-example predictions of a run on its test split, and their metrics.
+"""Per-example predictions of a run on its test split, and their metrics. Each kind of predictions has its own module.
 
-Every metric is a function of statistics summed over examples, such as confusion counts, n-gram counts and losses.
-Row b of an array `counts_BE` says how often the bootstrap resample b of the test set contains each example. The metrics
-of the resamples are then `measure(counts_BE @ statistics)`.
-
-Each kind of predictions has a module in this folder.
+Every metric is a function of statistics summed over examples, such as confusion counts, n-gram counts and losses. If
+row b of `counts_BE` says how often the bootstrap resample b of the test set contains each example, the metrics of the
+resamples are `measure(counts_BE @ statistics)`.
 
 Shape letters of this module: B resamples, E examples, S statistics.
 """
@@ -23,8 +21,7 @@ from common.atomic import write_atomic
 if TYPE_CHECKING:
     from scipy import sparse
 
-PREDICTIONS = "predictions.npz"
-"""File name of the test predictions in a workdir."""
+PREDICTIONS = "predictions.npz"  # file name of the test predictions in a workdir
 
 
 def stem(name: str) -> str:
@@ -52,11 +49,7 @@ class Predictions(ABC):
 
     @abstractmethod
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns {metric: values (B,)} for B resampled test sets.
-
-        Args:
-          sums_BS: `statistics` summed over the examples of each resampled test set.
-        """
+        """Returns {metric: values (B,)} of B test sets from `sums_BS`, the sums of `statistics` over their examples."""
 
     @abstractmethod
     def describe(self, example: int) -> dict[str, str]:
@@ -64,15 +57,12 @@ class Predictions(ABC):
 
     @property
     def pairing(self) -> tuple:
-        """A key that is equal for predictions of the same kind, test examples, and units or options of metrics."""
+        """A key that is equal for predictions of the same kind and test examples, with the same options of metrics."""
         return self.kind, self.examples, len(self)
 
     @property
     def costs_E(self) -> np.ndarray:
-        """Cost of each example in `cost_unit`; by default its loss `nats_E`.
-
-        `common.report --examples` sorts examples by the absolute difference between the costs of two runs.
-        """
+        """Cost of each example in `cost_unit`, by which `common.report --examples` compares two runs."""
         return self.nats_E
 
     @abstractmethod

@@ -53,7 +53,6 @@ class Translations(Predictions):
         return *super().pairing, self.lowercase, self.tokenize
 
     def metric(self) -> "BLEU":
-        """Returns sacrebleu's BLEU metric with the options of these translations."""
         return bleu_metric(self.lowercase, self.tokenize)
 
     @property

@@ -7,11 +7,8 @@ import time
 from contextlib import suppress
 from typing import TextIO
 
-_BAR_INTERVAL = 0.5
-"""Seconds between two refreshes of the bar."""
-
-_LINE_INTERVAL = 30.0
-"""Seconds between two lines in a log file."""
+_BAR_INTERVAL = 0.5  # seconds between two refreshes of the bar
+_LINE_INTERVAL = 30.0  # seconds between two lines in a log file
 
 # (pattern of `jax.Device.device_kind`, peak FLOP/s of dense 16-bit matrix products), from data sheets. The first
 # matching pattern is used. On TPU v2 and v3, a JAX device is one of the two cores of a chip.
@@ -64,7 +61,7 @@ class Progress:
         peak_flops: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """Opens the bar if `stream` is a terminal (`_is_screen`).
+        """Opens the bar if `stream` is a terminal.
 
         Args:
           total_steps: last step of the run.
@@ -132,7 +129,6 @@ class Progress:
             self._bar.close()
 
     def _show(self, now: float) -> None:
-        """Refreshes the bar; without a bar, prints a line to the stream."""
         from tqdm import tqdm
 
         self._shown_step = self._step
@@ -159,10 +155,10 @@ class Progress:
 
 
 def _is_screen(stream: TextIO) -> bool:
-    """Returns whether a stream is a terminal with at least one line. On a terminal with 0 lines tqdm prints nothing."""
+    """Returns whether a stream is a terminal with at least one line. With 0 lines, tqdm would print nothing."""
     if not stream.isatty():
         return False
-    # The size of a stream without file descriptor is unknown: an OSError counts as at least one line.
+    # The size of a terminal without file descriptor is unknown: assume at least one line.
     with suppress(OSError):
         return os.get_terminal_size(stream.fileno()).lines > 0
     return True

@@ -19,9 +19,8 @@ WANDB_MODES = ("offline", "online", "disabled")
 class Tracker:
     """Writes the metrics of a run to its workdir and to wandb. Only process 0 has a tracker.
 
-    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
-    timestamps and no host names: apart from logged seconds and the AUCC over seconds, an interrupted and resumed run
-    writes the same file as an uninterrupted run.
+    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. Apart from logged seconds
+    and the AUCC over seconds, an interrupted and resumed run writes the same file as an uninterrupted run.
     """
 
     def __init__(
@@ -55,9 +54,8 @@ class Tracker:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a line with step and values to `metrics.jsonl`, and sends the values to wandb.
 
-        Values are numbers, scalar arrays or texts. In `metrics.jsonl`, NaN and infinity become null.
-
-        Steps must not decrease, because wandb ignores values of earlier steps.
+        Values are numbers, scalar arrays or texts. In `metrics.jsonl`, NaN and infinity become null. Steps must not
+        decrease, because wandb ignores values of earlier steps.
         """
         self._file.write(json.dumps(_to_json({"step": step, **values})) + "\n")
         self._file.flush()
@@ -74,7 +72,6 @@ class Tracker:
         self._show(name, lambda wandb: wandb.Image(str(path)))
 
     def _show(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
         self._wandb(lambda run, wandb: run.log({name: make(wandb)}, step=self._step))
 
     def file(self, path: Path) -> None:
@@ -106,11 +103,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of a metrics file as text and as a dictionary. Ignores an incomplete last line.
-
-    Raises:
-      UserError: a complete line is not a JSON object with an integer step.
-    """
+    """Yields each line of a metrics file as text and as a dictionary. See `read_metrics`."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:

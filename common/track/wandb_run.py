@@ -10,17 +10,15 @@ from typing import Any
 from common.atomic import write_whole
 from common.errors import reason_of
 
-WANDB_TIMEOUT = 20
-"""Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
+WANDB_TIMEOUT = 20  # seconds, for a request to wandb, and for starting and finishing a wandb run
 
 
 class WandbRun:
     """A run in wandb.
 
-    wandb never prompts. An error in wandb prints one line on stderr and never stops the run. If a run in mode
-    "online" cannot start, it is logged offline; every other error disables wandb. wandb's files are in
-    `workdir/wandb`; `wandb sync` uploads an offline run. `Tracker` describes the arguments. The value "" of a project,
-    name or group stands for the default.
+    wandb never prompts. An error in wandb prints one line on stderr. If a run in mode "online" cannot start, it is
+    logged offline; every other error disables wandb. wandb's files are in `workdir/wandb`; `wandb sync` uploads an
+    offline run. `Tracker` describes the arguments. The value "" of a project, name or group stands for the default.
     """
 
     def __init__(self, workdir: Path, config: Mapping[str, Any], resume_step: int | None):
@@ -44,7 +42,7 @@ class WandbRun:
 
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
-    """Returns the wandb id that the workdir stores. If `anew`, or if no id is stored, makes and stores a new id."""
+    """Returns the run's wandb id, a file in the workdir. If `anew`, or if the file is missing, writes a new id."""
     path = workdir / "wandb_id"
     if anew or not path.exists():
         write_whole(path, secrets.token_hex(4) + "\n")
@@ -52,21 +50,17 @@ def _wandb_id(workdir: Path, anew: bool) -> str:
 
 
 def log_in() -> None:
-    """Logs in to wandb with a stored API key. Never prompts for a key.
-
-    Raises:
-      ConnectionError: no API key is stored.
-    """
+    """Logs in to wandb with a stored API key, without a prompt. Raises a ConnectionError if no key is stored."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise ConnectionError("no API key (`wandb login` stores one)")
+        raise ConnectionError("no API key is stored (run `wandb login` to store your key)")
 
 
 def _start_wandb(arguments: dict[str, Any]) -> Any:
-    """Starts a wandb run with the arguments of `wandb.init`: offline if the mode "online" fails.
+    """Calls `wandb.init` with the arguments; if the mode "online" fails, again with the mode "offline".
 
-    Returns None if "offline" fails. Each failure prints a warning.
+    Returns None if the mode "offline" fails. Each failure prints a warning.
     """
     times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
     try:

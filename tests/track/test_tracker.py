@@ -307,7 +307,10 @@ def test_real_wandb_online_without_key_does_not_prompt(tmp_path):
         process.kill()
         os.close(leader)
     assert code == 0
-    assert lines[0] == "warning: wandb: no API key (`wandb login` stores one); logging offline"
+    assert (
+        lines[0]
+        == "warning: wandb: no API key is stored (run `wandb login` to store your key); logging offline"
+    )
     assert lines[1].startswith("seconds") and len(lines) == 2
 
 
