@@ -74,7 +74,6 @@ def main() -> None:
 
 
 def _show_examples(options: Namespace) -> None:
-    """Prints the test examples on which the two runs of --examples differ most in cost (`Predictions.costs_E`)."""
     import numpy as np
 
     from common.report.runs import load_group
@@ -91,7 +90,7 @@ def _show_examples(options: Namespace) -> None:
         runs = load_group(argument)
         check(
             len(runs) == 1,
-            f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
+            f"--examples: {argument} names {len(runs)} runs, but each argument must name one run: give a run's folder",
         )
         pair += runs
     without = [run.place for run in pair if run.predictions() is None]
@@ -120,7 +119,6 @@ def _show_examples(options: Namespace) -> None:
 
 
 def _compare(options: Namespace) -> None:
-    """Prints and writes the tables of the groups, and writes the figures."""
     from common.report import report
     from common.report.groups import named_groups
 

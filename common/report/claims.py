@@ -47,7 +47,7 @@ class Claim:
       a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`. Like `metric`, may be "".
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: numbers that the paper prints for this claim; may be "".
-      evidence: "runs", "confirmed: TEST", "refuted: TEST", "observed: TEST", or "plan: OPTIONS".
+      evidence: see the module's docstring.
     """
 
     id: str
@@ -66,17 +66,12 @@ class Claim:
 
     @property
     def source(self) -> str:
-        """The text of `evidence` after the colon: a test, or options of `launch.plan`."""
+        """The test, or options of `launch.plan`, after the colon of `evidence`."""
         return self.evidence.partition(":")[2].strip()
 
 
 def read(paper: str) -> list[Claim]:
-    """Returns the claims of a paper.
-
-    Raises:
-      UserError: the columns are wrong, two claims have the same id, a row is incomplete, or its direction or kind of
-        evidence is unknown.
-    """
+    """Returns the claims of a paper. Raises a UserError if claims.csv is damaged."""
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
     rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
@@ -131,7 +126,7 @@ def find(
     """Returns a finding for each claim.
 
     Compares A and B if the evidence of a claim is "runs" and the runs exist. Corrects these comparisons together by
-    Holm's method, except comparisons with too few seeds (`common.report.significance.correct`).
+    Holm's method (`correct`).
 
     Args:
       groups: `Claim.a` or `Claim.b` -> its runs.
@@ -161,7 +156,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     check(
         not without,
         f"claim {claim.id}: {', '.join(without[:1])} has no {PREDICTIONS}, from which {claim.metric} is computed:"
-        " restore the file, or train the run again",
+        " restore this file, or train the run again",
     )
     check(
         claim.metric in by_metric,
@@ -172,10 +167,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Compares a metric of RESOURCES: training FLOPs or trained parameters.
-
-    Counts have no noise, with one exception: early stopping and time limits make the FLOPs differ between seeds.
-    """
+    """Compares a metric of RESOURCES. Counts have no noise, except FLOPs after early stopping or a time limit."""
     stopped = any(run.summary.get("stopped_by", "steps") != "steps" for run in (*a, *b))
     samples = []
     for runs in (a, b):
@@ -190,12 +182,10 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
-    """Returns the verdict on a claim as text, or why the claim has no verdict.
+    """Returns the verdict on a claim as text, or why the claim has no verdict. `hours` is the result of `chip_hours`.
 
-    If the evidence is "runs", the text of a verdict begins with "holds", "does not hold" or "undecided". If a test
-    decides the claim, the text begins with "holds" or "refuted".
-
-    `hours` is the result of `chip_hours`.
+    A verdict from runs begins with "holds", "does not hold" or "undecided", a verdict by a test with "holds" or
+    "refuted".
     """
     claim = finding.claim
     if claim.kind in _TESTED:
@@ -217,8 +207,8 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
     """Returns the table of claims, a row for each finding.
 
     Args:
-      hours: result of `chip_hours`.
-      scale: scale of the runs, such as "laptop".
+      hours: the result of `chip_hours`.
+      scale: the scale of the runs, such as "laptop".
     """
     columns = ("claim", "section", "what the paper says", "printed", "metric")
     columns += ("A", "B", "A - B", "95% interval", "seeds", "scale", "verdict")
@@ -235,10 +225,10 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
 
 
 def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
-    """Returns five cells of a claim's row: A with its mean ± standard deviation, B likewise, A - B, interval, seeds.
+    """Returns five cells of a claim's row: A and B, each with mean ± standard deviation; A - B; interval; seeds.
 
-    If a mean is at least a million in absolute value, the cells leave out the standard deviations, and A - B and the
-    interval are in percent of B's mean.
+    If a mean is at least a million in absolute value, the cells have no standard deviations, and A - B and the interval
+    are in percent of B's mean.
     """
     samples = (comparison.a, comparison.b)
     digits = digits_for((*comparison.a.values, *comparison.b.values))

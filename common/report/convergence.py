@@ -1,6 +1,5 @@
-"""Tables that compare groups of runs: AUCC, and times until runs have nearly converged.
+"""Tables of AUCC, and of times until runs have nearly converged, as Tables 1 to 3 and 5 to 7 of Shen et al. (2021).
 
-Shen et al. (2021) print such tables (Tables 1 to 3 and 5 to 7). All runs of a table have the same metric and horizon.
 Training time excludes compilation, evaluation and checkpoints (`common.train.clock`).
 """
 
@@ -21,8 +20,7 @@ from common.report.table import Table, digits_for, mean_std
 Horizon = float | Literal["longest", "shortest"]
 """End of the AUCC on the x-axis: a number in units of the axis, or the last point of the longest or shortest run.
 
-The paper takes the longest run. Shorter curves are then extended with their best value, which assumes that their runs
-have converged.
+With "longest", as in the paper, shorter curves keep their best value, which assumes that their runs have converged.
 """
 
 PERCENTS = (95, 99, 100)
@@ -37,8 +35,8 @@ class Convergence:
 
     Attributes:
       groups: the groups. Lists of values have the order [group][run].
-      axis: x-axis of the curves, AUCCs and times; see `Axis`.
-      horizon: end of the curves; see `Horizon`.
+      axis: x-axis of the curves, AUCCs and times.
+      horizon: end of the curves.
     """
 
     groups: Sequence[Group]
@@ -49,8 +47,7 @@ class Convergence:
     def end(self) -> float:
         """The horizon in units of the axis.
 
-        0 if `horizon` is "longest" or "shortest" and all curves end at 0, as on the axis "flops" for runs without a
-        FLOP count.
+        0 if `horizon` is not a number and all curves end at 0, as on the axis "flops" for runs without a FLOP count.
         """
         runs = [run for group in self.groups for run in group.runs]
         ends = [run.curve.points[-1].at(self.axis) for run in runs]
@@ -64,20 +61,20 @@ class Convergence:
         end = named.get(self.horizon, self.horizon)
         check(
             self.horizon in named or (not isinstance(end, str) and 0 < end < math.inf),
-            f"--horizon={end} must be a finite number above 0, longest or shortest",
+            f"--horizon must be a finite number above 0, longest or shortest, got {end}",
         )
         for run in runs:
             first = run.curve.points[0].at(self.axis)
             check(
                 first <= end,
                 f"the horizon {end:g} ({self.axis}) is before the first validation of {run.place}, at {first:g}:"
-                " choose a later horizon, leave out this run, or train it with a smaller --config.eval.steps",
+                " choose a larger --horizon, leave out this run, or train it again with a smaller --config.eval.steps",
             )
         return float(end)
 
     @property
     def comparable(self) -> bool:
-        """Whether runs can be compared on the axis. On an axis of time, the runs must have taken turns."""
+        """Whether runs can be compared on the axis: on an axis of time, only if they took turns."""
         timed = self.axis in ("seconds", "hours")
         return not timed or runs_alternated([group.runs for group in self.groups])
 
@@ -96,7 +93,7 @@ class Convergence:
         return [[aucc(c, self.axis, end, held) for c in group.curves] for group in self.groups]
 
     def normalised_areas(self) -> list[list[float]]:
-        """Returns the AUCC of each run, divided by the largest AUCC of all runs; all NaN if the largest AUCC is 0."""
+        """Returns the AUCC of each run divided by the largest AUCC of all runs; NaN if the largest AUCC is 0."""
         areas = self.areas()
         largest = max(map(max, areas)) or math.nan
         return [[area / largest for area in some] for some in areas]
@@ -114,9 +111,6 @@ class Convergence:
 
         Returns:
           Lists in the order [group][percentage][run]. An entry is None if the run does not reach the percentage.
-
-        Raises:
-          UserError: a percentage is not in (0, 100], or the reference or the horizon is invalid.
         """
         check(reference in ("own", "all"), f"--reference must be own or all, got {reference!r}")
         best = None
@@ -131,8 +125,7 @@ class Convergence:
     def aucc_table(self) -> Table:
         """Returns a table of best values and AUCCs: a row for each group, with mean ± standard deviation over its runs.
 
-        The column "as measured" has the areas under the measured values instead of the best values so far. The cells
-        "AUCC / largest" are empty if the runs cannot be compared on the axis (`comparable`).
+        The column "as measured" has the areas under the measured values instead of the best values so far.
         """
         curve, empty = self.curves[0][0], [""] * len(self.groups)
         scale, unit, _ = units(self.axis, self.end)
@@ -149,8 +142,7 @@ class Convergence:
             "seeds": [len(group.runs) for group in self.groups],
             f"best {shown_name(curve)}": cells(best, best_digits),
             f"AUCC, {unit}": cells(areas, digits, scale),
-            # Show ratios of AUCCs over time only if the runs took turns on the machine, because the load of the machine
-            # may otherwise differ between runs.
+            # Empty unless the runs took turns, because the load of the machine may differ between runs.
             "AUCC / largest": cells(self.normalised_areas(), 3) if self.comparable else empty,
             f"as measured, {unit}": cells(self.areas(held=False), digits, scale),
         }
@@ -159,9 +151,8 @@ class Convergence:
     def time_table(self, reference: Literal["own", "all"] = "own") -> Table:
         """Returns a table of the points at which runs reach PERCENTS of the best value: a row for each group.
 
-        Each percentage has two columns: the position of the point on the axis, and the metric at this point. The cells
-        are mean ± standard deviation over the runs of the group that reach the percentage, or "never" if no run reaches
-        it. For `reference` see `times`.
+        Each percentage has two columns: the point's position on the axis and its metric, as mean ± standard deviation
+        over the runs of the group that reach the percentage. For `reference` see `times`.
         """
         groups = self.times(reference=reference)
         scale, unit, _ = units(self.axis, self.end)
@@ -187,12 +178,10 @@ class Convergence:
         return Table(tuple(columns), table)
 
     def seed_table(self) -> Table:
-        """Returns a table with unrounded numbers and a row for each run.
+        """Returns a table with unrounded numbers and a row for each run. Also raises the error of `Run.test`.
 
         The last columns are the axis values at which the run first reaches each of the PERCENTS of its own best value,
-        and of the best value of all runs; None if the run does not reach the percentage.
-
-        Also raises the error of `Run.test`.
+        and of the best value of all runs.
         """
         best, areas, shares = self.best(), self.areas(), self.normalised_areas()
         own, of_all = self.times(), self.times(reference="all")
@@ -212,10 +201,7 @@ class Convergence:
 
 
 def run_table(compared: Sequence[Group]) -> Table:
-    """Returns a table of runs: a row for each run with size, steps, time, scores, device and commit.
-
-    Raises the error of `Run.test`.
-    """
+    """Returns a table with a row for each run: steps, time, scores, size, device, commit. Raises `Run.test`'s error."""
     name = shown_name(compared[0].curves[0])
     columns = ("model", "run", "seed", "steps", "training (min)", "timed", f"best {name}")
     columns += (f"test {name}", "trained parameters", "all", "device", "commit")

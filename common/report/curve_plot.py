@@ -32,10 +32,9 @@ def curve_figure(
 ) -> "Figure":
     """Returns a figure of validation curves of one metric, with the areas below the curves shaded.
 
-    A line shows the best value so far. The area below the line is the AUCC, which the legend states as a number. Small
-    dots show the measured values, and a ring marks the best value up to the horizon. For several seeds, a thin line
-    shows each seed, a thick line shows the mean of the seeds, and the legend states the mean and standard deviation of
-    the AUCC and the mean of the best values.
+    A line shows the best value so far. The area below the line is the AUCC, which the legend states. Small dots show
+    the measured values, and a ring marks the best value up to the horizon. For several seeds, a thin line shows each
+    seed, and a thick line the mean of the seeds.
 
     Args:
       curves: name -> one curve for each seed.
@@ -63,7 +62,7 @@ def curve_figure(
     horizon = last or None if horizon is None else horizon
     end = horizon or 0.0
     scale, unit, label = units(axis, end)
-    # The legend of a single curve fits into the plot. A longer legend would cover the curves: put it below the plot.
+    # The legend of a single curve fits into the plot; a longer legend is below the plot.
     alone = len(flat) == 1
     figure, (axes,) = panels(1, 7.2, 4.2 if alone else 4.2 + 0.2 * len(curves))
     values = []
@@ -75,7 +74,7 @@ def curve_figure(
         marked = [curve.until(axis, end) for curve in seeds]
         check(
             all(curve.points for curve in marked),
-            f"{name} has no validation points up to the horizon {end:g} ({axis}): choose a later horizon",
+            f"{name} has no validation points up to the horizon {end:g} ({axis}): choose a larger horizon",
         )
         areas = [aucc(curve, axis, horizon) / scale for curve in seeds]
         area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
@@ -96,7 +95,7 @@ def curve_figure(
             axes.plot(xs, ys, markersize=3, color=colour, alpha=0.7, **marks)
             best = (until_end.best.at(axis) / scale, until_end.best.value)
             axes.plot(*best, markersize=9, fillstyle="none", color=colour, **marks)
-            # With several curves, labels of the best values would overlap. The legend shows the mean best value.
+            # Labels of several curves would overlap.
             if alone:
                 above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(f"{best[1]:.4g}", best, color=colour, fontsize=9, **above)
@@ -113,10 +112,9 @@ def curve_figure(
 
 
 def units(axis: Axis, end: float) -> tuple[float, str, str]:
-    """Returns (scale, unit, label) for an axis from 0 to `end`, a value on the axis.
+    """Returns (scale, unit, label) for an axis from 0 to `end`, such as (3600, "h", "training time (h)") for seconds.
 
-    Values on the axis, divided by the scale, are in the unit. For example, the scale 3600 converts seconds to the unit
-    "h".
+    Dividing values on the axis by the scale gives values in the unit.
     """
     match axis:
         case "seconds":
@@ -132,7 +130,6 @@ def units(axis: Axis, end: float) -> tuple[float, str, str]:
 
 
 def shown_name(curve: Curve) -> str:
-    """Returns the display name of a curve's metric."""
     return "BLEU" if curve.name == "bleu" else curve.name.replace("_", " ")
 
 

@@ -33,19 +33,18 @@ def layers_figure(
     equal `Group.line` share a line.
 
     Args:
-      x: the x-axis counts trained layers ("updatable", Figure 1) or also frozen layers ("total", Figures 8 to 10); see
-        `common.report.groups.Layers`.
+      x: the x-axis counts trained layers ("updatable", Figure 1) or also frozen layers ("total", Figures 8 to 10).
 
     Raises:
       UserError: a run has no number of layers or no test metric, `x` is invalid, or `Convergence` raises an error.
     """
-    check(x in _LABELS, f"x must be updatable or total, not {x!r}")
+    check(x in _LABELS, f"the x-axis of layers_figure must be updatable or total, got {x!r}")
     groups = convergence.groups
     for group in groups:
         name = group.runs[0].name
         check(
             group.layers is not None,
-            f"the configuration of {name} has no number of layers: leave out the group of {name}",
+            f"the configuration of the run {name} has no number of layers: leave out its group",
         )
     curve = groups[0].curves[0]
     better = "" if curve.mode == "max" else " (less is better)"
@@ -62,7 +61,7 @@ def layers_figure(
 
 
 def _lines(axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: str) -> None:
-    """Draws a line for each `Group.line`: means and standard deviations of `values`, sorted by depth."""
+    """Draws a line for each `Group.line`: means and standard deviations of `values`, against depth."""
     depths = [getattr(group.layers, x) for group in compared]
     for number, name in enumerate(dict.fromkeys(group.line for group in compared)):
         line = sorted(

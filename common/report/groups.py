@@ -24,17 +24,11 @@ IGNORED = (
     "train.log_steps",
     "pretrained",  # Each seed may start from another pretraining run.
 )
-"""Configuration fields that may differ between the runs of one group.
-
-A name that ends in a dot, "a.", stands for all fields of `a`.
-"""
+"""Configuration fields that may differ between the runs of one group; "a." stands for all fields of `a`."""
 
 
 class Layers(NamedTuple):
-    """The layers of a model: kind, number of layers, and number of frozen layers.
-
-    Only the encoder's layers count, if the model has an encoder.
-    """
+    """Kind and number of a model's layers, and number of its frozen layers. Counts only an encoder, if there is one."""
 
     kind: str
     total: int
@@ -59,7 +53,7 @@ class Group:
       line: the name from the command line, if any. Otherwise the kind of the model, the number of frozen layers, and
         the settings in `name`. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.
-      layers: layers of the model; None if `layers_of` cannot count them.
+      layers: see `layers_of`.
     """
 
     name: str
@@ -102,7 +96,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
         by_settings.setdefault(tuple(_settings(run).items()), []).append(run)
-    check(bool(by_settings), "there are no runs to compare: give at least one run")
+    check(bool(by_settings), "there are no runs to compare: give the folder of at least one run")
     check_metric(itertools.chain.from_iterable(by_settings.values()))
     members = [
         sorted(group, key=lambda run: (run.seed is not None, run.seed))
@@ -134,9 +128,7 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
       arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path. If
         two groups would have the same name, each group is named by its whole argument.
 
-    Raises:
-      UserError: `arguments` is empty, an argument cannot be loaded (`load_group`), the metrics differ, or a group has a
-        run twice or two runs with the same seed (other than None).
+    Raises the errors of `load_group` and `groups`.
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
@@ -155,7 +147,7 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
 
 
 def _split_name(argument: str) -> tuple[str, str]:
-    """Splits NAME=GROUP into name and group. The name is "" if the argument is a group without a name."""
+    """Splits NAME=GROUP into name and group; the name is "" for a group without a name."""
     name, _, group = argument.partition("=")
     if not group or set(name) & set("/:*?["):
         return "", argument
@@ -201,8 +193,8 @@ def _others(
 ) -> list[list[str]]:
     """Returns for each group the settings, as "name value", that distinguish the group from groups with equal layers.
 
-    Adds a setting only if it distinguishes groups that the settings before it do not. Settings with text values come
-    before all other settings.
+    Tries settings with text values first, and adds a setting only if it distinguishes groups that the settings before
+    it do not.
     """
     known = [(stack,) for stack in layers]
     fields = _differing(settings)

@@ -9,12 +9,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def panels(count: int, width: float = 5.2, height: float = 4.2) -> tuple[Any, np.ndarray]:
-    """Returns a matplotlib figure, and an array of its `count` axes, which are side by side.
+    """Returns a matplotlib figure and an array of its `count` axes side by side, each `width` x `height` inches.
 
     Does not use pyplot, which would keep the figure in memory and choose a backend.
-
-    Args:
-      width, height: size of one panel in inches.
     """
     from matplotlib.figure import Figure
 

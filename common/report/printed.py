@@ -5,9 +5,7 @@ from importlib.resources import files
 
 
 def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns the rows of a printed table as a dictionary.
-
-    The first `keys` cells of a row are a key of the dictionary. All other cells of the row are its value.
+    """Returns the rows of a printed table as {first `keys` cells of a row: all other cells}.
 
     Args:
       table: name of the file without ".csv", such as "table1".

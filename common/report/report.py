@@ -20,11 +20,7 @@ from common.storage.folders import output
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
-    """Parses the values of --margin, each METRIC=NUMBER, to {metric: margin of equivalence}.
-
-    Raises a UserError if a value is malformed, a metric is unknown or has two margins, or a margin is not a finite
-    number of at least 0.
-    """
+    """Parses the values of --margin, METRIC=NUMBER, to {metric: margin}. Raises a UserError for an invalid value."""
     texts = parse_pairs("--margin=", options, "METRIC=NUMBER, such as bleu=0.5")
     margins = {metric: float_or_text(text) for metric, text in texts.items()}
     for metric, margin in margins.items():
@@ -52,17 +48,15 @@ def write(
       axis, horizon: see `Convergence`.
       reference: see `Convergence.times`.
 
-    Raises:
-      UserError: `against_first`, `Convergence` or `Run.test` raises an error, the reference is invalid, or `margins`
-        has a metric by which the runs are not compared.
+    Raises the errors of `against_first`, `Convergence` and `Run.test`, and a UserError for a margin without comparison.
     """
     comparisons = against_first(compared, margins)
     known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}
     for metric, margin in margins.items():
         check(
             metric in known,
-            f"these runs are not compared by {metric}, only by {', '.join(sorted(known))}: leave out"
-            f" --margin={metric}={margin:g}",
+            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
+            f" {', '.join(sorted(known))}: leave it out",
         )
     convergence = Convergence(compared, axis, horizon)
     tables = {
@@ -102,12 +96,9 @@ def against_first(
       margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
 
     Returns:
-      A pair (group, comparison) for each group except the first, and each metric that `compare` returns for it.
+      A pair (group, comparison) for each group except the first and each metric.
 
-    Raises:
-      UserError: a run is twice in a group, or in the first group and in another group; two runs of a group have the
-        same seed (other than None); the test examples, the metrics or the data of two runs differ; a run's predictions
-        are damaged; or a margin is not a finite number of at least 0.
+    Raises the errors of `check_distinct` and `compare`, and a UserError if two runs have different data.
     """
     first, *others = compared
     for group in others:
@@ -123,9 +114,9 @@ def against_first(
 
 
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises a UserError if a run has no predictions, and the configurations of the two groups name different data.
+    """Raises a UserError if the configurations of the groups name different data.
 
-    If all runs have predictions, `compare` checks that the test examples are the same.
+    Checks nothing if all runs have predictions, because `compare` then compares the test examples.
     """
     if all(run.predictions() is not None for run in (*a, *b)):
         return

@@ -19,7 +19,7 @@ from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
-# {required field of summary.json: its type}. `common.train.summary` writes these fields.
+# {field that summary.json must have: its type}. `common.train.summary` writes these fields.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
 
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """The folder as text (its address if it is in a bucket), or the name of a run without folder."""
+        """The folder as text (its address if it is in a bucket); for a run without folder, its name."""
         return shown(self.folder) if self.folder else self.name
 
     @property
@@ -69,24 +69,17 @@ class Run:
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
-        """Returns the test predictions, or None without predictions.npz.
-
-        Raises a UserError if this file is damaged or contains NaN.
-        """
+        """Returns the test predictions, or None without predictions.npz. Raises the errors of `load`."""
         path = self.folder / PREDICTIONS if self.folder else None
         return load(path) if path and path.exists() else None
 
     @property
     def test(self) -> float:
-        """Value of the validation curve's metric on the test split.
-
-        Raises:
-          UserError: the summary has no number for this value.
-        """
+        """Value of the validation curve's metric on the test split. Raises a UserError if the summary has no number."""
         value = self.summary["test"].get(self.curve.name)
         missing = (
             f"the run {self.place} has no value of {self.curve.name} on the test split in its {SUMMARY}: leave out this"
-            " run, or train with --config.eval.test=true"
+            " run, or train it again with --config.eval.test=true"
         )
         check(isinstance(value, int | float), missing)
         return value
@@ -100,7 +93,7 @@ def check_distinct(*groups: Sequence[Run]) -> None:
             folder = run.folder and run.folder.resolve()
             check(
                 folder is None or folder not in folders,
-                f"the run {run.place} is given twice: leave out one of the two arguments",
+                f"the run {run.place} is given twice: give each run only once",
             )
             folders.add(folder)
         for one, other in itertools.combinations(group, 2):
@@ -118,10 +111,9 @@ def portable_source(source: str) -> str:
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
-    """Returns whether all groups took turns with each other, so that their training seconds can be compared.
+    """Returns whether the runs of all groups took turns with each other, so that their training seconds are comparable.
 
-    This requires that all runs took turns on a machine (`timing` is "turns"), and that the runs of every group have the
-    same `sessions` as the runs of the first group.
+    Requires that the `timing` of every run is "turns", and that all groups have the same `sessions`.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
@@ -136,7 +128,6 @@ def run_of(
 
     Args:
       source: file or wandb run of the summary, for error messages. None means `name`.
-      folder: see `Run.folder`.
 
     Raises:
       UserError: `summary` is not a JSON object, lacks a field or has a damaged field, or its curve has no points.
@@ -144,23 +135,23 @@ def run_of(
     try:
         check(isinstance(summary, Mapping), "it is not a JSON object")
         missing = [field for field in _NEEDED if field not in summary]
-        check(not missing, f"it lacks {', '.join(missing)}")
+        check(not missing, f"missing fields: {', '.join(missing)}")
         wrong = [field for field, kind in _NEEDED.items() if not isinstance(summary[field], kind)]
-        check(not wrong, f"wrong type of {', '.join(wrong)}")
+        check(not wrong, f"fields whose values have a wrong type: {', '.join(wrong)}")
         params, timing = summary["params"], summary.get("timing", {})
         check(
             all(isinstance(params.get(field), int | float) for field in ("trainable", "total")),
-            f"params is {params!r:.80}, without the numbers trainable and total",
+            f"its field params is {params!r:.80}, without the numbers trainable and total",
         )
         check(
             isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
-            f"timing is {timing!r:.80}, not an object with a list of sessions",
+            f"its field timing is {timing!r:.80}, not an object with a list of sessions",
         )
         curve = Curve.from_json(summary["curve"])
         check(bool(curve.points), f"the {curve.name} curve has no validation points")
     except UserError as error:
         raise UserError(
-            f"{source or name} is not the summary of a run: {error}; restore the summary, or leave it out"
+            f"{source or name} is not the summary of a run: {error}; restore the summary, or leave out this run"
         ) from error
     return Run(name, summary, curve, folder)
 
@@ -169,7 +160,7 @@ def load_local(*paths: str | Path) -> list[Run]:
     """Loads finished runs with test results from this machine.
 
     Skips runs without test results, such as runs of a sweep, and unfinished runs in a folder of several runs. Prints
-    the names of skipped runs to stderr.
+    the skipped runs' names to stderr.
 
     Args:
       paths: each is the folder of a run, a folder that contains the folders of several runs, or a summary file.
@@ -180,14 +171,14 @@ def load_local(*paths: str | Path) -> list[Run]:
     """
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
-    except OSError as error:  # The argument may be too long for a file name.
+    except OSError as error:  # A path may be too long for a file name.
         raise file_error(error.filename, error) from error
     runs = [read_run(file) for file in files]
     _tell("skipped runs without a test result", [r.name for r in runs if not r.summary["test"]])
     tested = [run for run in runs if run.summary["test"]]
     check(
         bool(tested),
-        f"{' '.join(shown(Path(path)) for path in paths)}: no run has a test result; train with"
+        f"{' '.join(shown(Path(path)) for path in paths)}: no run has a test result; train the runs again with"
         " --config.eval.test=true",
     )
     return tested
@@ -198,7 +189,7 @@ def load_group(argument: str) -> list[Run]:
 
     Args:
       argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), an address of one of
-        these in a bucket ("gs://..."; a summary file must there have the name summary.json), or
+        these in a bucket ("gs://..."), where a summary file must have the name summary.json, or
         "wandb:ENTITY/PROJECT[:GROUP]".
 
     Raises:
@@ -230,7 +221,8 @@ def _open_bucket(argument: str) -> Path:
         folder = folder.parent
     check(
         bool(address(folder)),
-        f"{argument}: give a folder of the bucket, such as {argument.partition('://')[0]}://BUCKET/FOLDER",
+        f"{argument} names no folder of a bucket: give a folder, such as"
+        f" {argument.partition('://')[0]}://BUCKET/FOLDER",
     )
     open_folder(
         str(folder), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)
@@ -273,16 +265,14 @@ def read_run(file: Path) -> Run:
 
 
 def _tell(message: str, names: Sequence[str]) -> None:
-    """Prints `message` and the names of skipped runs to stderr; nothing if no run is skipped."""
     if names:
         print(f"{message}: {', '.join(names)}", file=sys.stderr)
 
 
 def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[Run]:
-    """Loads the finished runs of a wandb project, oldest first. Prints the names of unfinished runs to stderr.
+    """Loads the finished runs of the wandb project "ENTITY/PROJECT", oldest first. Lists unfinished runs on stderr.
 
     Args:
-      project: "ENTITY/PROJECT".
       filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
 
     Raises:
@@ -291,7 +281,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
     """
     parts = project.split("/")
     check(
-        len(parts) == 2 and all(parts), f"a wandb project must be ENTITY/PROJECT, not {project!r}"
+        len(parts) == 2 and all(parts), f"a wandb project must be ENTITY/PROJECT, got {project!r}"
     )
     import wandb
 
@@ -325,7 +315,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Runs from before commit 15ee7c1 (22 November 2026) have no predictions. Treat every exception as a missing
-            # file, because wandb does not document the exception for a missing file.
+            # Treat every exception as a missing file (in runs from before commit 15ee7c1, 22 November 2026), because
+            # wandb does not document the exception for a missing file.
             return None
     return folder

@@ -34,12 +34,8 @@ CONFIDENCE = 0.95
 LEAST_SEEDS = 3
 """Minimum number of seeds per group, except for runs without randomness. A comparison with fewer seeds is undecided."""
 
-RESAMPLES = 1000
-"""Number of bootstrap resamples of the test set."""
-
-_AT_ONCE = 100
-"""Number of bootstrap resamples in one matrix product. Limits the memory for the float copy of `_counts`."""
-
+RESAMPLES = 1000  # bootstrap resamples of the test set
+_AT_ONCE = 100  # resamples in one matrix product; limits the memory for the float copy of `_counts`
 MOST_SEEDS = 100
 """Maximum number of seeds, in the group with fewer seeds, that `Comparison.more_seeds` considers."""
 
@@ -58,12 +54,10 @@ class Sample:
     """Values of one metric for the runs of one group.
 
     Attributes:
-      values: one value for each run. For a count without noise, such as the number of parameters, a single value: the
-        mean over runs.
+      values: one value for each run. For a count without noise, such as the number of parameters, the mean over runs.
       seedless: whether the seed variance is 0, because the values are counts, or because the runs have no randomness,
         such as an exactly solved logistic regression.
-      resampled_RB: the metric of each of R runs on B resampled test sets. None if the metric is not computed from test
-        examples.
+      resampled_RB: the metric of each of R runs on B resampled test sets. None for a metric without test examples.
     """
 
     values: tuple[float, ...]
@@ -132,8 +126,7 @@ class Comparison:
     def _spread(self, more: int = 0) -> tuple[float, float]:
         """Returns the standard error and the degrees of freedom of A - B.
 
-        With `more` above 0, predicts both for `more` additional seeds in each group with randomness, if the seed
-        variances stay the same.
+        `more` is a number of additional seeds in each group with randomness; the seed variances stay the same.
         """
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):
@@ -185,11 +178,10 @@ class Comparison:
 
     @property
     def word(self) -> str:
-        """The verdict on A against B.
+        """The verdict on A against B: "equivalent", "better", "worse" or "undecided".
 
-        "undecided" if `decidable` is False. Otherwise "equivalent" if the second p-value is below 0.05. Otherwise
-        "better" or "worse" if the first p-value is below 0.05. Otherwise "undecided". Uses the corrected p-values if
-        they exist, else `p_values`.
+        "equivalent" if the second p-value is below 0.05, else "better" or "worse" if the first p-value is below 0.05.
+        Uses the corrected p-values if they exist, else `p_values`. If `decidable` is False, always "undecided".
         """
         if not self.decidable:
             return "undecided"
@@ -202,12 +194,11 @@ class Comparison:
 
     @property
     def more_seeds(self) -> int | None:
-        """Number of additional seeds per group that would decide the comparison.
+        """Number of additional seeds per group that would decide the comparison; None if MOST_SEEDS seeds would not.
 
         Assumes that means and variances stay the same. Applies Holm's correction of the smallest p-value, which is the
-        largest correction. None if MOST_SEEDS seeds would not decide the comparison either. If a group with randomness
-        has a single seed, its variance is unknown: the result is then the number of seeds that this group lacks to
-        reach LEAST_SEEDS.
+        largest correction. If a group with randomness has a single seed, its variance is unknown: the value is then
+        the number of seeds that this group lacks to reach LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -222,16 +213,13 @@ class Comparison:
         return None
 
     def __str__(self) -> str:
-        """Returns the verdict, such as "undecided (about 2 more seeds)".
-
-        States the margin of equivalence, or the number of additional seeds that would decide.
-        """
+        """Returns the verdict, with the margin or the number of missing seeds: "undecided (about 2 more seeds)"."""
         if self.word == "equivalent":
             return f"equivalent within {self.margin:g}"
         if self.word != "undecided":
             return self.word
         if self.a.seedless and self.b.seedless:
-            # Without noise, such as in counts, only equal values with the margin 0 are undecided.
+            # Without any noise, a verdict is undecided only if the values are equal and the margin is 0.
             if self.a.resampled_RB is None:
                 return "undecided (equal values)"
             return "undecided (no seeds: only more test examples may decide)"
@@ -245,8 +233,7 @@ class Comparison:
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Returns the comparisons with p-values corrected together by Holm's method.
 
-    Comparisons with too few seeds are neither corrected nor counted. A single comparison with enough seeds needs no
-    correction.
+    Comparisons with too few seeds are neither corrected nor counted.
     """
     from statsmodels.stats.multitest import multipletests
 
@@ -272,8 +259,8 @@ def compare(
     Omits test metrics if a run has no predictions, because their noise is then unknown. Omits the test loss and
     perplexity of translations if the runs split the references into different numbers of tokens. The metric "mean
     METRIC over AXIS" is the AUCC up to the end of the shortest curve, divided by this end. Compares seconds only if the
-    runs took turns on the machine (`runs_alternated`). Intervals cover the noise of seeds. Only the intervals of test
-    metrics also cover the noise of test examples.
+    runs took turns (`runs_alternated`). Intervals cover the noise of seeds, and for test metrics also the noise of test
+    examples.
 
     Args:
       margins: metric -> margin of equivalence.
@@ -304,12 +291,12 @@ def compare(
 def sample_of(
     group: Sequence[Run], values: Sequence[float], resampled_RB: np.ndarray | None = None
 ) -> Sample:
-    """Returns the `Sample` of `values`, one for each run of `group`. The sample is seedless if no run has a seed."""
+    """Returns the `Sample` of one value for each run of `group`. The sample is seedless if no run has a seed."""
     return Sample(tuple(values), all(run.seed is None for run in group), resampled_RB)
 
 
 def paired_predictions(runs: Sequence[Run]) -> list[Predictions]:
-    """Returns the test predictions of the runs, on the same test examples; [] if a run has no predictions.
+    """Returns the test predictions of the runs; [] if a run has no predictions.
 
     Raises a UserError if predictions are damaged, or if the test examples or the metrics of two runs differ.
     """
@@ -320,7 +307,7 @@ def paired_predictions(runs: Sequence[Run]) -> list[Predictions]:
         check(
             one.pairing == predicted[0].pairing,
             f"{run.place} and {runs[0].place} have different test examples or metrics:"
-            " compare runs with the same test set and metrics",
+            " choose runs with the same test set and metrics",
         )
     return predicted
 
@@ -328,7 +315,7 @@ def paired_predictions(runs: Sequence[Run]) -> list[Predictions]:
 def _on_examples(
     a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
 ) -> list[Comparison]:
-    """Compares the test metrics. Returns [] if a run has no predictions."""
+    """Returns a comparison for each test metric; [] if a run has no predictions."""
     predicted = paired_predictions([*a, *b])
     if not predicted:
         return []
@@ -350,10 +337,9 @@ def _on_examples(
 
 
 def _same_tokens(predicted: Sequence[Predictions]) -> bool:
-    """Returns whether all runs split each reference translation into the same number of tokens.
+    """Returns whether all runs split each reference into the same number of tokens; True without translations.
 
-    If the numbers differ, the runs use different vocabularies, and nats per token cannot be compared. Always True for
-    predictions other than translations.
+    If the numbers differ, the runs use different vocabularies, and nats per token cannot be compared.
     """
     counts = [one.tokens_E for one in predicted if isinstance(one, Translations)]
     return all(np.array_equal(tokens_E, counts[0]) for tokens_E in counts)

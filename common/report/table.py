@@ -25,10 +25,10 @@ class Table(NamedTuple):
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns an aligned Markdown table. Columns whose filled cells begin with numbers are right-aligned.
+    """Returns a Markdown table with aligned columns; columns of numbers are right-aligned. None becomes an empty cell.
 
     Integers get thousands separators. Floats get two decimals, or four significant digits if their absolute value is
-    below 1 (except 0) or at least a million. None becomes an empty cell.
+    below 1 (except 0) or at least a million.
     """
     cells = [[cell.replace("|", "\\|") for cell in line] for line in _cells(columns, rows)]
     (header, *body), right = _aligned(cells)
@@ -71,27 +71,22 @@ def mean_std(values: Sequence[float], digits: int = 1) -> str:
 
 
 def digits_for(values: Iterable[float]) -> int:
-    """Returns the number of decimals for a column: 3 if all absolute values are below 10, 2 if below 1,000, else 0.
-
-    Ignores NaN and infinite values.
-    """
+    """Returns the decimals of a column: 3 if all finite absolute values are below 10, 2 if below 1,000, else 0."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Returns the rows as a list. Raises a ValueError if a row has more or fewer cells than `columns`."""
     rows = list(rows)
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(
-                f"a row must have {len(columns)} cells, one for each column, got {len(row)}: {row}"
+                f"a table row must have {len(columns)} cells, one for each column, got {len(row)}: {row}"
             )
     return rows
 
 
 def _cells(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[list[str]]:
-    """Returns header and rows as strings without line breaks."""
     lines = [list(columns), *([_cell(value) for value in row] for row in _checked(columns, rows))]
     return [[" ".join(cell.split()) for cell in line] for line in lines]
 
@@ -107,10 +102,9 @@ def _cell(value: Any) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool]]:
-    """Pads the cells of each column to equal width. The first line is the header.
+    """Pads the cells of each column to equal width. Returns the padded lines, and whether each column is right-aligned.
 
-    Returns the padded lines, and for each column whether it is right-aligned. A column is right-aligned if all cells
-    below its header are empty or begin with a number.
+    A column is right-aligned if all cells below its header are empty or begin with a number.
     """
     padded, right = [], []
     for header, *body in zip(*lines, strict=True):

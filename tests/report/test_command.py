@@ -34,7 +34,7 @@ def test_report_of_the_repository_results(tmp_path):
         ([], "there are no runs to compare: give at least one run"),
         (
             [RUNS[0], "--horizon=4h"],
-            "--horizon=4h must be a finite number above 0, longest or shortest",
+            "--horizon must be a finite number above 0, longest or shortest, got 4h",
         ),
         ([RUNS[0], "--out=README.md"], "cannot write to --out=README.md"),
         (

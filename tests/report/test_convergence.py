@@ -130,7 +130,7 @@ def test_min_metrics():
 
 def test_invalid_arguments_raise_user_errors(two):
     for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
-        with pytest.raises(UserError, match=r"horizon=.* must be a finite number above 0, longest"):
+        with pytest.raises(UserError, match=r"--horizon must be a finite number above 0, longest"):
             Convergence(two, horizon=wrong).areas()
     with pytest.raises(
         UserError, match=r"horizon 1.5 \(seconds\) is before the first validation of run1, at 2"

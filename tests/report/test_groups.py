@@ -99,7 +99,7 @@ def test_incomparable_runs_raise_user_errors():
         groups([made([1.0], "a"), made([2.0], "b")])
     twice = run_of(summary([1.0]), "a", folder=Path("runs/a"))
     with pytest.raises(
-        UserError, match=r"^the run runs/a is given twice: leave out one of the two arguments$"
+        UserError, match=r"^the run runs/a is given twice: give each run only once$"
     ):
         groups([twice, twice])
 

@@ -136,7 +136,7 @@ def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
         keep(tmp_path / name, classes(share, 1), seed=1, reservoir=name)
     with pytest.raises(
         UserError,
-        match=r"^these runs are not compared by bleu, only by (\w+, )*\w+: leave out --margin=bleu=",
+        match=r"^--margin=bleu=\S+ has no effect, because the runs are compared only by (\w+, )*\w+: leave it out$",
     ):
         report("a", "b", "--margin=bleu=0.5")
     report("a", "b", "--margin=weighted_f1=0.5")
@@ -220,7 +220,7 @@ def test_seedless_runs_make_a_group(tmp_path, report):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"params": {}}, "params is {}, without the numbers trainable and total"),
+        ({"params": {}}, "its field params is {}, without the numbers trainable and total"),
         ({"timing": "alone"}, "timing is 'alone', not"),
         ({"test": {"accuracy": "60"}}, "the run a has no value of accuracy on the test split"),
     ],

@@ -38,7 +38,9 @@ def test_load_local_takes_folders_and_summary_files(tmp_path):
 
 
 def test_pattern_without_a_folder_of_the_bucket_raises_an_error():
-    with pytest.raises(UserError, match=r"^gs://lab/a\*: give a folder of the bucket, such as gs:"):
+    with pytest.raises(
+        UserError, match=r"^gs://lab/a\* names no folder of a bucket: give a folder, such as gs:"
+    ):
         load_group("gs://lab/a*")
 
 
@@ -56,11 +58,11 @@ def test_load_the_repository_results():
         ("[1, 2]", "is not the summary of a run"),
         (
             {"benchmark": 1},
-            "it lacks config, curve, test, params, seed; restore the summary",
+            "missing fields: config, curve, test, params, seed; restore the summary",
         ),
         (
             summary([1.0]) | {"seed": "one"},
-            "is not the summary of a run: wrong type of seed; restore the summary, or",
+            "is not the summary of a run: fields whose values have a wrong type: seed; restore the summary, or",
         ),
         (summary([]), "has no validation points"),
         (summary([1.0], timing={"sessions": None}), "timing is {'sessions': None}, not"),

@@ -546,7 +546,7 @@ def test_run_in_both_groups_raises_user_error(tmp_path):
     check_distinct([one], [two, made([10], seed=3)])
     again = run_of(summary([10], seed=1), "again", folder=tmp_path / "2" / ".." / "1")
     with pytest.raises(
-        UserError, match=r"^the run .*2/\.\./1 is given twice: leave out one of the two arguments$"
+        UserError, match=r"^the run .*2/\.\./1 is given twice: give each run only once$"
     ):
         check_distinct([one], [two, again])
 
@@ -593,7 +593,7 @@ def test_different_examples_error_message():
     right_E = np.ones(10, bool)
     with pytest.raises(
         UserError,
-        match=r"different test examples or metrics: compare runs with the same test set and metrics$",
+        match=r"different test examples or metrics: choose runs with the same test set and metrics$",
     ):
         compare([predicted(right_E)], [predicted(right_E, "other", seed=2)])
 
