@@ -81,12 +81,7 @@ The dictionary has some of the keys "flops", "peak_bytes", "device" and "error".
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
-    """Makes the case of `steps` training steps.
-
-    Args:
-      recipe: a key of ROWS.
-      case: one of CASES.
-    """
+    """Makes the case of `steps` training steps. `recipe` is a key of ROWS, `case` one of CASES."""
     options = {"batch": batch, **ROWS[recipe].options}
     if case == "ours":
         step = make_our_step(recipe, "bfloat16", **options)
@@ -179,7 +174,7 @@ def measure(
 
 
 def markdown(record: Mapping) -> str:
-    """Returns the Markdown page of a record. A record is the content of the JSON file that this program writes."""
+    """Returns the Markdown page of a record, the content of the JSON file that this program writes."""
     versions = record["machine"]["versions"]
     products = [row["product"] for row in record["rows"].values() if row["product"]]
     rates = [f"{rate / 1e12:.0f}" for rate in sorted(products)] or ["-"]

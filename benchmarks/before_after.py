@@ -52,9 +52,9 @@ def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
     A case is a topology, a mesh and a dtype of the exchange. If several commits were measured in a case, `before` is
-    the first commit in exchange.csv and `after` the last. If only one commit was measured, `before` is its traffic with
-    one microbatch and `after` with four; the case is left out if four microbatches were not measured. The target with
-    four microbatches is 2 % above the last (or only) commit's traffic with one microbatch.
+    the first commit in exchange.csv and `after` the last. Otherwise `before` is the commit's traffic with one
+    microbatch and `after` with four. The target with four microbatches is 2 % above the last commit's traffic with one
+    microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}

@@ -12,8 +12,7 @@ from common.runtime import program
 def page(results: Path) -> str:
     """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
 
-    If RESULTS/PAPER/SCALE/about.md exists, its text stands above the claims. The text names the data and sizes of the
-    runs, and the stand-ins for the paper's data and models.
+    If about.md, which describes the runs, exists beside claims.md, its text stands above the claims.
 
     Raises:
       UserError: no claims.md exists, or the folder of a claims.md is not named after a scale.
@@ -26,7 +25,7 @@ def page(results: Path) -> str:
         f" --out={results}/PAPER/SCALE",
     )
     for path in files:
-        check_choice(f"{path}: scale", path.parts[-2], scales)
+        check_choice(f"{path}: name of its folder", path.parts[-2], scales)
     files.sort(key=lambda path: (path.parts[-3], scales.index(path.parts[-2])))
     parts = ["# Claims\n", f"{NOTE}\n"]
     for path in files:

@@ -73,15 +73,11 @@ COLUMNS = (
 
 
 def measure(layers: int, least: int) -> list[float]:
-    """Measures one compilation in a new process.
+    """Measures one compilation in a new process. Returns the values of COLUMNS except the first three.
 
-    Args:
-      least: the configuration's `train.scan_layers`.
-
-    Returns:
-      The values of COLUMNS except the first three, "commit", "layers" and "scanned".
+    `least` is the configuration's `train.scan_layers`.
     """
-    # Use one thread of OpenBLAS, because several threads wait in busy loops, which would count as CPU seconds.
+    # Several threads of OpenBLAS would wait in busy loops, which count as CPU seconds.
     settings = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     settings["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     command = [sys.executable, "-c", MEASURE, str(layers), str(time.time()), str(least)]

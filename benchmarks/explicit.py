@@ -56,11 +56,7 @@ def random_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_solution(context: int, tokens: int) -> Callable[[], None]:
-    """Returns a function that computes the explicit solution for a random text of `tokens` tokens.
-
-    Args:
-      context: number of previous tokens that predict a token.
-    """
+    """Returns a function that computes the explicit solution, with `context` previous tokens, for a random text."""
     import jax
 
     from common import sharding
@@ -103,11 +99,7 @@ def make_dense(tokens: int) -> Callable[[], None]:
 
 
 def make_epoch(side: str, steps: int, batch: int) -> Callable[[], None]:
-    """Returns a function that runs `steps` steps of Adagrad.
-
-    Args:
-      side: "ours", or a form of `benchmarks.peers.softmax_torch.make_step`.
-    """
+    """Returns a function that runs `steps` steps of Adagrad. `side` is "ours" or a form in `peers.softmax_torch`."""
     text = random_text((steps + 1) * batch + 1)
     if side == "ours":
         from benchmarks.ours import next_token_step

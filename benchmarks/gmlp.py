@@ -25,10 +25,7 @@ BYTES_PER_SECOND = 1000  # lower bound of the speed of generation with the gMLP
 
 
 def laptop_config(kind: str) -> ConfigDict:
-    """Returns the configuration of a model in the recipe "fixed" at the size "laptop", in bfloat16.
-
-    In this recipe, the numbers of parameters of all kinds of models differ by at most 0.5 %.
-    """
+    """Returns the configuration of a model in the recipe "fixed" at the size "laptop", in bfloat16."""
     config = language.choose(kind, "enwik8", "fixed,laptop")
     config.model.dtype = "bfloat16"
     return config
@@ -42,7 +39,6 @@ def make_laptop_step(kind: str) -> Callable[[], float]:
 
 
 def laptop_bytes(kind: str) -> int:
-    """Returns the number of bytes in a batch of `make_laptop_step`."""
     config = laptop_config(kind)
     return config.data.batch * config.model.length
 

@@ -63,22 +63,22 @@ def make_parser(
 
 
 def check_installed(*packages: str) -> None:
-    """Raises a UserError if one of the modules `packages`, which benchmarks/requirements.txt installs, is missing."""
+    """Raises a UserError if one of the `packages`, which benchmarks/requirements.txt installs, is missing."""
     missing = [name for name in packages if find_spec(name) is None]
     check(
         not missing,
-        f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
+        f"this benchmark needs the packages {', '.join(missing)}, which are not installed: pip install -r"
+        " benchmarks/requirements.txt",
     )
 
 
-Seconds = tuple[float, ...]
-"""Seconds of one case in each round."""
+Seconds = tuple[float, ...]  # seconds of one case in each round
 
 
 def compare(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
 ) -> dict[str, Seconds]:
-    """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on.
+    """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on. Returns {case: its seconds}.
 
     Args:
       cases: {case: function that returns when the work is done}.
@@ -93,7 +93,7 @@ def compare(
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        # Rotate the order, because the previous case affects the time of a case (caches, heat).
+        # Rotate the order, because a case affects the time of the next case (caches, heat).
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             for _ in range(settle):
@@ -110,10 +110,10 @@ def isolated(
 ) -> Iterator[dict]:
     """Runs the cases of each factory in a separate process. Yields {case: function}, the `cases` of `compare`.
 
-    In one process, cases would disturb each other by spinning threads and unreleased memory. If a key is a name, its
-    factory returns the function of this case. If a key is a tuple of names, its factory returns a tuple of functions,
-    one for each case, and these cases share a process. Factories and the results of cases must be picklable. If the
-    process of a case has ended, calling the case raises an EOFError or an OSError.
+    In one process, cases would disturb each other by spinning threads and unreleased memory. The factory of a name
+    returns the function of the case. The factory of a tuple of names returns a tuple of functions, one for each case;
+    these cases share a process. Factories and the results of cases must be picklable. If the process of a case has
+    ended, calling the case raises an EOFError or an OSError.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -149,8 +149,7 @@ def compare_isolated(
 ) -> tuple[dict[str, Seconds], dict[str, int]]:
     """Times cases as `compare` with `settle=1`, each case in a separate process.
 
-    Returns:
-      {case: its seconds}, {case: peak memory of its process in bytes}.
+    Returns {case: its seconds} and {case: peak memory of its process in bytes}.
     """
     pairs = {(n, f"{n}: memory"): partial(_with_memory, make) for n, make in factories.items()}
     with isolated(pairs) as calls:
@@ -278,10 +277,7 @@ def _cpu_info(field: str) -> str:
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
-    """Returns the short commit hash, with "-dirty" if tracked files differ from the commit.
-
-    Returns "no commit" if git is missing or `checkout` is not in a repository with a commit.
-    """
+    """Returns the short commit hash, with "-dirty" if tracked files differ; "no commit" without git or a commit."""
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(git, cwd=checkout, capture_output=True, text=True)

@@ -56,8 +56,7 @@ def digits(folder: Path | None) -> dict[str, Split]:
 def started(start: str, train: Split, seed: int) -> tuple[jax.Array, jax.Array]:
     """Returns the initial kernel (M, N) and bias (N,).
 
-    Args:
-      start: "zero", "random" or a method of `explicit_opt.head_start`.
+    `start` is "zero", "random" or a method of `explicit_opt.head_start`.
     """
     features_EM, labels_E = train
     inputs, outputs = features_EM.shape[1], int(labels_E.max()) + 1
@@ -70,7 +69,6 @@ def started(start: str, train: Split, seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def cross_entropy(head: tuple[jax.Array, jax.Array], features_EM, labels_E) -> jax.Array:
-    """Returns the mean cross-entropy of a head (kernel, bias) in nats."""
     logits_EN = features_EM @ head[0] + head[1]
     return optax.softmax_cross_entropy_with_integer_labels(logits_EN, labels_E).mean()
 

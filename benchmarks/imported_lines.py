@@ -56,7 +56,6 @@ def counts(paths: Iterable[Path]) -> tuple[int, int]:
 
 
 def imported(paper: str, config: str) -> list[Path]:
-    """Returns the files of the modules of this project that a paper's training program imports."""
     with tempfile.TemporaryDirectory() as folder:
         options = [f"--config=configs/{config}.py:tiny", f"--workdir={folder}/run"]
         length = "epochs" if paper == "explicit_opt" else "steps"

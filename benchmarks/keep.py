@@ -17,10 +17,7 @@ from common.track.tracker import METRICS, SUMMARY
 
 
 def keep(run: Path, folder: Path) -> None:
-    """Copies a finished run into `folder`. Replaces an earlier copy of the run.
-
-    Makes the configuration in the copied summary portable (`common.experiments.portable`).
-    """
+    """Copies a finished run into `folder`, with `portable` applied to its configuration. Replaces an earlier copy."""
     kept = folder / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

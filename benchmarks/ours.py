@@ -45,7 +45,7 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
     """Returns the configuration of IWSLT, with 8 encoder layers and dropout rate 0 unless `fields` overrides them.
 
     Args:
-      variant: kind of reservoir, a key of `reservoir.kinds.RESERVOIRS`, or "none".
+      variant: a key of `reservoir.kinds.RESERVOIRS`, or "none".
       fields: model fields to override. `backskip=True` makes every step except step 0 a skipping step.
     """
     config = translation.iwslt(variant)
@@ -96,10 +96,7 @@ def next_token_step(
 
 
 def bytes_config(kind: str, dtype: str) -> ConfigDict:
-    """Returns the configuration of a byte language model: width 512, hidden 2048, 4 layers, 768 positions.
-
-    The dropout rate is 0.1, as in the recipe "fixed".
-    """
+    """Returns the configuration of a byte language model: width 512, hidden size 2048, 4 layers, 768 positions."""
     config = language.fixed(kind, "enwik8")
     config.model.update({"width": 512, "heads": 8, "hidden": 2048, "dtype": dtype})
     config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
@@ -123,8 +120,7 @@ def bytes_step(config: ConfigDict, batch: int) -> Callable[[], float]:
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that prefills `start` bytes and generates `count` bytes greedily.
 
-    The function has an attribute `products`: a function that returns {matrix product: executions in one call}. The
-    prefill is not counted.
+    Its attribute `products` is a function that returns {matrix product: executions in one call}, without the prefill.
     """
     config = bytes_config(kind, "float32")
     mesh = sharding.make_mesh(config.mesh)
@@ -152,7 +148,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """The task of a text classifier whose frozen parameters are random instead of pretrained. The task has no data."""
+    """The task of a text classifier without data, whose frozen parameters are random instead of pretrained."""
 
     objective = "accuracy"
 
@@ -193,7 +189,6 @@ def classifier_step(
 
     Args:
       family, sizes: a key of `benchmarks.lora.SIZES`, and sizes in the order of its values.
-      finetune: "full" or "lora".
       optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes
@@ -260,7 +255,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[...,
 def make_generate(beams: int) -> Callable[[], None]:
     """Returns a function that translates random sentences into exactly LENGTH tokens each, in float32.
 
-    The function has an attribute `products`: a function that returns {matrix product: executions in one call}.
+    Its attribute `products` is a function that returns {matrix product: executions in one call}.
     """
     config = iwslt(dtype="float32")
     task = _translation(config)

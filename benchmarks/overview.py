@@ -1,6 +1,6 @@
 """Draws test scores of all papers against training FLOPs and trained parameters: python -m benchmarks.overview
 
-The figure has a column for each paper. Reads the runs that are kept in results/. Writes results/overview.png and its
+Reads the runs that are kept in results/. Writes results/overview.png, a figure with a column for each paper, and its
 numbers, results/overview.csv and overview.md.
 """
 

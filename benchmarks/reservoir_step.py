@@ -16,7 +16,6 @@ from common.runtime import program
 PARTS = ("kinds", "deep")
 
 SKIPPING = {"backskip": True}
-# Two groups of cases, because a laptop's RAM limits the number of processes. Each group also times the plain model.
 KINDS = (
     {
         "T": ("transformer", {}, 0.93),
@@ -31,9 +30,9 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Groups of cases. Each group is {case: (kind of reservoir, model fields to override, target)}.
+"""Two groups of cases, {case: (kind of reservoir, model fields to override, target)}, to limit the processes in RAM.
 
-The target is an upper bound of (time of the case) / (time of the plain model); None if the case has no target.
+A target is an upper bound of (time of the case) / (time of the plain model), which each group also times.
 """
 
 DEEP_FIELDS = {"encoder_layers": 24, "reservoirs": 8}
@@ -41,11 +40,7 @@ DEEP = {"FFN": ("ffn", DEEP_FIELDS, 0.75), "T": ("transformer", DEEP_FIELDS, Non
 
 
 def make_step(reservoir: str, dtype: str, fields: dict) -> tuple[Callable, Callable[[], int]]:
-    """Returns a function that runs a training step, and a function that returns the step's temporary memory in bytes.
-
-    Args:
-      reservoir, fields: kind of reservoir and model fields to override; see `benchmarks.ours.iwslt`.
-    """
+    """Returns a function that runs a training step, and a function that returns its temporary memory in bytes."""
     from benchmarks.ours import iwslt, translation_step
 
     step = translation_step(iwslt(reservoir, dtype=dtype, **fields))

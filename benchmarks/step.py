@@ -35,12 +35,9 @@ RECIPES = {
 }
 """{recipe: (description, dtypes)}."""
 
+# {recipe: model in `benchmarks.peers.language_torch`}, and {recipe: kind of reservoir in `benchmarks.ours.iwslt`}.
 PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
-"""{recipe: model in `benchmarks.peers.language_torch`}."""
-
 RESERVOIRS = {"translation": "none", "reservoirs": "ffn"}
-"""{recipe: kind of reservoir in `benchmarks.ours.iwslt`}."""
-
 BEAMS = {"greedy": 1, "beam": 5}
 BATCH = 4  # rows of a batch of the byte language models
 WRITTEN = 256  # bytes that the recipe "writing" generates
@@ -48,18 +45,13 @@ WRITTEN = 256  # bytes that the recipe "writing" generates
 MOST = {"PyTorch": 1.0, "products": 1.4}
 """{baseline: upper bound of our time / the baseline's time}."""
 
+# (case, baseline) of each time ratio in the table.
 PAIRS = (("ours", "PyTorch"), ("ours", "products"), ("products", "PyTorch"))
-"""(case, baseline) of each time ratio in the table."""
-
-MACHINE = ("cpu", "amx", "cores", "jax", "torch")
-"""Columns that distinguish the machines of the page."""
+MACHINE = ("cpu", "amx", "cores", "jax", "torch")  # columns that distinguish machines
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns three functions: the first runs our step or decoder, the second only its matrix products.
-
-    The third function returns the FLOPs of these matrix products.
-    """
+    """Returns functions that run our step or decoder, run only its matrix products, and return their FLOPs."""
     from benchmarks.ours import run_products
 
     step = make_our_step(recipe, dtype)
@@ -71,8 +63,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
     """Returns a function that runs our decoder, or as many of our training steps as its argument says (default: 1).
 
-    Args:
-      options: arguments that replace the recipe's arguments, such as `batch`. Decoders have no options.
+    `options` replace the recipe's arguments, such as `batch`. Decoders have no options.
     """
     from benchmarks import ours
 
@@ -128,11 +119,7 @@ def _classifier(family: str, finetune: str, dtype: str) -> dict[str, object]:
 
 
 def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, str]:
-    """Returns the row of a recipe in one dtype, {column: cell}.
-
-    Args:
-      where: description of the machine, `benchmarks.harness.machine()`.
-    """
+    """Returns the row of a recipe in one dtype, {column: cell}. `where` is the result of `harness.machine`."""
     from benchmarks.harness import compare, interval, isolated, ratios
 
     factories = {
@@ -192,7 +179,6 @@ def verdict(row: dict) -> str:
 
 
 def markdown(rows: Sequence[dict]) -> str:
-    """Returns the page with the table of all rows."""
     machines = list(dict.fromkeys(tuple(row[name] for name in MACHINE) for row in rows))
     lines = [
         "# Our step against PyTorch's and against its own matrix products",

@@ -73,7 +73,7 @@ def measure(size: str, count: int) -> list[dict[str, float]]:
 
 
 def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
-    """Starts `count` processes with two devices in total. A process reads numbers of steps from standard input."""
+    """Starts `count` processes (`work`) with two devices in total."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(2 // count)}

@@ -25,19 +25,14 @@ from common.errors import check
 from common.runtime import program
 
 WORDS = 130
-"""Mean of the normal distribution from which the minimum number of words of each generated review is drawn.
+"""Mean of the normal distribution of a review's minimum number of words.
 
-A review gets whole sentences until it has its minimum, so the reviews generated from data/imdb have 143 words on
-average.
+A review gets whole sentences until it has its minimum: reviews generated from data/imdb have 143 words on average.
 """
 
 
 def generate(sentences: dict[int, list[str]], rows: int, seed: int) -> Iterator[dict]:
-    """Yields reviews, each with a text and its number of stars.
-
-    Args:
-      sentences: {stars: sentences}.
-    """
+    """Yields `rows` reviews, each with a text and its stars, made from `sentences`, {stars: sentences}."""
     draw = random.Random(seed)
     stars = sorted(sentences)
     for _ in range(rows):

@@ -81,7 +81,6 @@ def our_command(options, seeds: int) -> list[str]:
 
 
 def peer_command(options, seed: int) -> list[str]:
-    """Returns the command that trains one seed with SCRIPT."""
     ways = [way for way in (*options.ways, "tf_idf") if way in RATES or seed == 1]
     fields = {
         "data": options.data,
@@ -110,12 +109,9 @@ def peer_command(options, seed: int) -> list[str]:
 
 
 def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
-    """Runs a program and returns the CPU seconds of all its threads and ended child processes.
+    """Runs a program and returns the CPU seconds of its threads and ended children. Appends its output to `log`.
 
-    Appends the output of the program to the file `log`.
-
-    Raises:
-      UserError: the program fails.
+    Raises a UserError if the program fails.
     """
     # Use a new folder for compiled programs, so that the first round always compiles.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
@@ -125,7 +121,7 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     after = os.times()
     check(
         done.returncode == 0,
-        f"the command failed with exit code {done.returncode}, see {log}: {shlex.join(command)}",
+        f"a command failed with exit code {done.returncode}: see its error in {log} ({shlex.join(command)})",
     )
     user = after.children_user - before.children_user
     return user + after.children_system - before.children_system
@@ -134,11 +130,8 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
 def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
     """Returns {training method: runs of the script}, one run per seed.
 
-    Writes the predictions of each run to a folder beside the run's JSON file.
-
-    Args:
-      ours: {training method: our runs}. The test examples, labels and class names are read from these runs, because the
-        script uses the same test examples in the same order.
+    Writes the predictions of each run to a folder beside the run's JSON file. Reads the test examples, labels and class
+    names from `ours`, {training method: our runs}, because the script uses the same test examples in the same order.
     """
     from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point
@@ -162,10 +155,7 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
 
 
 def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dict:
-    """Returns {training method: comparison of test weighted F1, our program minus SCRIPT}.
-
-    Holm's method corrects the comparisons for multiple testing.
-    """
+    """Returns {training method: comparison of test weighted F1, ours minus SCRIPT's}, corrected by Holm's method."""
     from common.report.significance import compare, correct
 
     found = [compare(ours[way], peers[way]) for way in ours]
@@ -224,14 +214,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
     options = parser.parse_args()
     check_installed("torch", "transformers", "peft")
-    check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
+    check(not options.runs.exists(), f"--runs={options.runs} already exists: choose a new folder")
     (options.runs / "peer").mkdir(parents=True)
 
     cpu: dict[str, list[float]] = {"ours": [], "peer": []}
     commands = {"ours": our_command, "peer": peer_command}
 
     def run_next_seed(case: str) -> None:
-        """Runs the program of `case` with the next seed."""
         command = commands[case](options, len(cpu[case]) + 1)
         cpu[case].append(cpu_seconds_of(command, options.runs / f"{case}.log"))
 

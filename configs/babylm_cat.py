@@ -7,8 +7,7 @@ previous tokens) and --config.start=cold|explicit|warm choose a model.
 Hardware: one accelerator, or a few hours on CPUs for each start. The explicit solution alone takes seconds.
 Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. Other files:
 --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
-`--config=configs/babylm_cat.py:tiny` uses the Python manual (embedded:python, no download) and a small vocabulary:
-about a minute on two CPU cores.
+`--config=configs/babylm_cat.py:tiny` trains on the Python manual (no download): a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

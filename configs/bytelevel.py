@@ -1,7 +1,4 @@
-"""Recipes of byte language models with and without reservoirs (section 4.2 of the reservoir paper).
-
-configs/enwik8_transformer.py, configs/enwik8_t_res.py and configs/enwik8_ffn_res.py import this module.
-"""
+"""Recipes of byte language models with and without reservoirs (section 4.2 of the reservoir paper)."""
 
 from ml_collections import ConfigDict
 
@@ -11,11 +8,10 @@ from configs import language, reservoirs, training
 def enwik8(reservoir: str) -> ConfigDict:
     """Returns the configuration of a byte language model of enwik8 with 48 layers (the paper: 12 to 64).
 
+    The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters.
+
     Args:
       reservoir: kind of reservoir of 8 of the 48 layers. "none" makes a model without reservoirs.
-
-    The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Our recipe: pre-norm layers, sequences
-    of 512 bytes, Adam with a warm-up and a cosine schedule.
     """
     config = language.base("reservoir", "enwik8")
     config.task = "language_modelling"
@@ -73,5 +69,4 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

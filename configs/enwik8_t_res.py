@@ -6,8 +6,7 @@ Reproduces: Figure 1 (right), one point. --config.model.layers=64 gives another 
 Hardware: one accelerator of 16 GB or more.
 Data: enwik8 (plain, .gz or .zip) in data/enwik8; another file: --config.data.source=files:DIR --config.data.file=NAME.
 `--config=configs/enwik8_t_res.py:laptop` has 8 layers of half the width, for two CPU cores.
-`--config=configs/enwik8_t_res.py:tiny` trains a small model on the Python manual (embedded:python, no download): about
-a minute on two CPU cores.
+`--config=configs/enwik8_t_res.py:tiny` trains on the Python manual (no download): a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -3,14 +3,12 @@
     python -m gmlp_lm.train --config=configs/enwik9_gpt.py
 
 Reproduces: Table 3, case 2 (GPT-base).
-Recipes, appended to the file name: `:paper` (default) follows the paper's text, `:code` the authors' program. `:fixed`
-is ours: GPT, gMLP and gMLP with attention have the same number of parameters within 0.5 %.
+Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: all models have about equal sizes).
 Hardware: one accelerator. `:laptop` (or `:fixed,laptop`) is a smaller size for two CPU cores.
 Data: enwik9, enwik9.gz or enwik9.zip in data/enwik9; 90 % of the bytes to train, then 5 % to validate and 5 % to test.
 `:code` uses the first 10^8 bytes only.
 Another file: --config.data.source=files:DIR --config.data.file=NAME.
-`--config=configs/enwik9_gpt.py:tiny` trains a small model on the Python manual (embedded:python, no download): seconds
-on two CPU cores.
+`--config=configs/enwik9_gpt.py:tiny` trains on the Python manual (no download): seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,4 @@
-"""RoBERTa's fine-tuning recipe for GLUE (section 4.3 of the reservoir paper), and two smaller sizes.
-
-configs/sst2.py and configs/mnli.py import this module.
-"""
+"""RoBERTa's fine-tuning recipe for GLUE (section 4.3 of the reservoir paper), and two smaller sizes."""
 
 from ml_collections import ConfigDict
 
@@ -35,8 +32,7 @@ def _base() -> ConfigDict:
     config.optimizer.update(
         {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    # As in fairseq, weight decay applies to every parameter.
-    config.optimizer.update({"weight_decay": 0.1, "decay": "all"})
+    config.optimizer.update({"weight_decay": 0.1, "decay": "all"})  # as in fairseq
     config.eval.update({"patience": 0, "tokens_per_batch": 16_384})
     return config
 
@@ -63,10 +59,7 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Shortens a recipe to 1,500 steps, less than an epoch, with a higher learning rate for a small model.
-
-    With `config.reservoirs = "freeze_now"`, fine-tuning freezes two layers.
-    """
+    """Shortens a recipe to 1,500 steps, less than an epoch, with a higher learning rate for a small model."""
     config.freeze_now, config.model.dtype = 2, "bfloat16"
     config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
     config.train.steps = 1500
@@ -76,10 +69,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to paragraphs, or pairs of paragraphs, of the Python manual: a minute on two CPU cores.
-
-    With `config.reservoirs = "freeze_now"`, fine-tuning freezes one layer.
-    """
+    """Reduces a recipe to paragraphs, or pairs of paragraphs, of the Python manual: a minute on two CPU cores."""
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"
@@ -91,5 +81,4 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -4,12 +4,10 @@ from ml_collections import ConfigDict
 
 from configs import training
 
-SIZES = ("laptop", "tiny")
-"""Smaller sizes for two CPU cores: "laptop" trains in a few minutes, "tiny" in seconds."""
+SIZES = ("laptop", "tiny")  # smaller sizes for two CPU cores
 
 RECIPES = ("paper", "code", "fixed")
-"""Recipes. "paper" follows the paper's text, "code" the authors' program. "fixed" is ours: all kinds of models have the
-same number of parameters within 0.5 %, and the same learning-rate schedule."""
+"""Recipes: "paper" follows the paper's text, "code" the authors' program, "fixed" is ours."""
 
 FIXED = {
     "": {
@@ -30,8 +28,7 @@ FIXED = {
 }
 """Size ("" is the full size) -> kind of model -> fields of `model` in the recipe "fixed".
 
-Parameter counts within a size differ by at most 0.5 %. The GPT's feed-forward layers have four times the width of the
-model, as in GPT-2.
+Parameter counts within a size differ by at most 0.5 %. As in GPT-2, the GPT's hidden size is four times its width.
 """
 
 CORPORA = {
@@ -152,10 +149,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
-    """Returns our recipe "fixed": all models have the same schedule and regularization. FIXED has the sizes.
-
-    No learning rate was tuned.
-    """
+    """Returns our recipe "fixed": sizes of FIXED, and one schedule for all models. No learning rate was tuned."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.update(FIXED[""][kind])
@@ -190,10 +184,7 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores.
-
-    Doubles the learning rate. For the recipe "fixed", `choose` then sets the sizes from FIXED.
-    """
+    """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores."""
     model, length = config.model, 128
     model.hidden = 2048 * 128 // model.width // 2 * 2
     model.update({"width": 128, "heads": 4, "length": length, "dropout": 0.0})
@@ -214,8 +205,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     """Returns the configuration for an argument such as "code", "tiny" or "code,tiny". "" means "paper".
 
-    Raises:
-      ValueError: the argument has an unknown word, two recipes or two sizes.
+    Raises the errors of `training.recipe_and_size`.
     """
     recipe, size = training.recipe_and_size(argument, RECIPES, SIZES)
     make = {"paper": paper, "code": code, "fixed": fixed}[recipe or "paper"]

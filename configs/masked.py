@@ -1,7 +1,4 @@
-"""RoBERTa's pretraining recipe (section 4.3 of the reservoir paper), and two smaller sizes.
-
-configs/roberta_*.py import this module.
-"""
+"""RoBERTa's pretraining recipe (section 4.3 of the reservoir paper), and two smaller sizes."""
 
 from ml_collections import ConfigDict
 
@@ -46,8 +43,7 @@ def roberta(reservoir: str) -> ConfigDict:
     config.optimizer.update(
         {"schedule": "linear", "warmup_steps": 10_000, "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    # As in fairseq, weight decay applies to every parameter.
-    config.optimizer.update({"weight_decay": 0.01, "decay": "all"})
+    config.optimizer.update({"weight_decay": 0.01, "decay": "all"})  # as in fairseq
     config.train.steps = 125_000
     config.eval.update({"steps": 2500, "patience": 0, "sequences": 0, "batch": 256})
     config.checkpoint.steps = 2500
@@ -55,10 +51,7 @@ def roberta(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a third of the width, half the layers and 128-token rows.
-
-    Training takes half an hour on two CPU cores, estimated from its FLOPs.
-    """
+    """Reduces a recipe to a third of the width, half the layers and 128-token rows."""
     config.data.source, config.data.vocab_size, config.data.batch = "files:data/reviews", 8000, 32
     config.model.update({"encoder_layers": 6, "width": 256, "hidden": 1024, "heads": 4})
     config.model.update({"max_length": 128, "reservoirs": 2, "dtype": "bfloat16"})
@@ -83,5 +76,4 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

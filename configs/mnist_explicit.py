@@ -6,8 +6,7 @@ Reproduces: Figure 2 (start = cold, explicit, warm; one and two layers). The pap
 optimizers that we tried, Adam came closest to the printed numbers; see explicit_opt/DETAILS.md.
 Hardware: minutes on two CPU cores.
 Data: the four IDX files of MNIST, gzipped or not, in data/mnist. Another folder: --config.data.source=files:DIR.
-`--config=configs/mnist_explicit.py:tiny` uses the digits of scikit-learn (embedded:digits, no download): seconds on two
-CPU cores.
+`--config=configs/mnist_explicit.py:tiny` uses the digits of scikit-learn (no download): seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -8,8 +8,7 @@ Hardware: one accelerator; we have not run this size. `--config=configs/mnli.py:
 Data: `tfds:glue/mnli`, or files {train,validation_matched}.jsonl (or .csv, or .gz) with the fields premise,
 hypothesis and label, with --config.data.source=files:DIR. Other split names: --config.data.splits.valid=NAME and
 --config.data.splits.test=NAME.
-`--config=configs/mnli.py:tiny` classifies pairs of paragraphs of the Python manual (embedded:python_pairs, no
-download): a minute on two CPU cores.
+`--config=configs/mnli.py:tiny` classifies pairs of paragraphs (no download): a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

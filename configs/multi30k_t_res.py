@@ -4,11 +4,9 @@
 
 Reproduces: nothing in the paper. A complete small task for a laptop (6 encoder layers, 2 decoder layers, width 256).
 Hardware: two CPU cores; results/ has times and scores.
-Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en. Another folder:
---config.data.source=files:DIR.
+Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en, or --config.data.source=files:DIR.
 `--config=configs/multi30k_t_res.py:laptop` trains for 2,000 steps, with a cosine schedule.
-`--config=configs/multi30k_t_res.py:tiny` trains a small model on generated sentences (embedded:numbers_de_en, no
-download): about two minutes on two CPU cores.
+`--config=configs/multi30k_t_res.py:tiny` trains on generated sentences (no download): two minutes on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -16,8 +16,7 @@ sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens 
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
 own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Each row has the fields "text"
 and "label", or the fields that --config.data.fields and --config.data.label name.
-`--config=configs/perception.py:tiny` classifies paragraphs of the Python manual (embedded:python, no download): a
-minute on two CPU cores.
+`--config=configs/perception.py:tiny` classifies paragraphs of the Python manual (no download): a minute on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -87,7 +86,6 @@ def _base() -> ConfigDict:
 
 
 def _paper(config: ConfigDict) -> ConfigDict:
-    """Applies the settings of the authors' program."""
     config.freeze_head, config.reinitialize, config.pool = True, "authors", "authors"
     config.data.update({"max_length": 1024, "premise_only": True})
     config.eval.select, config.model.dtype = "test", "authors"
@@ -118,12 +116,9 @@ def _tiny(config: ConfigDict) -> ConfigDict:
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    """Returns the configuration for an argument such as "paper", "tiny" or "paper,laptop".
+    """Returns the configuration for an argument such as "paper", "tiny" or "paper,laptop". "" means "fixed".
 
-    The argument "" is the recipe "fixed" at the paper's scale.
-
-    Raises:
-      ValueError: the argument has an unknown word, two recipes or two sizes.
+    Raises the errors of `training.recipe_and_size`.
     """
     recipe, size = training.recipe_and_size(argument, RECIPES, SIZES)
     config = _paper(_base()) if recipe == "paper" else _base()

@@ -7,10 +7,8 @@ Hardware: the paper uses 32 GPUs. This recipe, 125k updates of 1M tokens, is fai
 `--config=configs/roberta_transformer.py:laptop` has 6 layers: half an hour on two CPU cores, estimated from its FLOPs.
 Data: text files train.txt, valid.txt, test.txt (or .gz), one document per line, in data/pretraining
 (`:laptop`: data/reviews). Other files: --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
-RoBERTa (Liu et al., 2019) was trained on BookCorpus, Wikipedia and three more corpora, with GPT-2's subwords. Here the
-subwords are learned from the training text.
-`--config=configs/roberta_transformer.py:tiny` trains a small model on the Python manual (embedded:python, no download):
-about a minute on two CPU cores.
+RoBERTa (Liu et al., 2019) used five corpora and GPT-2's subwords; we learn the subwords from the training text.
+`--config=configs/roberta_transformer.py:tiny` trains on the Python manual (no download): a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -8,8 +8,7 @@ Hardware: one accelerator; we have not run this size. `--config=configs/sst2.py:
 Data: `tfds:glue/sst2`, or files {train,validation}.jsonl (or .csv, or .gz) with the fields text (or sentence) and
 label, with --config.data.source=files:DIR. The test split is `validation`, because GLUE hides the labels of `test`.
 If your files have a labelled test split: --config.data.splits.test=test.
-`--config=configs/sst2.py:tiny` classifies paragraphs of the Python manual (embedded:python, no download): a minute on
-two CPU cores.
+`--config=configs/sst2.py:tiny` classifies paragraphs of the Python manual (no download): a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

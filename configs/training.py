@@ -6,13 +6,10 @@ from ml_collections import ConfigDict
 
 
 def base(paper: str) -> ConfigDict:
-    """Returns the fields of the training loop. A recipe adds the fields of `data`, `model` and its task.
+    """Returns the fields of the training loop, for the paper in the package `paper`.
 
-    The recipe then locks the configuration (`ConfigDict.lock`). Setting an unknown field of a locked configuration
-    raises an exception, except within `with config.unlocked():`.
-
-    Args:
-      paper: name of the paper's package, such as "reservoir".
+    A recipe adds the fields of `data`, `model` and its task. The recipe then locks the configuration: setting an
+    unknown field raises an exception, except within `with config.unlocked():`.
     """
     return ConfigDict(
         {
@@ -35,7 +32,7 @@ def base(paper: str) -> ConfigDict:
             "train": {
                 "steps": 100_000,
                 "max_seconds": 0.0,
-                # Number of microbatches in a batch. Gradients are summed over microbatches and exchanged once per step.
+                # Microbatches in a batch. Gradients are summed over the microbatches and exchanged once per step.
                 "accumulate": 1,
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",
@@ -64,8 +61,7 @@ def base(paper: str) -> ConfigDict:
 def recipe_and_size(argument: str, recipes: Sequence[str], sizes: Sequence[str]) -> tuple[str, str]:
     """Returns the recipe and the size in an argument such as "code,tiny"; each is "" if the argument does not name it.
 
-    Raises:
-      ValueError: the argument has an unknown word, two recipes or two sizes.
+    Raises a ValueError for an unknown word, two recipes or two sizes.
     """
     words = [word for word in argument.split(",") if word]
     found = [[word for word in words if word in known] for known in (recipes, sizes)]
@@ -83,13 +79,12 @@ def recipe_and_size(argument: str, recipes: Sequence[str], sizes: Sequence[str])
 def choose(
     config: ConfigDict, argument: str, **sizes: Callable[[ConfigDict], ConfigDict]
 ) -> ConfigDict:
-    """Returns `config` for the argument "", otherwise `sizes[argument](config)`.
+    """Returns `config` for the argument "", else `sizes[argument](config)`.
 
-    Raises:
-      ValueError: the argument is unknown.
+    Raises a ValueError for an unknown argument.
     """
     if argument not in ("", *sizes):
         raise ValueError(
-            f"unknown argument {argument!r}; choose {' or '.join(sizes)}, or give no argument"
+            f"unknown argument {argument!r}; choose {' or '.join(sizes)}, or leave out the argument"
         )
     return sizes[argument](config) if argument else config

@@ -1,7 +1,4 @@
-"""The translation recipes of the reservoir paper's section 3.1, a recipe for Multi30k, and two smaller sizes.
-
-configs/iwslt_*.py, configs/wmt_*.py and configs/multi30k_*.py import this module.
-"""
+"""The translation recipes of the reservoir paper's section 3.1, a recipe for Multi30k, and two smaller sizes."""
 
 from ml_collections import ConfigDict
 
@@ -64,8 +61,7 @@ def iwslt(reservoir: str) -> ConfigDict:
     config.data.source = "files:data/iwslt14_de_en"
     config.model.encoder_layers = 6
     config.model.reservoir = reservoir
-    # As in fairseq, weight decay applies to every parameter.
-    config.optimizer.update({"weight_decay": 1e-4, "decay": "all"})
+    config.optimizer.update({"weight_decay": 1e-4, "decay": "all"})  # as in fairseq
     return config
 
 
@@ -146,5 +142,4 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns `config`, or its smaller size if the argument is "laptop" or "tiny". See `training.choose`."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -5,13 +5,10 @@
 Reproduces: Table 2 with 12 encoder layers. --config.model.encoder_layers=16|24|32 gives the other depths.
 Hardware: 8 GPUs, as in the paper (300k updates of 65k tokens); we have not run this size.
 Data: `tfds:wmt16_translate/de-en` prepared by `tfds build wmt16_translate/de-en` (validation newstest2015, test
-newstest2016), or text files {train,validation,test}.{en,de}[.gz] with --config.data.source=files:DIR. The paper
-pre-processes as Ott et al. (2018), who validate on newstest2013, test on newstest2014, and compute BLEU on tokenized
-text. Our scores are sacrebleu on plain text.
-`--config=configs/wmt_transformer.py:laptop` has the same layers at width 256, and trains for 2,000 steps on
-Multi30k German-English (data/multi30k_de_en), for two CPU cores.
-`--config=configs/wmt_transformer.py:tiny` trains a small model on generated sentences (embedded:numbers_de_en, no
-download): about two minutes on two CPU cores.
+newstest2016), or text files {train,validation,test}.{en,de}[.gz] with --config.data.source=files:DIR. The paper,
+like Ott et al. (2018), validates on newstest2013, tests on newstest2014 and scores tokenized text; we score plain text.
+`:laptop` has width 256 and trains for 2,000 steps on Multi30k (data/multi30k_de_en), for two CPU cores.
+`--config=configs/wmt_transformer.py:tiny` trains on generated sentences (no download): two minutes on two CPU cores.
 """
 
 from ml_collections import ConfigDict

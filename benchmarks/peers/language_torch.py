@@ -76,8 +76,7 @@ def make_step(
 ) -> Callable[[], float]:
     """Returns a function that runs a training step (forward, loss, backward, Adam) and returns the loss.
 
-    Args:
-      options: `compiled` and `steps` of `make_runner`.
+    `options` are `compiled` and `steps` of `make_runner`.
     """
     torch.set_num_threads(cores())
     torch.manual_seed(0)

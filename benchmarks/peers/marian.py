@@ -12,10 +12,7 @@ PADDING, END = 0, 1
 
 
 def make_generate(num_beams: int) -> Callable[[], None]:
-    """Returns a function that translates random sentences into LENGTH tokens each.
-
-    Minimum and maximum length are equal, so that the amount of work does not depend on the random weights.
-    """
+    """Returns a function that translates random sentences into LENGTH tokens each, whatever the random weights are."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
     config = MarianConfig(

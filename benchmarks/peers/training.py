@@ -17,9 +17,7 @@ def make_runner(
     compiled: bool = False,
     steps: int = 1,
 ) -> Callable[[], float]:
-    """Returns a function that runs training steps on the same batch and returns the loss of the last step.
-
-    Waits for the device only after the last step.
+    """Returns a function that runs training steps on one batch, waits after the last step, and returns its loss.
 
     Args:
       loss: function of the tensors of `batch`. Runs under autocast if `dtype` is "bfloat16".

@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding times sqrt(D), plus sinusoids (sines first, then cosines), then dropout."""
+    """Token embedding times sqrt(D), plus sinusoids (sines, then cosines), then dropout."""
 
     def __init__(self, dropout: float):
         super().__init__()
@@ -163,8 +163,8 @@ def make_step(
     """Returns a function that runs a training step on a random batch without padding and returns the loss.
 
     Args:
-      reservoirs: whether the encoder layers RESERVOIRS are FFN reservoirs. FFN reservoirs have no attention, are frozen
-        (`requires_grad_(False)`), and are not passed to the optimizer.
+      reservoirs: whether the encoder layers RESERVOIRS are FFN reservoirs: frozen, without attention, and not passed to
+        the optimizer.
       dtype: "float32", or "bfloat16" for autocast with float32 parameters.
       dropout: dropout rate after the embeddings, every attention and every feed-forward.
       options: `compiled` and `steps` of `make_runner`.

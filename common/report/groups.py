@@ -28,7 +28,7 @@ IGNORED = (
 
 
 class Layers(NamedTuple):
-    """Kind and number of a model's layers, and number of its frozen layers. Counts only an encoder, if there is one."""
+    """The layers of a model's encoder, or of a model without encoder: kind, number, and number of frozen layers."""
 
     kind: str
     total: int

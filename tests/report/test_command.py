@@ -31,7 +31,7 @@ def test_report_of_the_repository_results(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "there are no runs to compare: give at least one run"),
+        ([], "there are no runs to compare: give the folder of at least one run"),
         (
             [RUNS[0], "--horizon=4h"],
             "--horizon must be a finite number above 0, longest or shortest, got 4h",
