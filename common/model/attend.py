@@ -16,10 +16,7 @@ BLOCK = 256
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, seen) for each block of queries.
-
-    The queries from start to end - 1 attend to keys among the first `seen` keys only.
-    """
+    """Returns (start, end, seen) for each block: its queries start to end - 1 attend to the first `seen` keys only."""
     if not causal:
         return [(0, queries, keys)]
     ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
@@ -42,14 +39,8 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel only without dropout and bias, and only if the mesh axis tensor divides the number of key-value
-    heads:
-    - on GPUs, cuDNN's kernel for bfloat16 and float16, if JAX supports the head size, T and S are even, and the
-      attention is causal or has no window;
-    - on TPUs, `common.model.splash` for bfloat16, if T and S are at least `splash.LANES`.
-
-    With dropout, no fused kernel is used: the TPU kernel has no dropout, and cuDNN takes the seed of its dropout at
-    compilation, so dropout masks would not depend on step and row.
+    Uses a fused kernel if `common.model.fused` supports the arrays, but not with bias or dropout. The TPU kernel has no
+    dropout. cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
@@ -115,13 +106,9 @@ softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiplies the matrix (T, M) of each head in x with the matrix (M, N) of the head's group in y.
+    """Multiplies the matrix (T, M) of each head with the matrix (M, N) of the head's group. Returns (B, H, T, N).
 
-    Returns the products, (B, H, T, N). The matrices of all heads of a group are concatenated to one matrix
-    (H / G * T, M), so a group needs a single product.
-
-    Args:
-      dtype: dtype of the result; None for the dtype of x and y.
+    The matrices of a group's heads are concatenated to one matrix (H / G * T, M), so a group needs a single product.
     """
     batch, groups, _, columns = y_BGMN.shape
     x_BGXM = x_BHTM.reshape(batch, groups, -1, x_BHTM.shape[-1])
@@ -130,10 +117,7 @@ def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.A
 
 
 def cache_layout(key_BSGK: jax.Array, value_BSGK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Transposes keys to (B, G, K, S) and values to (B, G, S, K), the layout of decoding caches.
-
-    In this layout the matrix products of attention need no transpose.
-    """
+    """Transposes keys to (B, G, K, S) and values to (B, G, S, K), so that products with a cache need no transpose."""
     return key_BSGK.transpose(0, 2, 3, 1), value_BSGK.transpose(0, 2, 1, 3)
 
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class Attention(Sublayer):
-    """Multi-head self-attention.
-
-    Args:
-      dropout_rate: dropout of the attention weights.
-    """
+    """Multi-head self-attention, with dropout of the attention weights."""
 
     def __init__(
         self,
@@ -47,7 +43,6 @@ class Attention(Sublayer):
         return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
 
     def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values, each (B, L, G, K)."""
         return self._split(self.key(x_BLD)), self._split(self.value(x_BLD))
 
     def _all(
@@ -108,7 +103,6 @@ class Attention(Sublayer):
         writers = writers.write(own_X1.astype(jnp.int32), index)
 
         def mask(writers_XL: jax.Array, positions_L: jax.Array) -> jax.Array:
-            """Returns the mask (B, 1, T, S): True for the keys that a hypothesis attends to."""
             writers_XL = jnp.where(self._seen(positions_L, index), writers_XL, -1)
             mask_XLA = writers_XL[..., None] == slots_A
             return mask_XLA.reshape(*x_BTD.shape[:2], -1)[:, None]

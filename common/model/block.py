@@ -93,12 +93,7 @@ def call_in_order(
 
 
 class Residual(nnx.Module):
-    """Computes x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm), with dropout after f.
-
-    Args:
-      function: the sublayer f.
-      norm_position: "pre" or "post".
-    """
+    """Computes x + f(norm(x)) for `norm_position` "pre", norm(x + f(x)) for "post". f is `function` with dropout."""
 
     def __init__(
         self,

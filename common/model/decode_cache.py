@@ -80,10 +80,7 @@ class DecodeCache:
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """Returns the cache with `new` as its first positions, in `past` if the cache has two arrays.
-
-        The cache must be empty.
-        """
+        """Returns the cache with `new` as first positions, in `past` unless it is None. The cache must be empty."""
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))
@@ -91,10 +88,7 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """Returns the cache with the first `count` positions of `recent` copied into `past`.
-
-        A cache with a single array does not change.
-        """
+        """Returns the cache with the first `count` positions of `recent` copied into `past`, if `past` is not None."""
         if self.past is None:
             return self
         update = jax.lax.dynamic_update_slice_in_dim

@@ -34,9 +34,8 @@ def dropout(x: jax.Array, rate: float, key: Key, *, batched: bool = True) -> jax
     draw = row_bits if batched else jax.random.bits
     words = stored(draw(key, (*leading, math.ceil(width / 4))))
     # The lowest octet (8 bits) of all words decides which elements of the first quarter of the last axis are kept, the
-    # next octet decides about the second quarter, and so on. The alternatives would write more to the memory of a TPU:
-    # a bitcast of the words to octets would write an array with an axis of size 4, and a concatenation of the octets
-    # before the comparison would write 32 bits per element.
+    # next octet decides about the second quarter, and so on. A bitcast to octets, or a concatenation of octets before
+    # the comparison, would write more to the memory of a TPU.
     octets = (words >> shift & 255 for shift in (0, 8, 16, 24))
     kept = jnp.concatenate([octet >= dropped for octet in octets], -1)[..., :width]
     # Multiply in float32: rounding the scale to bfloat16 would change it by up to 0.4 %.

@@ -53,11 +53,7 @@ class Encoder(nnx.Module):
         key: Key = None,
         types_BL: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the output (B, L, D). Positions from `lengths_B` on are padding.
-
-        Args:
-          types_BL: token types (BERT's segments); None gives every token type 0.
-        """
+        """Returns the output (B, L, D). Positions from `lengths_B` on are padding. For `types_BL` see `Embed`."""
         x_BLD = self._enter(tokens_BL, fold(key, 0), types_BL)
         return self.stack(x_BLD, self._context(lengths_B), fold(key, 1))
 

@@ -13,10 +13,7 @@ from common.model.linear import Linear
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that computes the activation in float32 and rounds the result to the dtype of x.
-
-    Computing in bfloat16 is slow on a CPU.
-    """
+    # Activations in bfloat16 are slow on a CPU.
     return lambda x: activation(x.astype(jnp.float32)).astype(x.dtype)
 
 

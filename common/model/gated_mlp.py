@@ -67,7 +67,8 @@ class GatedMlp(Sublayer):
     ):
         if hidden % (2 * spatial.heads):
             raise ValueError(
-                f"hidden={hidden} must be a multiple of {2 * spatial.heads}, twice the number of gate heads"
+                f"hidden={hidden} must be a multiple of {2 * spatial.heads}, which is twice the number of heads of the"
+                " spatial map"
             )
         self.up = Linear(width, hidden, ("embed", "mlp"), rngs=rngs)
         self.norm = LayerNorm(hidden // 2, rngs=rngs)
@@ -90,8 +91,7 @@ class GatedMlp(Sublayer):
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns empty caches of norm(v), (B, H, L, F / H), and of the attention (() without attention).
 
-        Raises:
-          ValueError: the spatial map is not causal.
+        Raises a ValueError if the spatial map is not causal.
         """
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")

@@ -68,8 +68,7 @@ def stack_layers(tree: Any, names: Iterable[str]) -> Any:
     """Inverse of `unstack_layers`.
 
     Args:
-      names: names of the arrays in the result, such as the keys of `Step.scanned.trainable`. Names of arrays that are
-        not stacked have no effect.
+      names: names of the stacked arrays in the result. Other names have no effect.
     """
     found = {layer: name for name in names if is_stacked(name) for layer in layers_of(name)}
 

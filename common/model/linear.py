@@ -87,10 +87,9 @@ class Linear(nnx.Module):
         )
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns {parameter: initializer} for a frozen layer.
+        """Returns {parameter: initializer} for a frozen layer. An initializer is a spec of `common.freezing.draw`.
 
-        The initializer of the bias is a spec of `common.freezing.draw`. The initializer of the kernel is ("matrix",), a
-        placeholder that `common.freezing.draws` replaces by its argument `matrix`.
+        `common.freezing.draws` replaces the placeholder ("matrix",) by its argument `matrix`.
         """
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}

@@ -75,5 +75,4 @@ def attend(
 
 
 def _padded(x_BHLK: jax.Array) -> jax.Array:
-    """Pads the positions with zeros to a multiple of `LANES`."""
     return jnp.pad(x_BHLK, ((0, 0), (0, 0), (0, -x_BHLK.shape[2] % LANES), (0, 0)))

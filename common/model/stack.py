@@ -15,23 +15,17 @@ if TYPE_CHECKING:
     from common.model.decode_cache import CacheSpec
 
 _SKIP = 2**16
-"""Number that is folded into a block's key to draw whether the block is skipped.
-
-The number must be larger than the number of residuals in a block, because the block folds the index of each residual
-into the same key.
-"""
-
+"""Number that is folded into a block's key to draw whether the block is skipped. The block folds the index of each
+residual into the same key, so the number of residuals must be smaller."""
 
 REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""Name -> rematerialization policy.
-
-A block stores all activations ("none"), only the results of matrix products with weights ("dots"), or only its input
-("full"). The backward pass recomputes the activations that are not stored. If a scan runs the blocks, "none" stores the
-activations that are costly to compute (`common.model.stored.POLICIES`)."""
+"""Name -> rematerialization policy. A block stores all activations ("none"), only the results of matrix products with
+weights ("dots"), or only its input ("full"). The backward pass recomputes all other activations. If a scan runs the
+blocks, "none" stores the activations that are costly to compute (`common.model.stored.POLICIES`)."""
 
 
 class Stack(nnx.Module):
@@ -108,7 +102,6 @@ class Stack(nnx.Module):
         return self._final_norm(x_B1D), cache
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
-        """Returns the output (B, L, D) for the first L tokens, and the filled cache."""
         prefills = [partial(block.prefill, context=context) for block in self.blocks]
         x_BLD, cache = call_in_order(prefills, x_BLD, cache)
         return self._final_norm(x_BLD), cache
