@@ -249,7 +249,7 @@ FIELDS = [
     ("data.buckets=", f"--config.data.buckets {ASCENDING}, got none"),
     (
         "data.buckets=2",
-        "all training examples are longer than 2 tokens, the last of --config.data.buckets",
+        "all training examples are longer than 2 tokens, the longest of --config.data.buckets",
     ),
     ("eval.buckets=0,16", f"--config.eval.buckets {ASCENDING}, got 0,16"),
     ("data.tokens_per_batch=0", "--config.data.tokens_per_batch must be at least 1, got 0"),

@@ -43,11 +43,7 @@ def iterate(
 
 
 def check_rows(rows: int, multiple: int, option: str = "--config.data.batch") -> None:
-    """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`.
-
-    Args:
-      option: command-line option of the batch size, for the error message.
-    """
+    """Raises a UserError that names `option` unless `rows` of a global batch are a positive multiple of `multiple`."""
     check(
         rows >= 1 and rows % multiple == 0,
         f"{option}={rows} must be a positive multiple of {multiple}, the product of --config.mesh.data,"

@@ -43,11 +43,9 @@ class BucketedBatches(EndlessBatches):
         Args:
           target: translations of the source sentences. None makes batches without targets.
           buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end token.
-          tokens_per_batch: maximum number of source tokens of a global batch, including padding (rows * length). A
-            batch has at least `multiple` rows, even if they exceed this maximum.
+          tokens_per_batch: maximum number of source tokens of a global batch, including padding; see `rows_of`.
           rows: number of rows of every global batch. 0 chooses the number of each bucket with `rows_of`.
-          multiple: number that divides the number of rows of every global batch. The number of processes must divide
-            `multiple`.
+          multiple: divisor of the number of rows of every global batch. The number of processes must divide `multiple`.
 
         Raises:
           UserError: no example fits into a bucket, or `rows` is neither 0 nor a positive multiple of `multiple`.
@@ -60,7 +58,7 @@ class BucketedBatches(EndlessBatches):
         self.dropped = len(rest)
         check(
             self.dropped < len(source),
-            f"all training examples are longer than {buckets[-1]} tokens, the last of --config.data.buckets: add a"
+            f"all training examples are longer than {buckets[-1]} tokens, the longest of --config.data.buckets: add a"
             f" bucket of at least {_needed(source, target).min()} tokens",
         )
         if rows:
@@ -121,11 +119,7 @@ def evaluation_batches(
 
 
 def check_buckets(option: str, buckets: Sequence[int]) -> None:
-    """Raises a UserError unless `buckets` has at least one length, and its lengths are positive and strictly ascending.
-
-    Args:
-      option: command-line option of the buckets, for the error message.
-    """
+    """Raises a UserError that names `option` unless `buckets` has one or more positive lengths, strictly ascending."""
     check(
         bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
         f"{option} must be one or more lengths above 0 in strictly ascending order, got"
@@ -151,8 +145,7 @@ def _fill_buckets(
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
     """Returns the number of rows of a global batch whose rows have `length` tokens.
 
-    The result is the largest multiple of `multiple` for which the batch has at most `tokens_per_batch` tokens, but at
-    least `multiple`.
+    This is the largest multiple of `multiple` that gives at most `tokens_per_batch` tokens, but at least `multiple`.
     """
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 

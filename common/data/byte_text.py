@@ -19,8 +19,8 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
 
     Args:
       data: a configuration with these fields:
-        `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents,
-          which are joined by line feeds.
+        `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns texts, which are
+          joined by line feeds.
         `file`: name of a file in DIR that is split by position into train, valid and test.
         `shares`: fractions of `file` for train, valid and test. With `limit`, fractions of its first `limit` bytes.
         `limit`: number of bytes to use from the start of `file`; 0 (the default) for all bytes.
@@ -29,8 +29,7 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
         exists.
 
     Raises:
-      UserError: the source is unknown; a folder or file is missing, or cannot be read; a split is empty; the user's
-        function fails.
+      UserError: the source is unknown or cannot be read, a split is empty, or the user's function fails.
     """
     if data.source.startswith(IMPORT):
         from common.data.user_source import user_examples

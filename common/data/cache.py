@@ -39,7 +39,9 @@ def read_array(path: Path) -> np.ndarray:
     except OSError as error:
         raise file_error(path, error) from error
     except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged: remove the file") from error
+        raise UserError(
+            f"{path} is damaged: remove the file; the next run writes it again"
+        ) from error
 
 
 @contextmanager
@@ -53,9 +55,8 @@ def reading_tokenizer(path: Path) -> Iterator[None]:
         raise UserError(
             f"cannot read a tokenizer from {shown(path)}: {error.strerror or error}; restore the file"
         ) from error
-    except (
-        Exception
-    ) as error:  # `tokenizers` raises plain Exceptions. NumPy's message suggests loading pickles.
+    except Exception as error:  # `tokenizers` raises plain Exceptions.
+        # Do not quote the exception: NumPy's message suggests loading pickles.
         raise UserError(
             f"cannot read a tokenizer from {shown(path)}: the file is damaged or not a tokenizer; restore it, choose"
             " another file, or delete it if it is in a cache"

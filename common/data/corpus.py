@@ -41,7 +41,6 @@ class TokenizedCorpus:
     def from_lists(
         cls, sentences: Sequence[Sequence[int]], end: int | None = EOS, pad: int = PAD
     ) -> "TokenizedCorpus":
-        """Makes a corpus from the token ids of each sentence."""
         offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         flat = np.fromiter(chain.from_iterable(sentences), np.int32, offsets[-1])
         return cls(flat, offsets, end, pad)

@@ -31,15 +31,9 @@ _NO_TEXT = {
 
 
 def source_folder(place: str) -> Path:
-    """Returns the folder of --config.data.source=files:DIR.
+    """Returns the folder of --config.data.source=files:DIR, or the downloaded copy if DIR is in a bucket.
 
-    If DIR is in a bucket, downloads DIR and returns the local copy.
-
-    Args:
-      place: DIR, which may begin with ~.
-
-    Raises:
-      UserError: the folder is missing, or the bucket cannot be read.
+    `place` is DIR, which may begin with ~. Raises a UserError if the folder is missing or cannot be downloaded.
     """
     folder = open_folder(os.path.expanduser(place))
     check(
@@ -50,25 +44,21 @@ def source_folder(place: str) -> Path:
 
 
 def names_in(folder: Path) -> str:
-    """Returns the first ten names of files in a folder, for an error message; "none" for a folder without files.
-
-    "..." stands for all other files.
-    """
+    """Returns the first ten names of files in a folder, and "..." if there are more; "none" if there are no files."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     return ", ".join([*names[:10], *["..."] * (len(names) > 10)]) or "none"
 
 
 def choices(folder: Path, endings: Sequence[str] = ("",)) -> str:
-    """Returns advice for an error message about a missing file in the folder of --config.data.source=files:DIR.
+    """Returns advice for an error message about a missing file of --config.data.source=files:DIR.
 
-    The advice lists files of the folder that have one of the endings, without the ending. If the folder has no such
-    file, the advice is to choose another source.
+    The advice lists up to ten files of the folder that have one of the endings, without the ending.
     """
     named = re.compile(f"(.*?)({'|'.join(map(re.escape, endings))})")
     matches = (named.fullmatch(path.name) for path in folder.iterdir() if path.is_file())
     names = sorted({match[1] for match in matches if match})
     if not names:
-        return "the folder has no such files: choose another --config.data.source"
+        return "the folder has no suitable file: choose another --config.data.source"
     return f"choose one of its files: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
 
 
@@ -103,10 +93,8 @@ ADVICE = "; convert the text to UTF-8"
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Context manager that opens a file, decompressed if its name ends with .gz or .zip.
 
-    Errors while the caller reads the file also become UserErrors.
-
-    Raises:
-      UserError: the file cannot be read, is damaged or encrypted, or a .zip does not contain exactly one file.
+    Raises a UserError, also while the caller reads, if the file cannot be read, is damaged or encrypted, or is a .zip
+    that does not contain exactly one file.
     """
     try:
         if path.suffix.lower() == ".zip":
@@ -168,7 +156,7 @@ def decoded_lines(
             if number == 1:
                 line = line.removeprefix("\ufeff")
             if "\0" in line:
-                raise UserError(f"{name} contains NUL bytes{hint}")
+                raise UserError(f"{name} line {number} contains NUL bytes{hint}")
             if _ESCAPED.search(line):
                 raise UserError(f"{name} line {number} {wrong}")
             if line.endswith("\n"):

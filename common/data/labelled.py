@@ -70,24 +70,20 @@ def load_labelled(
 
     Args:
       data: a configuration with these fields:
-        `source`: "files:DIR", "files:FILE", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
-          "embedded:python_pairs"; see `open_records`.
+        `source`, `tfds_dir`: see `open_records`.
         `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
         `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
           that exists.
-        `tfds_dir`: data directory of TFDS. "" means TFDS's default.
         `label`: name of the label field (default "label").
         `multi_label`: whether the label is a list of any number of classes (default false).
       classes: required number of classes; 0 accepts any number. If the class names are the sorted training labels,
         `classes` is the maximum number of classes.
-      unlabelled: True skips examples with the label -1. False reads -1 like any other label.
+      unlabelled: whether to skip examples with the label -1.
       optional: splits that may be missing in the source. A missing split is not returned.
-      splits: splits to read.
 
     Raises:
-      UserError: `fields` has the wrong number of names; the source is unknown, missing or damaged, or its function
-        fails; a split is empty; the number of classes is below 2 or does not agree with `classes`; a text or a label is
-        missing or invalid.
+      UserError: `fields` is invalid, `open_records` fails, a split is empty, the number of classes is below 2 or does
+        not agree with `classes`, or a text or a label is missing or invalid.
     """
     check(
         len(data.fields.split()) in (1, 2),
@@ -153,7 +149,7 @@ def _classes(train: Sequence[Row], label: Field, count: int) -> list[str]:
         first = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
         raise UserError(
             f"the training examples have {len(labels)} classes ({first}) instead of {count}, the number of classes of"
-            f" --config.dataset: give the source of this data set, or {label.remedy}"
+            f" --config.dataset: choose the source of this data set, or {label.remedy}"
         )
     return sorted(labels)
 
@@ -184,12 +180,11 @@ def _labels(record: Record, field: Field, several: bool | None) -> dict[str, Any
 
 
 def _texts(record: Record, fields: str) -> tuple[str, ...]:
-    """Returns the texts of a record in `fields`, one or two names of fields that are separated by a space."""
     place, texts = record[0], []
     for name in fields.split():
         text = _field(record, Field(name, "set --config.data.fields to the fields of the texts"))
         if not isinstance(text, str) or not text.strip():
-            fault = "empty" if isinstance(text, str) else f"not text but {text!r}"
+            fault = "empty" if isinstance(text, str) else f"{text!r} instead of a text"
             raise UserError(
                 f"{place}: the field {name.replace('|', ' or ')} is {fault}; add a text or remove the example"
             )
@@ -238,5 +233,5 @@ def _field(record: Record, field: Field) -> Any:
             return fields[name]
     found = ", ".join(map(str, fields)) or "none"
     raise UserError(
-        f"{place}: no field {field.names.replace('|', ' or ')}; its fields: {found}; {field.remedy}"
+        f"{place} has no field {field.names.replace('|', ' or ')}; its fields: {found}; {field.remedy}"
     )

@@ -27,13 +27,10 @@ def in_run(workdir: Path) -> LosslessTokenizer:
 def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokenizer:
     """Returns the tokenizer of a configuration.
 
-    For `tokenizer` "sentencepiece", trains a SentencePiece model on the training text, or loads the model of an earlier
-    call from the cache.
-
     Args:
       data: a configuration with the fields `tokenizer`, `vocab_size` and `cache_dir`. Without `tokenizer`, tokens are
         bytes.
-      training_text: (bytes,) uint8. Used only to train SentencePiece.
+      training_text: (bytes,) uint8. Used only by `tokenizer` "sentencepiece", see `common.data.subwords.trained`.
 
     Raises:
       UserError: the tokenizer's file is missing or damaged, one of the 256 byte values is not a piece, training
@@ -49,7 +46,7 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
     path = Path(os.path.expanduser(kind))
     check(
         path.is_file(),
-        f"--config.data.tokenizer={kind}: no such file; set it to {BYTES}, {SENTENCEPIECE}, or the path of a"
+        f"--config.data.tokenizer={kind}: there is no such file; choose {BYTES}, {SENTENCEPIECE}, or the path of a"
         " SentencePiece model or tokenizer.json",
     )
     return subwords.load(path)

@@ -58,10 +58,9 @@ def _located(source: str, split: str, examples: Iterable[Mapping[str, Any]]) -> 
 def _choose(
     splits: Mapping[str, str], available: Container[str], optional: Container[str]
 ) -> dict[str, str]:
-    """Resolves names "a|b" to the first available name; returns {split: name}.
+    """Resolves names "a|b" to the first available name; returns {split: name}. Omits optional splits without a name.
 
-    If none of the names is available, omits an optional split. A required split gets the last name of "a|b", so that
-    reading this split fails with an error message.
+    A required split without an available name gets the last name of "a|b", so that reading fails with an error message.
     """
     chosen = {}
     for split, names in splits.items():
@@ -73,10 +72,6 @@ def _choose(
 
 
 def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
-    """Returns the class names of the label's feature; None if the feature is missing or has no names.
-
-    Args:
-      label: name of the feature, or alternatives "a|b", of which the first name in `features` counts.
-    """
+    """Returns the class names of the first feature of `label`, "a|b", that exists; None without such names."""
     named = dict(features)
     return next((getattr(named[n], "names", None) for n in label.split("|") if n in named), None)

@@ -82,12 +82,9 @@ class Subwords(LosslessTokenizer):
         return b"".join([self._pieces_V[token] for token in tokens])
 
     def cached_tokens(self, text: np.ndarray, data: ConfigDict) -> np.ndarray:
-        """Returns the token ids of a text (an array of bytes).
+        """Memory-maps the token ids of a text in `data.cache_dir`, which the first call for the text stores.
 
-        The first call stores the ids of the text in `data.cache_dir`. All calls memory-map the ids.
-
-        Raises:
-          UserError: the cached file is damaged or cannot be read, or the cache cannot be written.
+        Raises a UserError if the cached file is damaged, or the cache cannot be read or written.
         """
         key = fingerprint([self.fingerprint, sha256(text).hexdigest()])[:16]
         path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"

@@ -23,8 +23,8 @@ def load_text(data: ConfigDict, split: str) -> list[str]:
       split: "train", "valid" or "test".
 
     Raises:
-      UserError: the source or the value of `documents` is unknown; a pattern is invalid; a folder or file is missing,
-        empty or cannot be read; the user's function fails; the split has no text.
+      UserError: a field of `data` is invalid, the source cannot be read, the user's function fails, or the split has no
+        text.
     """
     check_choice("--config.data.documents", data.documents, DOCUMENTS)
     if data.source.startswith(IMPORT):

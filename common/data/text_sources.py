@@ -13,11 +13,7 @@ DOCUMENTS = ("line", "paragraph", "file")
 
 
 def text_folder(source: str) -> Path | None:
-    """Returns the folder of a source "files:DIR", or None for "embedded:python".
-
-    Raises:
-      UserError: another source, or `common.data.files.source_folder` fails.
-    """
+    """Returns the folder of a source "files:DIR", None for "embedded:python". Raises a UserError for other sources."""
     kind, _, place = source.partition(":")
     if kind == "files":
         from common.data.files import source_folder
@@ -43,18 +39,12 @@ def cut(lines: Sequence[str], document: str) -> list[str]:
 
 
 def in_split(number: int, split: str) -> bool:
-    """Returns whether part `number` of a text is in a split.
-
-    Of ten successive parts, the first eight are in "train", the ninth is in "valid" and the tenth in "test".
-    """
+    """Returns whether part `number` is in a split: "valid" for the last digit 8, "test" for 9, otherwise "train"."""
     return number % 10 in {"valid": (8,), "test": (9,)}.get(split, range(8))
 
 
 def python_manual(split: str) -> list[list[str]]:
-    """Returns the lines of each topic of Python's manual that belongs to the split `split`.
-
-    The manual has about 65,000 words in Python 3.11.
-    """
+    """Returns the lines of each topic of a split of Python's manual, which has about 65,000 words in Python 3.11."""
     from pydoc_data.topics import topics
 
     names = enumerate(sorted(topics))

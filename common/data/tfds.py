@@ -29,8 +29,8 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
         examples = None
     except NotImplementedError as error:
         raise UserError(
-            f"the files of tfds:{name} in {directory or 'the default TFDS directory'} have no random access: prepare it"
-            " again, with file_format='array_record' in another directory, and set --config.data.tfds_dir=DIR"
+            f"the files of tfds:{name} in {directory or 'the default TFDS directory'} have no random access: prepare"
+            f" {name} with file_format='array_record' in another directory DIR, and set --config.data.tfds_dir=DIR"
         ) from error
     except Exception as error:  # A data set script may raise any type of exception.
         place = "" if split == "all" else f"split {split} of "

@@ -78,11 +78,7 @@ class Tokenizer:
         return Tokenizer(self._model, np.flatnonzero(used))
 
     def save(self, path: Path, option: str = "") -> None:
-        """Writes model and vocabulary to an .npz file.
-
-        Args:
-          option: command-line option that sets the folder, for the error message.
-        """
+        """Writes model and vocabulary to an .npz file. For `option` see `write_atomic`."""
         arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
         write_atomic(Path(path), lambda file: np.savez(file, **arrays), option)
 
@@ -153,7 +149,7 @@ def train_model(
             least = int(smallest[1]) + added
             hint = f"too small for the training text; the smallest possible is {least}"
         else:
-            hint = f"refused by SentencePiece: {message}"
+            hint = f"refused by SentencePiece: {message}; try another number"
         raise UserError(f"--config.data.vocab_size={vocab_size} is {hint}") from error
     return model.getvalue()
 

@@ -25,9 +25,8 @@ def user_examples(
       optional: whether the split may be empty.
 
     Raises:
-      UserError: the function cannot be imported, raises an exception, returns a single text, a dictionary or an
-        object that is not iterable, returns an example that is not a `kind` or contains a lone surrogate, or returns
-        no example although `optional` is False.
+      UserError: the function cannot be imported or fails, does not return an iterable of examples, returns an example
+        that is not a `kind` or contains a lone surrogate, or returns no example although `optional` is False.
     """
     function = imported("--config.data.source", source)
     option = f"--config.data.source={source}"
@@ -40,11 +39,11 @@ def user_examples(
         ) from error
     check(
         not isinstance(returned, str | dict),
-        f"{option} returns a {type(returned).__name__} for split {split!r}: return a list, each example {form}",
+        f"{option} returns a {type(returned).__name__} for split {split!r}: return a list of examples, each {form}",
     )
     check(
         bool(examples) or optional,
-        f"{option} has no example in split {split!r}: the function must return at least one",
+        f"{option} returns no example for split {split!r}: return at least one",
     )
     for number, example in enumerate(examples):
         check(

@@ -26,8 +26,8 @@ class Crops(EndlessBatches):
         super().__init__()
         if len(tokens) <= length:
             raise UserError(
-                f"--config.model.length={length} needs a training text of at least {length + 1} tokens, but the length"
-                f" of the training text is only {len(tokens)}: use a longer text or a smaller --config.model.length"
+                f"--config.model.length={length} needs a training text of at least {length + 1} tokens, but the text"
+                f" has only {len(tokens)}: use a longer text or a smaller --config.model.length"
             )
         check_rows(rows, multiple)
         self._tokens, self._length, self._rows, self._seed = tokens, length, rows, seed

@@ -103,7 +103,7 @@ def test_class_names_are_sorted_words(folder):
     ("line", "told"),
     [
         ('{"text": " ", "label": 0}', "the field text or sentence is empty"),
-        ('{"text": 5, "label": 0}', "the field text or sentence is not text but 5"),
+        ('{"text": 5, "label": 0}', "the field text or sentence is 5 instead of a text"),
         ('{"words": "x", "label": 0}', "no field text or sentence; its fields: words, label"),
         ('{"text": "x"}', "no field label; its fields: text"),
         (

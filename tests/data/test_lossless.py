@@ -111,7 +111,7 @@ def test_invalid_tokenizers_are_rejected(tmp_path, text):
     for kind, fault in (
         (
             f"{tmp_path}/absent.json",
-            "--config.data.tokenizer=.*absent.json: no such file; set it to bytes, sentencepiece",
+            "--config.data.tokenizer=.*absent.json: there is no such file; choose bytes, sentencepiece",
         ),
         (
             f"{tmp_path}/damaged.model",

@@ -160,7 +160,7 @@ def test_user_files_with_custom_field_names(tmp_path):
     chosen.data.label = "class"
     chosen.data.splits.test = ""
     with pytest.raises(
-        UserError, match=r"mails\.csv line \d+: no field class; its fields: body, kind"
+        UserError, match=r"mails\.csv line \d+ has no field class; its fields: body, kind"
     ):
         datasets.load(chosen)
 
