@@ -61,10 +61,7 @@ def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
 
     Args:
       option: the option with the character before its value, such as "--margin=", for error messages.
-      form: the required form and an example, for error messages.
-
-    Raises:
-      UserError: a text has no name or no "=", or a name is repeated.
+      form: the required form and an example, for the UserError about a malformed text or a repeated name.
     """
     pairs: dict[str, str] = {}
     for text in texts:

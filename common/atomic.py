@@ -16,13 +16,8 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Context manager that yields a temporary path, to which the caller writes a file. Creates the folder of `path`.
 
     On exit, renames the temporary file to `path`; after an exception, deletes the temporary file. If several processes
-    write the same path, the last rename wins.
-
-    Args:
-      option: command-line option that names the folder of `path`, for the error message; "" for no option.
-
-    Raises:
-      UserError: writing fails with an OSError, for example because the disk is full.
+    write the same path, the last rename wins. An OSError, such as a full disk, becomes a UserError, which names
+    `option`, the command-line option of the folder ("" for no option).
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -18,7 +18,6 @@ def cached_json(
     """Returns the stored result of `fn`, or calls `fn` and stores its result. All processes must call this function.
 
     Args:
-      path: the JSON file of the result.
       key: JSON value that identifies all inputs of `fn`. A result that was stored with another key is not used.
       fn: computes the result, a JSON value. Called on all processes, or on none.
       keep: function (result) -> whether to store the result.

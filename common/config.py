@@ -32,8 +32,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
       option: command-line option with the value `spec`, for error messages.
 
     Raises:
-      UserError: the file is missing, is not a Python file or raises an exception, or `get_config` is missing, raises an
-        exception or does not return a ConfigDict.
+      UserError: the file or its `get_config` is missing or fails, or `get_config` does not return a ConfigDict.
     """
     path, _, argument = spec.partition(":")
     near = _nearest(path, Path("configs").glob("*.py"))
@@ -45,7 +44,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         f"{option}={spec}: {path} is not a Python file; give a file whose name ends in .py",
     )
     try:
-        # The name of no module of the package configs: a file may import the recipe that has its name.
+        # No module has this run_name, so a user's file perception.py may import the module configs.perception.
         module = runpy.run_path(path, run_name=f"configs.<{Path(path).stem}>")
         check(
             "get_config" in module,
@@ -106,16 +105,12 @@ def _has_module(paper: str, name: str) -> bool:
 
 
 def run_module(config: ConfigDict) -> ModuleType:
-    """Imports and returns the module `run` of the paper that a configuration names.
-
-    Raises:
-      UserError: the field `paper` of the configuration is missing, or names no package with a module `run`.
-    """
+    """Imports and returns the module `run` of the paper that a configuration names. Raises a UserError without one."""
     paper = str(config.get("paper") or "")
     check(
         _has_module(paper, "run"),
-        f"the field paper of the configuration is {paper!r}, which is not a folder with a module run.py: set it to the"
-        " name of a paper's folder",
+        f"the field paper of the configuration is {paper!r}, which is not a folder with a module run.py: set this field"
+        " to the name of a paper's folder",
     )
     return importlib.import_module(f"{paper}.run")
 
@@ -311,12 +306,10 @@ def parse(
     """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
     The default workdir is named after the configuration file and its argument, so the same command resumes the run.
+    Returns the configuration with the overrides of the command line, and all other options.
 
     Args:
       flags: additional options without a value, name -> help text.
-
-    Returns:
-      (configuration with the overrides of the command line, all other options).
 
     Raises:
       UserError: the command line is wrong, the configuration cannot be loaded or is for another paper, or

@@ -42,10 +42,7 @@ def reason_of(error: Exception) -> str:
 
 
 def missing_package(what: str, package: str, error: ImportError, otherwise: str) -> UserError:
-    """Returns a UserError that says that `what` needs a package, whose import has raised `error`.
-
-    `otherwise` describes an alternative to installing the package, for the message.
-    """
+    """Returns a UserError: `what` needs a package, whose import raised `error`. `otherwise` says what else to do."""
     return UserError(
         f"{what} needs the package {package}, which cannot be imported ({reason_of(error)}): pip install -U {package};"
         f" or {otherwise}"
@@ -88,10 +85,7 @@ def file_error(path: object, error: Exception) -> UserError:
     """Returns a UserError for an exception that reading the file `path` has raised.
 
     The message says that the file cannot be read if `error` is an OSError with an error number, otherwise that the file
-    is damaged.
-
-    Args:
-      path: name of the file for the message; for a file in a bucket, its address (`common.storage.addresses.shown`).
+    is damaged. For a file in a bucket, `path` is its address (`common.storage.addresses.shown`).
     """
     if isinstance(error, OSError) and error.errno is not None:
         return UserError(

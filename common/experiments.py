@@ -153,10 +153,8 @@ class ExperimentSuite:
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Applies the overrides of the command line, and then `values`, {"a.b": value}, to `config`; returns `config`.
 
-        Disables wandb, unless `wandb.mode` is overridden.
-
-        Raises:
-          UserError: an override is invalid or sets the seed.
+        Disables wandb, unless `wandb.mode` is overridden. Raises a UserError if an override is invalid or sets the
+        seed.
         """
         self.check_not_overridden(["seed"], "--seeds sets all seeds")
         config.wandb.mode = "disabled"
@@ -332,8 +330,7 @@ class ExperimentSuite:
     def claims(self, paper: str, only_kept: bool = False) -> None:
         """Prints and writes the table `claims`: the verdict of every claim of a paper.
 
-        Args:
-          only_kept: train nothing and read no data; a case without tested runs (`kept`) counts as missing.
+        `only_kept` trains nothing and reads no data; a case without tested runs (`kept`) counts as missing.
         """
         claims = read_claims(paper)
         names = dict.fromkeys(s for one in claims if one.kind == "runs" for s in (one.a, one.b))

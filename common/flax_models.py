@@ -29,13 +29,10 @@ whole model.
 
 
 def change_parts(model: Any, change: Change) -> Any:
-    """Replaces every part (module or variable) of a model, in place, by the result of `change` for the part.
+    """Replaces every part (module or variable) of a model, in place, by the result of `change`.
 
-    Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for parts that a
-    replacement adds.
-
-    Returns:
-      The model, or the result of `change` for the whole model.
+    Calls `change` once for a part with several parents, such as tied weights, and not for parts that a replacement
+    adds. Returns the model, or the result of `change` for the whole model.
 
     Raises:
       UserError: the model is not an NNX module, variable, list or dictionary, or a replaced part is in a tuple.
@@ -116,10 +113,7 @@ def frozen(variable: nnx.Variable) -> Frozen:
 
 
 def thaw(model: Any) -> Any:
-    """Turns every Frozen variable of a model into an `nnx.Param`, in place, and returns the model.
-
-    Codes and scales of quantized kernels stay frozen.
-    """
+    """Turns Frozen variables, except codes and scales of quantized kernels, into Params in place. Returns the model."""
 
     def change(path: Path, part: Any, parent: Any) -> Any:
         if not isinstance(part, Frozen) or part.get_metadata("holds", None) is not None:
@@ -175,10 +169,7 @@ def kernel_axes(layer: Any) -> KernelAxes | None:
     """Returns the axes of a linear layer's kernel; None for all other layers.
 
     Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, this project's `Linear`, and an `nnx.Einsum` whose equation is
-    a matrix product, possibly batched.
-
-    Raises:
-      UserError: `nnx.vmap` has stacked several layers into one kernel.
+    a matrix product, possibly batched. Raises a UserError if `nnx.vmap` has stacked several layers into one kernel.
     """
     axes = _axes_by_type(layer)
     if axes is not None and isinstance(layer.kernel, nnx.Variable):

@@ -16,10 +16,7 @@ ORTHOGONAL = ("orthogonal", 1.0)
 def variables_below(
     module: nnx.Module, kind: type[nnx.Variable]
 ) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
-    """Yields (path, submodule, variable) for each attribute of a submodule that is a variable of type `kind`.
-
-    The caller may replace the variable.
-    """
+    """Yields (path, submodule, variable) for each variable of type `kind`. The caller may replace the variable."""
     for path, part in list(nnx.iter_modules(module)):
         for name, variable in list(vars(part).items()):
             if isinstance(variable, kind):
@@ -52,11 +49,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
 def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
     """Turns every Param in `module` into a Frozen variable that is initialised from the run's seed.
 
-    Args:
-      matrix: the initializer of kernels, a spec of the function `draw`.
-
-    Raises:
-      ValueError: a submodule has no initializer for one of its parameters.
+    For `matrix`, the initializer of kernels, and for the ValueError see `draws`.
     """
     for part, name, draw in draws(module, matrix):
         _freeze(part, name, draw)
@@ -65,7 +58,7 @@ def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
 def freeze_loaded(module: nnx.Module) -> None:
     """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight.
 
-    Variables of `module` that are already Frozen are marked as loaded, too.
+    Marks variables of `module` that are already Frozen as loaded, too.
     """
     for path, part, _ in variables_below(module, nnx.Param):
         _freeze(part, path[-1], None)

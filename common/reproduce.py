@@ -23,10 +23,7 @@ CLAIMS = "claims"
 
 
 def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
-    """Returns an argument parser with the options of `reproduce` that all papers share.
-
-    `targets` has the names of the paper's tables and figures.
-    """
+    """Returns a parser with the options of `reproduce` that all papers share. `targets` names tables and figures."""
     parser = config.parser_for(f"{paper}.reproduce")
     parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument(
@@ -103,10 +100,7 @@ def add_fairness(parser: ArgumentParser) -> None:
 
 
 def make_mesh_of(fields: Iterable[str]) -> "Mesh":
-    """Makes a device mesh from the overrides "--config.mesh.AXIS=SIZE" among `fields`.
-
-    Without such overrides, all devices are on the axis "data".
-    """
+    """Makes a device mesh from overrides "--config.mesh.AXIS=SIZE" in `fields`. By default, "data" has all devices."""
     from common.sharding import make_mesh
 
     axes = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})

@@ -75,7 +75,7 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     grid = _tpu_grid(devices, shape) if tpus else np.asarray(devices).reshape(shape)
     check(
         not _spans_processes(grid),
-        f"--config.mesh.tensor={shape[2]} spans several processes; it must divide the number of devices of each"
+        f"--config.mesh.tensor={shape[2]} spans several processes: choose a divisor of the number of devices of each"
         " process",
     )
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
@@ -186,19 +186,13 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def batch_shard() -> jax.Array | None:
-    """Returns the index of this device's shard of the batch; None outside of `jax.shard_map` over the batch axes.
-
-    Outside of `jax.shard_map`, every array is the global array.
-    """
+    """Returns the index of this device's shard of the batch; None outside of `jax.shard_map` over the batch axes."""
     axes = _manual_batch_axes()
     return jax.lax.axis_index(axes) if axes else None
 
 
 def sum_over_batch(values: Any) -> Any:
-    """Returns the sums over all shards of the batch of values that each shard has computed from its own rows.
-
-    Outside of `jax.shard_map`, returns `values` unchanged, because they were computed from the global batch.
-    """
+    """Sums values that each shard of the batch has computed from its rows; outside of shard_map, returns `values`."""
     axes = _manual_batch_axes()
     return jax.lax.psum(values, axes) if axes else values
 
@@ -227,10 +221,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def num_shards(axis: str) -> int:
-    """Returns the number of shards into which the current mesh splits a logical axis.
-
-    A dimension whose size is not a multiple of this number is not split (see `spec`).
-    """
+    """Returns the number of shards into which the current mesh splits a logical axis; see `spec`."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[name] for name in _mesh_axes(axis, mesh))
 
@@ -238,10 +229,7 @@ def num_shards(axis: str) -> int:
 def place(
     values: Mapping[str, np.ndarray], shardings: Mapping[str, NamedSharding]
 ) -> dict[str, jax.Array]:
-    """Transfers host arrays to the devices as sharded arrays. The host arrays must be equal on every process.
-
-    Each process transfers only the shards of its local devices.
-    """
+    """Transfers host arrays, which must be equal on all processes, to the devices as sharded arrays."""
     return {
         name: jax.make_array_from_callback(value.shape, shardings[name], value.__getitem__)
         for name, value in values.items()

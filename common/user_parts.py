@@ -114,11 +114,9 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if an option is below its minimum, or has a minimum and is not a number.
+    """Raises a UserError if an option in `fields` has a minimum, and is not a number of at least this minimum.
 
-    Args:
-      prefix: text before the name of an option in the message, such as "--config.".
-      fields: configuration that contains the options.
+    `prefix` is the text before the name of an option in the message, such as "--config.".
     """
     values = flatten(fields)
     for name, option in options.items():

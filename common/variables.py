@@ -114,10 +114,9 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    This is the product of the metadata `holds`, or of the variable's shape if `holds` is missing. A quantized kernel
-    has two variables with `holds`, its codes and its scales. The codes are padded to whole blocks, and 4-bit codes pack
-    two parameters in one element, so their `holds` is the shape of the kernel. The scales have `holds` (0,), because
-    they do not count as parameters.
+    This is the product of the metadata `holds`, or of the variable's shape without `holds`. For the codes of a
+    quantized kernel, which are padded and may be packed, `holds` is the shape of the kernel. For the scales, `holds` is
+    (0,), because they do not count as parameters.
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

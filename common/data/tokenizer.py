@@ -78,7 +78,7 @@ class Tokenizer:
         return Tokenizer(self._model, np.flatnonzero(used))
 
     def save(self, path: Path, option: str = "") -> None:
-        """Writes model and vocabulary to an .npz file. For `option` see `write_atomic`."""
+        """Writes model and vocabulary to an .npz file. For `option` see `common.atomic.replacing`."""
         arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
         write_atomic(Path(path), lambda file: np.savez(file, **arrays), option)
 

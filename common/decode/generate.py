@@ -19,15 +19,11 @@ from common.variables import AbstractModel
 class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
-    New parameter values need no compilation. Decoding and prefill are compiled again if the number of rows, the chunk
-    size or the cache length changes. Prefill is also compiled again if the number of prefilled tokens changes (see
-    `_window`).
+    Decoding and prefill are compiled again if the number of rows, the chunk size or the cache length changes. Prefill
+    is also compiled again if the number of prefilled tokens changes (see `_window`).
 
     Args:
-      window: the model's maximum length in tokens.
-
-    Raises:
-      UserError: `window` is less than 2.
+      window: the model's maximum length in tokens. Raises a UserError if it is less than 2.
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):
@@ -61,11 +57,7 @@ class Generator:
         self._prefill, self._decode = prefill, decode
 
     def _rows(self, count: int) -> Callable:
-        """Returns the decoding function of one device, which draws the next tokens of the device's rows.
-
-        Args:
-          count: number of rows of the global batch.
-        """
+        """Returns the decoding function of one device, for its rows of a global batch with `count` rows."""
 
         def decode(trainable, frozen, logits, cache, start, given_BL, numbers_B, key):
             step, rows = self._abstract_model.build(trainable, frozen).step, Rows(numbers_B, count)
@@ -76,8 +68,7 @@ class Generator:
     def decoding(self, rows: int, chunk: int = 16) -> Decoding:
         """Returns the program that draws the next `chunk` tokens of each row, with a cache for a whole window.
 
-        Args:
-          rows: number of rows, a multiple of the number of devices.
+        The number of devices must divide `rows`.
         """
         prefill = partial(self._prefill, cache_length=self.window, chunk=chunk)
         shapes = self._abstract_model.shapes()
@@ -127,11 +118,7 @@ class Generator:
             key = jax.random.fold_in(key, 0)
 
     def _window(self, weights, contexts, longest, key, chunk) -> Iterator[list[np.ndarray]]:
-        """Yields the tokens after each context until the window is full.
-
-        Args:
-          longest: maximum number of tokens of a text that the caller needs, including the context.
-        """
+        """Yields the tokens after each context until the window is full. `longest` limits the length of the cache."""
         lengths = [len(context) for context in contexts]
         # The number of devices must divide the number of rows: pad the batch with repeated prompts, whose output is
         # unused.

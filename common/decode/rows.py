@@ -28,11 +28,8 @@ def row_specs(tree: Any) -> Any:
 def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
     """Returns a function that applies `function(trainable, frozen, *inputs)` on each device to the device's own rows.
 
-    Weights are replicated, and inputs are partitioned by `row_specs`. The number of devices must divide the number of
-    rows.
-
-    Args:
-      outputs: partition of the outputs.
+    Weights are replicated, inputs are partitioned by `row_specs`, and outputs by `outputs`. The number of devices must
+    divide the number of rows.
     """
 
     def apply(trainable: Params, frozen: Params, *inputs: Any) -> Any:
@@ -50,9 +47,8 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
     """Returns a function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
 
     Kernels of linear layers (`common.train.exchange.kernel_dtypes`) are gathered in the dtype of activations, because
-    `common.model.linear.matmul` would cast the kernels to this dtype anyway. All other parameters keep their dtype:
-    embedding tables, for example, are also read in float32. On a single device, the function returns the weights
-    unchanged, without a copy.
+    `common.model.linear.matmul` would cast the kernels to this dtype anyway. All other parameters keep their dtype. On
+    a single device, the function returns the weights unchanged, without a copy.
     """
     if mesh.size == 1:
         return lambda trainable, frozen: (trainable, frozen)
@@ -68,7 +64,7 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
         def cast(name: str, x: jax.Array) -> jax.Array:
             if name not in dtypes:
                 return x
-            # Without the constraint, the compiler may gather the array in its old dtype and cast the whole array.
+                # Without the constraint, the compiler may gather the array in its old dtype and cast the whole array.
             return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), shardings[name])
 
         return [{name: cast(name, x) for name, x in part.items()} for part in values]

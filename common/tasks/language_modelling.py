@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks `model.dtype`, `model.length`, `data.batch`, `data.limit`, `data.shares` and fields of `eval`.
-
-    Raises:
-      UserError: a value is invalid.
-    """
+    """Raises a UserError for an invalid field of `eval`, or an invalid dtype, length, batch, limit or shares."""
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))
@@ -71,7 +67,6 @@ class WindowLosses:
 
     Args:
       config: configuration of a run. If `data.words` is set, the words of each window are also counted.
-      tokenizer: tokenizer of the text. Gives the number of bytes of each token.
       multiple: the batch size `eval.batch` is rounded up to a multiple of this number.
     """
 
@@ -262,11 +257,8 @@ def words(text: bytes) -> int:
 def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
     """Counts words and line feeds (as `words`) in each of M consecutive windows of a text; returns (M,).
 
-    A word belongs to the window in which it starts. Text before the first window belongs to the first window.
-
-    Args:
-      text: (bytes,) uint8.
-      starts_M: start of each window in bytes.
+    A word belongs to the window in which it starts. Text before the first window belongs to the first window. `text` is
+    (bytes,) uint8, and `starts_M` has the start of each window in bytes.
     """
     blank_n = np.isin(text, np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
     begins_n = ~blank_n & np.concatenate([[True], blank_n[:-1]])

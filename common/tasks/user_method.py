@@ -32,9 +32,9 @@ def check_complete(
       loads: whether the parameters in `known` get pretrained values.
 
     Raises:
-      UserError: the method raises an exception; or the model has an output of the wrong shape, trains no parameter,
-        lacks a parameter in `known` or changes its shape, has a parameter without one logical axis (or None) for each
-        dimension, or has a frozen parameter without a value.
+      UserError: the method raises an exception, or the model has an output of the wrong shape, trains no parameter,
+        lacks or reshapes a parameter in `known`, or has a parameter without logical axes or a frozen parameter without
+        a value.
     """
     rows, length = 2, 2
 
@@ -48,7 +48,7 @@ def check_complete(
     check(
         getattr(logits, "shape", None) == (rows, classes),
         f"{option}: for {rows} texts and {classes} classes, the model returned {described(logits)} instead of"
-        f" logits, an array of shape {(rows, classes)}",
+        f" logits, an array of shape {(rows, classes)}; return logits",
     )
     check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
     found = {**abstract_model.trainable, **abstract_model.frozen}
