@@ -204,8 +204,8 @@ def _indices(
 
     Args:
       numbers: class name -> class index.
-      by_number: whether an integer label is a class index, as is a text of digits that is not a class name. All other
-        labels are class names.
+      by_number: True reads integers, and texts of digits that are not class names, as class indices. All other labels
+        are class names.
     """
     found = []
     for name, label in labels.items():

@@ -64,7 +64,7 @@ def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
         def cast(name: str, x: jax.Array) -> jax.Array:
             if name not in dtypes:
                 return x
-                # Without the constraint, the compiler may gather the array in its old dtype and cast the whole array.
+            # Without the constraint, the compiler may gather the array in its old dtype and cast the whole array.
             return jax.lax.with_sharding_constraint(x.astype(dtypes[name]), shardings[name])
 
         return [{name: cast(name, x) for name, x in part.items()} for part in values]

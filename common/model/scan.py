@@ -24,8 +24,8 @@ def runs(kinds: Sequence[Hashable]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     For example, "LLLRLRLLL" has the runs "LLL", "RLRL" and "LL". Returns the indices of the copies of each element of a
     pattern: here ((0, 1, 2),), ((3, 5), (4, 6)) and ((7, 8),).
 
-    Works greedily from left to right. At each start, chooses the period whose repetitions, without the first `period`
-    elements, cover the most elements. In a tie, chooses the shortest period.
+    Works greedily from left to right. At each start, chooses the period with which the most elements repeat earlier
+    elements, in a tie the shortest period.
     """
     found, start = [], 0
     while start < len(kinds):
