@@ -28,7 +28,7 @@ from common.errors import UserError
 from common.runtime.rendezvous import receive
 
 LOST = 75
-"""Exit code of a process that reports a lost process or a missed rendezvous: EX_TEMPFAIL of sysexits.h."""
+"""Exit code after a lost process or a missed rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
 """Environment variable and default of the seconds without a heartbeat after which a process counts as lost."""
@@ -50,18 +50,16 @@ _EXCHANGE = re.compile(
 
 
 def seconds(setting: tuple[str, int]) -> int:
-    """Reads a number of seconds from the environment.
+    """Returns the seconds in the environment variable `setting`, (name, default if the variable is not set).
 
-    Args:
-      setting: name and default of the environment variable.
-
-    Raises:
-      UserError: the value is not a positive integer.
+    Raises a UserError if the value is not a positive integer.
     """
     name, default = setting
     text = os.environ.get(name) or str(default)
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{name} must be a positive whole number of seconds, got {text!r}")
+        raise UserError(
+            f"the environment variable {name} must be a positive whole number of seconds, got {text!r}"
+        )
     return int(text)
 
 
@@ -69,7 +67,7 @@ class Heartbeat(threading.Thread):
     """A thread that exits this process as soon as another process is lost.
 
     Args:
-      process: the number of this process.
+      process: number of this process.
       connections, hosts: result of `common.runtime.rendezvous.rendezvous`.
       silence: seconds without a heartbeat after which a process counts as lost.
     """
@@ -137,9 +135,9 @@ class Heartbeat(threading.Thread):
 def hold_abort() -> None:
     """Delays abort() in this process by six seconds, so that the heartbeat thread can print its line and exit first.
 
-    JAX's runtime calls abort() as soon as process 0 has exited. Without the delay, the runtime would print a C++ stack
-    trace, and this process would exit with SIGABRT. The C++ threads that call abort() cannot run a Python signal
-    handler. The handler of SIGABRT is therefore the C function sleep(). Its argument is the number of the signal, 6.
+    JAX's runtime calls abort() as soon as process 0 has exited, and would end this process with a C++ stack trace. The
+    C++ threads that call abort() cannot run a Python signal handler. The handler of SIGABRT is therefore the C function
+    sleep(). Its argument is the number of the signal, 6.
 
     No setting of jax 0.10.2 prevents or delays the abort, not even `jax_enable_recoverability`. A Python function as
     `missed_heartbeat_callback` of jaxlib's client ends in std::bad_cast and abort().
@@ -159,10 +157,9 @@ def end(process: int, line: str) -> NoReturn:
 
 
 def hold(error: Exception) -> None:
-    """Waits for the heartbeat thread to name a lost process, if `error` looks like a failed collective operation.
+    """Waits TRAINLESS_LOST_SECONDS + 5 seconds, if `error` looks like a failed collective operation.
 
-    If a process is lost, the heartbeat thread exits this process. Otherwise this function returns after
-    TRAINLESS_LOST_SECONDS + 5 seconds. After any other error, returns at once.
+    If the cause is a lost process, the heartbeat thread names the process and exits this process during the wait.
     """
     if _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
@@ -171,7 +168,7 @@ def hold(error: Exception) -> None:
 def leave(code: int) -> NoReturn:
     """Waits 2 seconds (process 0: 3 seconds), and exits this process with `code` after an error.
 
-    The exit ends all processes of the run. The wait gives them time to print their own errors.
+    The exit ends all processes of the run. The wait gives the other processes time to print their own errors.
     """
     _ENDING.acquire()
     sys.stdout.flush()

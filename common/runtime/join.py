@@ -28,7 +28,10 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     )
     count, index = int(count), int(index)
     token = os.environ.get(TOKEN, "")
-    check(not token or token.isalnum(), f"{TOKEN} must contain only letters and digits")
+    check(
+        not token or token.isalnum(),
+        f"{TOKEN} must contain only letters and digits: set another secret, the same on all processes",
+    )
     silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)
     if count == 1:
         return

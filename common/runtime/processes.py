@@ -38,8 +38,8 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
         # Without a coordinator, every process would train the whole run.
         check(
             not several(),
-            f"{PROCESSES} is {os.environ.get(PROCESSES)}, so {COORDINATOR} must be host:port of process 0, but is not"
-            f" set: set it, or unset {PROCESSES}",
+            f"{PROCESSES} is {os.environ.get(PROCESSES)}, but {COORDINATOR} is not set: set {COORDINATOR} to the"
+            f" host:port of process 0, or unset {PROCESSES} to train with one process",
         )
 
 
@@ -63,10 +63,9 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 class Votes:
     """Decides when several processes vote: about once a second, or at every call of `due` if calls are rarer.
 
-    If calls are more frequent than 25 in a second, the processes vote at every 25th call.
-
-    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote also sets the
-    number of calls until the next vote, for all processes. A run with one process votes at every call.
+    If calls are more frequent than 25 in a second, the processes vote at every 25th call. Clocks differ between
+    processes, so the processes count calls of `due` instead of seconds. Each vote also sets the number of calls until
+    the next vote, for all processes. A run with one process votes at every call.
     """
 
     def __init__(self) -> None:
@@ -105,13 +104,10 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def check_agreement(known: Callable[[], Mapping[str, str]]) -> None:
-    """Checks that values are equal on all processes. All processes must call this function.
+    """Raises a UserError on every process if a value differs between processes. All processes must call this function.
 
     Args:
       known: function that returns {name: value} on this process. Not called in a run with one process.
-
-    Raises:
-      UserError: on every process, if a value differs between processes.
     """
     if jax.process_count() == 1:
         return

@@ -20,15 +20,15 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
 def run(main: Callable[[], None], joins: bool = False) -> None:
-    """Calls `main`. After a UserError, with a full disk, or if a file name is too long, prints one line on stderr.
+    """Calls `main`. Prints one line on stderr for a UserError, a full disk or a file name that is too long.
 
     Exit codes: 0 for success; 2 for these errors; 128 + N after signal N (a training run first saves a
     checkpoint); 1 for a bug, with a traceback; `common.runtime.heartbeat.LOST` after another process was lost or missed
     the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
 
     Args:
-      joins: whether `main` calls `processes.initialize`. If False, a launcher that starts several processes causes a
-        user error, because each process would do all the work.
+      joins: whether `main` calls `processes.initialize`. If False, a launcher of several processes causes a UserError,
+        because each process would do all the work.
     """
     keep_compiled(Path(".cache"))
     # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved.
@@ -55,7 +55,8 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             print(
-                f"error: {error.strerror}, give a shorter name: {error.filename or ''}",
+                f"error: {error.strerror}: {error.filename or 'unknown file'};"
+                " choose a shorter name for this file or its folders",
                 file=sys.stderr,
             )
             leave(2)
@@ -85,8 +86,7 @@ def several() -> bool:
 def leave(code: int) -> NoReturn:
     """Exits with `code` after an error.
 
-    In a run of several processes, skips the exit handlers, because these wait for all processes. After an error, the
-    wait may never end.
+    In a run of several processes, skips the exit handlers: they wait for all processes, possibly without end.
     """
     if several():
         from common.runtime import heartbeat
@@ -98,10 +98,9 @@ def leave(code: int) -> NoReturn:
 def keep_compiled(folder: Path) -> None:
     """Sets JAX's compilation cache to a folder below `folder`, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    Also lets JAX cache programs that take 0.5 s or more to compile (JAX's default is one second), unless
+    The folder depends on the type of processor, because code compiled for one type may fail on another. Also lets JAX
+    cache programs that take 0.5 s or more to compile (JAX's default is one second), unless
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS is set.
-
-    The folder depends on the type of processor, because code compiled for one type may fail on another.
     """
     features = platform.processor()
     with suppress(OSError):  # only Linux has /proc

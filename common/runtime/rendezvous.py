@@ -22,7 +22,7 @@ Process 0 has connections to all other processes. Each other process has one con
 """
 
 LONGEST = 2**20
-"""Number of bytes after which process 0 refuses a line that has no end."""
+"""Number of bytes after which process 0 refuses a line without a newline."""
 
 _REFUSES = (
     "refuses this process: TRAINLESS_TOKEN or TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run;"
@@ -88,14 +88,15 @@ def _listen(host: str, port: int, count: int) -> socket.socket:
         return socket.create_server((name, port), family=family, backlog=count, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen on port {port}: {error.strerror}; choose another port in TRAINLESS_COORDINATOR"
+            f"process 0 cannot listen on port {port}: {error.strerror}; choose another port in TRAINLESS_COORDINATOR,"
+            " the same on all processes"
         ) from error
 
 
 def _receive(
     server: socket.socket, count: int, token: str, seconds: float, settings: dict[str, str]
 ) -> Rendezvous:
-    """Runs on process 0: accepts connections of the other processes, then sends them the host names or the error."""
+    """Runs on process 0: accepts all connections, then sends the host names or the error to the other processes."""
     until = time.monotonic() + seconds
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:
@@ -141,7 +142,10 @@ def _receive(
         answer = {"error": difference(unlike, hosts[unlike], settings, received[unlike])}
     elif missing:
         named = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        answer = {"absent": f"{named} did not connect within {seconds:g} s"}
+        answer = {
+            "absent": f"{named} did not connect to process 0 within {seconds:g} s: look for errors in the logs of all"
+            " processes, or raise TRAINLESS_JOIN_SECONDS"
+        }
     else:
         answer = {"hosts": [hosts[k] for k in range(count)]}
     for connection in connected.values():
@@ -169,11 +173,7 @@ def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str
 
 
 def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Describes the differences between the settings `other` of a process and the settings `first` of process 0.
-
-    Args:
-      number, host: number and host name of the process with the settings `other`.
-    """
+    """Describes how the settings `other` of process `number` differ from the settings `first` of process 0."""
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     values = ((n, other.get(n, "missing"), first.get(n, "missing")) for n in names[:3])
@@ -217,7 +217,10 @@ def _arrive(
             continue
         return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))
-    raise MissedRendezvous(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
+    raise MissedRendezvous(
+        f"process 0 did not answer at {where} within {seconds:g} s ({reason}): look for errors in its log, check"
+        " TRAINLESS_COORDINATOR, or raise TRAINLESS_JOIN_SECONDS"
+    )
 
 
 def _send(connection: socket.socket, message: dict | list, prefix: str = "") -> None:

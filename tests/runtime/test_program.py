@@ -56,7 +56,7 @@ def test_program_of_one_process_is_refused(fault, name):
 def test_training_program_joins_the_other_processes(fault, name):
     """Without the address of process 0, joining fails."""
     config = f"--config=configs/{JOINING[name]}.py:tiny"
-    assert "so TRAINLESS_COORDINATOR must be host:port" in fault(name, config)
+    assert "set TRAINLESS_COORDINATOR to the host:port of process 0" in fault(name, config)
 
 
 def test_empty_number_of_processes_counts_as_unset(monkeypatch):
@@ -69,7 +69,7 @@ def test_empty_number_of_processes_counts_as_unset(monkeypatch):
     [
         (errno.ENOSPC, "error: the disk is full ("),
         (errno.EDQUOT, "error: the disk is full ("),
-        (errno.ENAMETOOLONG, "error: File name too long, give a shorter name: "),
+        (errno.ENAMETOOLONG, "error: File name too long: "),
     ],
 )
 def test_error_of_the_file_system_is_one_line_that_names_the_file(

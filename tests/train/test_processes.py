@@ -68,7 +68,7 @@ def test_several_processes_without_a_coordinator_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")
-    with pytest.raises(UserError, match="so TRAINLESS_COORDINATOR must be host:port"):
+    with pytest.raises(UserError, match="set TRAINLESS_COORDINATOR to the host:port of process 0"):
         processes.initialize()
 
 
