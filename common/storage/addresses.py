@@ -12,15 +12,16 @@ ROOT = Path(".cache/buckets")
 def copy_of(text: str) -> Path:
     """Returns `text` as a path. For an address in a bucket, returns the path of the local copy, without downloading.
 
-    Raises:
-      UserError: the address has an unknown scheme, lacks the bucket or the folder, or has an empty part, "." or "..".
+    Raises a UserError if the address has an unknown scheme, an empty part, "." or "..", or lacks bucket or folder.
     """
     scheme, colon, place = text.partition(":/")
     if not colon or (scheme not in SCHEMES and not place.startswith("/")):
         return Path(text)
     parts = place.removeprefix("/").rstrip("/").split("/")
     if scheme not in SCHEMES:
-        raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
+        raise UserError(
+            f"{text}: an address in a bucket must begin with gs:// or s3://; correct it, or give a path on this machine"
+        )
     if not place.startswith("/") or len(parts) < 2 or {"", ".", ".."} & set(parts):
         raise UserError(
             f"{text}: an address in a bucket must be {scheme}://BUCKET/FOLDER, without empty parts, '.' or '..'"

@@ -1,8 +1,7 @@
 """Folders of runs and data, on this machine or in a bucket: gs://BUCKET/PATH, s3://BUCKET/PATH.
 
 A folder in a bucket has one local copy, in `.cache/buckets`, which programs read and write like any other folder. The
-path of the copy contains the name of the bucket and the path in the bucket. The modules `stores`, `mirror`, `lease` and
-`uploads` download and upload files, and are imported only for a folder in a bucket.
+modules `stores`, `mirror`, `lease` and `uploads` are imported only for a folder in a bucket.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,16 +12,13 @@ from common.storage.addresses import address, copy_of
 
 
 def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
-    """Returns the path of the folder `text`.
+    """Returns the path of the folder `text`. Can be the `type` of an argparse option.
 
-    For a folder in a bucket, updates the local copy (`mirror.download`) and returns its path. Can be the `type` of an
-    argparse option.
+    For a folder in a bucket, updates the local copy (`mirror.download`) and returns the path of the copy. Raises a
+    UserError if the address is wrong, the Python package for the bucket is missing, or `mirror.download` fails.
 
     Args:
       wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
-
-    Raises:
-      UserError: the address is wrong, the Python package for the bucket is missing, or `mirror.download` fails.
     """
     folder = copy_of(text)
     if address(folder):
@@ -33,10 +29,10 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
 
 
 def open_file(text: str) -> Path:
-    """Returns the path of the file `text`. The file may be missing.
+    """Returns the path of the file `text`, which may be missing. Can be the `type` of an argparse option.
 
     For a file in a bucket, downloads the file and returns the path of the local copy. The file must be in a folder of
-    the bucket. Can be the `type` of an argparse option. Raises the errors of `open_folder`.
+    the bucket. Raises the errors of `open_folder`.
     """
     path = copy_of(text)
     if address(path):
@@ -46,20 +42,16 @@ def open_file(text: str) -> Path:
 
 
 def open_path(text: str) -> Path:
-    """Returns the path of the file or folder `text`, which may be missing.
-
-    For an address in a bucket, downloads the file or folder and returns the path of the local copy. Raises the errors
-    of `open_folder`.
-    """
+    """Returns the path of the file or folder `text`, which may be missing; see `open_file` and `open_folder`."""
     path = open_folder(text)
     return path if path.exists() else open_file(text)
 
 
 @contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Context manager that uploads `path`, the local copy of a file or folder in a bucket, on exit.
+    """Context manager that uploads the local copy `path` on exit, also after an exception.
 
-    Also uploads after an exception. Does nothing if `path` is not in a bucket.
+    Does nothing if `path` is not in a bucket.
     """
     try:
         yield

@@ -6,8 +6,8 @@ it replaces the object, on condition that no other process has replaced the obje
 A process acquires the lease at once in three cases: the folder has no lease, the last holder has released the lease, or
 the last holder used the same local copy (`mirror.identity`). In the third case, the file lock of the run proves that
 the last holder has exited. In all remaining cases, the process watches the object. If the object changes, the holder is
-alive, and the process raises a UserError. If the object does not change for the holder's TRAINLESS_LEASE_SECONDS, which
-the object contains, the holder counts as dead, and the process takes the lease.
+alive, and the process raises a UserError. If the object does not change for the holder's TRAINLESS_LEASE_SECONDS (a
+field of the object), the holder counts as dead, and the process takes the lease.
 
 If two processes take the lease at the same time, the store accepts one of the two writes. The clocks of hosts are not
 compared, but must run at about the same speed. A holder that cannot renew the lease in time stops uploading until the
@@ -51,14 +51,10 @@ class Lease:
         self._copy = identity()
 
     def acquire(self) -> bool:
-        """Takes the lease.
+        """Takes the lease. Raises a UserError if another process holds and renews the lease.
 
-        Returns:
-          The argument `ours` of `mirror.update`: True if the last writer of the folder used this local copy, or if the
-          folder had no lease; False otherwise.
-
-        Raises:
-          UserError: another process holds and renews the lease.
+        Returns the argument `ours` of `mirror.update`: whether the last writer of the folder used this local copy, or
+        the folder had no lease.
         """
         seen, since = "", time.monotonic()
         while True:
@@ -97,19 +93,14 @@ class Lease:
         return time.monotonic() - self._renewed < self.seconds
 
     def renew(self) -> None:
-        """Renews the lease by replacing the lease's object in the bucket.
+        """Replaces the lease's object in the bucket.
 
-        Raises:
-          UserError: another process has taken the lease, or the lease's object was deleted.
+        Raises a UserError if another process has taken the lease, or if the lease's object was deleted.
         """
         self._replace_own(self._me)
 
     def release(self) -> None:
-        """Releases the lease: empties the field "holder" of the lease's object in the bucket.
-
-        Keeps the field "copy", which identifies the local copy that the last writer of the folder used. Raises the
-        errors of `renew`.
-        """
+        """Empties the field "holder" of the lease's object; keeps the field "copy". Raises the errors of `renew`."""
         self._replace_own("")
 
     def _replace_own(self, holder: str) -> None:
@@ -120,13 +111,14 @@ class Lease:
             if content != self._content:
                 if not content:
                     raise UserError(
-                        f"{self._address}/{LEASE} was deleted; this process stops: repeat the command"
+                        f"{self._address}/{LEASE} was deleted, so another process could train in this folder; this"
+                        " process stops: repeat the command to resume"
                     ) from None
                 other = lease_fields(content)["holder"] or "another process"
                 raise UserError(
-                    f"{other} has taken over {self._address}, because this process did not renew its lease for"
-                    f" {self.seconds} s, or the lease was deleted; this process stops: repeat the command after the"
-                    " other process has ended"
+                    f"{other} has taken over {self._address}, because {LEASE} was deleted, or this process did not"
+                    f" renew it for {self.seconds} s; this process stops: repeat the command after the other process"
+                    " has ended"
                 ) from None
             # This process wrote the object, but the response of the store was lost.
             self._version = version

@@ -56,8 +56,7 @@ class Mirror:
     def objects(self) -> dict[str, Object]:
         """Returns {path: object} for all files of the folder in the bucket, without leases and locks.
 
-        Raises:
-          UserError: the name of an object is not a valid file path.
+        Raises a UserError if the name of an object is not a valid file path.
         """
         found = {}
         for name, known in self.store.list(self._prefix).items():
@@ -67,7 +66,8 @@ class Mirror:
                 continue
             if {"", ".", ".."} & set(path.split("/")):
                 raise UserError(
-                    f"{addresses.address(self.folder)}: the object name {name!r} is not a valid file path; rename it"
+                    f"{addresses.address(self.folder)}: the object name {name!r} is not a valid file path; rename the"
+                    " object"
                 )
             if PurePosixPath(path).name not in (LEASE, LOCK):
                 found[path] = known
@@ -121,7 +121,7 @@ class Mirror:
         self._record(path, known.version, file.stat())
 
     def delete_file(self, path: str) -> None:
-        """Deletes a file and its empty parent folders, because orbax mistakes an empty folder for a checkpoint."""
+        """Deletes a file and its empty parent folders. Orbax would mistake an empty folder for a checkpoint."""
         (self.folder / path).unlink(missing_ok=True)
         (self._records / path).unlink(missing_ok=True)
         for parent in (self.folder / path).parents:
@@ -136,7 +136,6 @@ class Mirror:
 
 
 def _is_temporary(name: str) -> bool:
-    """Returns whether a file must not be uploaded: a lock, a lease, a hidden file or a file that is being written."""
     return name in (LOCK, LEASE) or name.startswith(".") or name.endswith(".partial")
 
 
@@ -152,10 +151,7 @@ def checkpoint_of(path: str) -> str:
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     """Updates the local copy of a folder in a bucket (`update`). Skips runs whose local copy is locked for training.
 
-    `folders.open_folder` documents `wanted`.
-
-    Raises:
-      UserError: the bucket cannot be read, or `update` fails.
+    `wanted` is as in `folders.open_folder`. Raises a UserError if the bucket cannot be read or `update` fails.
     """
     mirror = Mirror(folder)
     with alone(folder):
@@ -220,11 +216,10 @@ def upload(path: Path) -> None:
 
 
 def order(path: str) -> tuple[int, str, bool, str]:
-    """Returns the sort key that orders uploads so that the run can be resumed after any upload.
+    """Returns the sort key of a file in the order of uploads, so that the run can be resumed after any upload.
 
     The order is: all checkpoints except checkpoints to resume from; files outside of checkpoints; checkpoints to resume
-    from; files that mark the end of the run. Checkpoints to resume from follow the files that they refer to. The marker
-    of a checkpoint is its last file.
+    from; files that mark the end of the run. The marker of a checkpoint is its last file.
     """
     checkpoint = checkpoint_of(path)
     if checkpoint:
@@ -278,9 +273,8 @@ def roles(word: str) -> tuple[bool, bool]:
     """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
 
     If the copies differ, the first process of each copy leads: only this process downloads to the copy, and deletes in
-    it. If all processes share one copy, the second value is True on every process.
-
-    All processes must call this function.
+    it. If all processes share one copy, the second value is True on every process. All processes must call this
+    function.
 
     Args:
       word: the word in the lock of the run in this process's copy (`common.train.workdir.lock_word`). Processes of
@@ -299,14 +293,11 @@ def roles(word: str) -> tuple[bool, bool]:
 
 
 def lease_fields(content: bytes) -> dict[str, Any]:
-    """Returns the fields of a lease: "holder", the process that holds the lease; "copy"; and "seconds".
+    """Returns the fields of a lease from the content of its object (b"" if the object is missing).
 
-    "copy" is the `identity` of the folder's last writer. "seconds" is the holder's TRAINLESS_LEASE_SECONDS. Without a
-    lease, "holder" and "copy" are "". A damaged lease has an unknown holder and copy. In both cases, "seconds" is
-    missing.
-
-    Args:
-      content: content of the lease's object; b"" if the object is missing.
+    "holder" describes the process that holds the lease. "copy" is the `identity` of the folder's last writer. "seconds"
+    is the holder's TRAINLESS_LEASE_SECONDS. Without a lease, "holder" and "copy" are "". A damaged lease has an unknown
+    holder and copy. In both cases, "seconds" is missing.
     """
     unknown = {"holder": "an unknown process", "copy": "unknown"}
     try:

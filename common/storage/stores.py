@@ -39,7 +39,7 @@ class Missing(Changed):
 class Object(NamedTuple):
     """The version of an object and the time of its last write, in seconds since 1970.
 
-    Every change of the content changes the version. On S3, a write of the same content keeps the version.
+    A change of the content changes the version. On S3, a write of the same content keeps the version.
     """
 
     version: str
@@ -88,9 +88,9 @@ class Store:
         raise UserError(f"{self._address}/{name} changed during each of 5 reads: try again later")
 
     def write(self, name: str, content: bytes, version: str) -> str:
-        """Replaces an object if it has the version `version`; returns the new version.
+        """Replaces an object if its version is `version`, or creates an object if `version` is "".
 
-        If `version` is "", creates the object.
+        Returns the new version.
 
         Raises:
           Changed: the object has another version, was deleted or, if `version` is "", already exists. Also raised if an
@@ -174,7 +174,7 @@ class GoogleStore(Store):
             from requests import RequestException, exceptions
         except ImportError as error:
             raise missing_package(
-                "gs://", "google-cloud-storage", error, "install the extra [gcs]"
+                "gs://", "google-cloud-storage", error, "install this project with its extra [gcs]"
             ) from error
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
@@ -246,7 +246,9 @@ class S3Store(Store):
             from botocore import exceptions
             from botocore.config import Config
         except ImportError as error:
-            raise missing_package("s3://", "boto3", error, "install the extra [s3]") from error
+            raise missing_package(
+                "s3://", "boto3", error, "install this project with its extra [s3]"
+            ) from error
         self._answers = exceptions.ClientError
         self._silences = (
             exceptions.HTTPClientError,

@@ -28,13 +28,9 @@ class Uploads:
     """
 
     def __init__(self, folder: Path):
-        """Takes the lease, and updates the local copy from the bucket.
+        """Takes the lease, and updates the local copy `folder` from the bucket.
 
-        Args:
-          folder: the local copy.
-
-        Raises:
-          UserError: another process is training in this run, a request to the store fails, or `update` fails.
+        Raises a UserError if another process is training in this run, a request to the store fails, or `update` fails.
         """
         self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)
@@ -58,10 +54,8 @@ class Uploads:
     def release(self) -> None:
         """Uploads the last changes and releases the lease.
 
-        Raises:
-          UserError: the store refused a request or was unavailable for too long, or another process has taken the
-            lease.
-          Exception: any other error that has stopped one of the threads.
+        Raises the first error of the threads or of these requests: a UserError if the store refused a request or was
+        unavailable for too long, or if another process has taken the lease.
         """
         for thread, last_call in (
             (self._uploading, self.upload),
@@ -108,11 +102,7 @@ class Uploads:
         return True
 
     def _wait_for_lease(self) -> None:
-        """Waits until the lease is renewed, if the lease may have expired.
-
-        Raises:
-          Exception: the error that has stopped one of the threads.
-        """
+        """Waits while the lease may have expired. Raises the error that has stopped one of the threads."""
         while not self._lease.is_fresh:
             if self._error is not None:
                 raise self._error
@@ -146,6 +136,5 @@ class _Repeated:
             self._failed(error)
 
     def end(self) -> None:
-        """Stops the calls, and waits until the last call has returned."""
         self._ended.set()
         self._thread.join()
