@@ -242,7 +242,7 @@ FIELDS = [
     ("optimizer.name=adamm", "--config.optimizer.name='adamm': choose one of adam, adamw"),
     ("optimizer.schedule=cos", "choose one of inverse_sqrt, cosine, linear, constant"),
     ("optimizer.learning_rate=0", f"--config.optimizer.learning_rate {FINITE} above 0, got 0.0"),
-    ("optimizer.beta2=1", "--config.optimizer.beta2 must be in [0, 1), got 1.0"),
+    ("optimizer.beta2=1", "--config.optimizer.beta2 must be at least 0 and below 1, got 1.0"),
     ("optimizer.epsilon=-1", f"--config.optimizer.epsilon {FINITE} above 0, got -1.0"),
     ("optimizer.clip=-1", f"--config.optimizer.clip {FINITE} of at least 0, got -1.0"),
     ("data.buckets=32,16", f"--config.data.buckets {ASCENDING}, got 32,16"),

@@ -35,10 +35,9 @@ def settings(program: str, config: ConfigDict, options: Namespace) -> dict[str, 
 
 
 def _modules(config: ConfigDict) -> dict[str, str]:
-    """Returns {name: fingerprint} of the files of the modules that a configuration names.
+    """Returns {name: fingerprint} of the readable files of modules that a configuration names.
 
-    The configuration names a module by a value "module:name" or "import:module:name". Modules without a readable file
-    are left out.
+    The configuration names a module by a value "module:name" or "import:module:name".
     """
     found = {}
     for value in flatten(config).values():
@@ -72,13 +71,10 @@ def _fields(config: ConfigDict) -> dict[str, str]:
 
 
 def check_shared(workdir: Path) -> None:
-    """Waits until the workdir has the lock of process 0, to check that the processes share the workdir.
+    """Checks that the processes share the workdir: waits until each process finds the lock of process 0 in the workdir.
 
-    All processes must call this function, after process 0 has locked the workdir.
-
-    Raises:
-      UserError: on every process, if a process has not found the lock after `VISIBLE_SECONDS` or cannot write to the
-        folder.
+    All processes must call this function, after process 0 has locked the workdir. Raises a UserError on every process
+    if a process has not found the lock after `VISIBLE_SECONDS` or cannot write to the workdir.
     """
     wanted, *_ = all_gather(lock_word(workdir))
     deadline = time.monotonic() + VISIBLE_SECONDS

@@ -25,7 +25,7 @@ def compile_ahead(
     meanwhile, and `Step.compile` raises the threads' errors.
 
     On CPUs, where the threads would slow the steps, this function waits until all shapes are compiled, or until a
-    signal arrives on any process. It counts the wait as compilation time, and raises the threads' errors.
+    signal arrives on any process. The wait counts as compilation time. This function raises the threads' errors.
 
     Args:
       first: the global batch of the first step, on the mesh.
@@ -50,10 +50,9 @@ def compile_ahead(
 
 
 def _wait(step: Step, signals: Signals) -> None:
-    """Waits for the threads of all processes, until a signal arrives on any process.
+    """Waits for the threads of all processes, until a signal arrives on any process. Raises the threads' errors.
 
-    After a signal, cancels the compilations that have not begun. The processes vote at least once a second whether
-    to go on waiting. Raises the errors of the threads.
+    The processes vote at least once a second. After a signal, cancels the compilations that have not begun.
     """
     while True:
         waiting, number = all_reduce_max(np.asarray([bool(step.compiling), signals.received or 0]))

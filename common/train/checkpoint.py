@@ -120,7 +120,6 @@ class Checkpoints:
         self._open("frozen", max_to_keep=1)
 
     def _manager(self, kind: str) -> ocp.CheckpointManager:
-        """Returns orbax's manager of a kind of checkpoints. Opens "top" and "snapshots" at the first call."""
         if kind in self._managers:
             return self._managers[kind]
         best = {"max_to_keep": self._keep_best, "best_fn": lambda metrics: metrics["score"]}
@@ -197,8 +196,7 @@ class Checkpoints:
     def save_as(self, kind: str, step: int, state: Any, meta: dict, **options: Any) -> None:
         """Starts writing a checkpoint of a kind, if the step has no checkpoint of this kind.
 
-        Args:
-          options: further arguments of orbax's `CheckpointManager.save`.
+        `options` are further arguments of orbax's `CheckpointManager.save`.
         """
         manager = self._manager(kind)
         saved = step in manager.all_steps()
@@ -213,10 +211,9 @@ class Checkpoints:
         manager.save(step, args=ocp.args.Composite(**parts), force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Starts writing frozen values. First deletes frozen values that a killed start of the run has written.
+        """Starts writing frozen values, {path: array} without pretrained weights.
 
-        Args:
-          values: {path: frozen value}, without pretrained weights.
+        First deletes frozen values that a killed start of the run has written.
         """
         self._delete("frozen")
         self.save_as("frozen", 0, {"frozen": values}, meta)
@@ -233,13 +230,9 @@ class Checkpoints:
             raise file_error(shown(folder / "meta" / "metadata"), error) from error
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a "best" checkpoint; `target` as in `read`.
+        """Returns arrays and `meta` of the "best" checkpoint of `step`, or of the newest if `step` is None.
 
-        Args:
-          step: step of the checkpoint; None for the newest "best" checkpoint.
-
-        Raises:
-          UserError: the checkpoint is missing, or `restore_from` fails.
+        `target` is as in `read`. Raises a UserError if the checkpoint is missing or `restore_from` fails.
         """
         steps = self._managers["best"].all_steps()
         chosen = max(steps, default=None) if step is None else step
@@ -254,8 +247,7 @@ class Checkpoints:
     def restore_from(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint, which must exist; `target` as in `read`.
 
-        Raises:
-          UserError: the checkpoint cannot be read, does not fit into memory, or does not match the model.
+        Raises a UserError if the checkpoint cannot be read, does not fit into memory, or does not match the model.
         """
         try:
             return self.read(kind, step, target)
@@ -269,10 +261,9 @@ class Checkpoints:
             ) from error
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:
-        """Averages the trained values of several checkpoints of a kind; otherwise like `restore_from`.
+        """Averages the "trainable" arrays of several checkpoints of a kind; otherwise like `restore_from`.
 
-        Returns:
-          (arrays, meta). "trainable" in `arrays` holds the averages. "frozen" and `meta` are from the last checkpoint.
+        "frozen" and `meta` are from the last checkpoint in `steps`.
         """
         mean: dict | None = None
         for step in steps:
@@ -337,7 +328,7 @@ class Checkpoints:
         self.reload()
 
     def reload(self) -> None:
-        """Lists the checkpoints on disk again, after files were moved or downloaded."""
+        """Lists the checkpoints on disk again, after files were moved, deleted or downloaded."""
         for manager in self._managers.values():
             manager.reload()
 
@@ -352,9 +343,9 @@ class Checkpoints:
 
 
 def _differences(path: Path, target: Any) -> str:
-    """Describes how the parameters in a checkpoint differ from `target`: missing arrays and different shapes.
+    """Names up to two arrays that a checkpoint or `target` lacks or whose shapes differ, and counts the rest.
 
-    Names the first two arrays and counts the rest. Returns "" if no array differs, or if the checkpoint is unreadable.
+    Returns "" if no array differs, or if the checkpoint is unreadable.
     """
     try:
         tree = _tree(path)
@@ -375,7 +366,6 @@ def _differences(path: Path, target: Any) -> str:
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """Returns the JSON part of a checkpoint."""
     return json.loads((path / "meta" / "metadata").read_text())
 
 

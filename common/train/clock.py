@@ -1,4 +1,4 @@
-"""Measures the wall-clock seconds of a run: start (`Task.start`), training, compilation, evaluation and checkpoints."""
+"""Measures the wall-clock seconds of a run's sections: `Task.start`, training, compilation, evaluation, checkpoints."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:
-    """Measures the seconds of each section of a run. The seconds of a section exclude nested sections.
+    """Measures the seconds of each section. The seconds of a section exclude nested sections.
 
     Args:
       seconds: {section: seconds} up to the checkpoint from which the run resumes; None for a new run.
@@ -20,10 +20,7 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Context manager that adds the time of its block to section `name` instead of the enclosing section.
-
-        If `name` is None, the time counts for no section.
-        """
+        """Context manager that adds the time of its block only to section `name`; to no section if `name` is None."""
         before = self._switch(name)
         try:
             yield

@@ -32,8 +32,8 @@ def train(
       module: name of the paper's module with the function `prepare`, which returns configuration and task. The module
         may also have a function `ended`, which returns the summary of an ended run without reading data, or None if the
         run has not ended or the summary cannot be used again.
-      download: function that downloads the pretrained model of the configuration, for the option --download. None if
-        the program does not have this option.
+      download: function that downloads the pretrained model of the configuration, for the option --download; None for
+        a program without this option.
     """
     flags = {"--download": "first download the model of --config.pretrained"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)

@@ -25,7 +25,7 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: one id for each start or resume of the run. Runs that train in turns have the same id, if their first
+      sessions: an id for each start or resume of the run. Runs that train in turns have the same id, if their first
         steps are at most one turn apart. The id of all other runs is "alone".
     """
 
@@ -43,9 +43,9 @@ class Conditions:
         self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def begin(self, session: str, signals: Signals) -> "Conditions":
-        """Returns the conditions of a run that now starts or resumes.
+        """Returns the conditions of a run that now starts or resumes, with the id `session` added to `sessions`.
 
-        Adds the id `session` to `sessions`. `others` of the result measures from now on.
+        `others` of the result measures from now on.
         """
         return Conditions([*self.sessions, session], self.stopped, signals)
 

@@ -27,10 +27,9 @@ def held(tree: Any) -> int:
 
 
 def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
-    """Compiles the step for a batch, without allocating parameters. The batch may be abstract.
+    """Compiles the step for a batch, which may be abstract, without allocating parameters.
 
-    Returns:
-      A dictionary from each use of memory, such as "optimizer", to its number of bytes on each device.
+    Returns {use of memory, such as "optimizer": bytes on each device}.
     """
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):
@@ -47,7 +46,7 @@ def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
-    """Compiles the step for the first batch; prints parameters, batch, memory and FLOPs. Allocates no parameters."""
+    """Compiles the step for the first batch; prints parameter counts, shapes of the batch, memory and FLOPs."""
     step = Step.of(config, task, mesh)
     first = next(device_prefetch(task.batches(None), mesh, ahead=0), None)
     check(first is not None, "Task.batches yielded no batch; it must yield batches without end")

@@ -14,7 +14,7 @@ from common.train.task import Batch, ModelState
 class PerExample:
     """Evaluates a function of the model on all examples. Compiles the function once for each batch shape.
 
-    All calls of an object must have the same model and mesh.
+    All calls must have the same model and mesh.
 
     Args:
       rows: function (model, batch) -> {name: array (B, ...)}, with an output row for each row of the batch.
@@ -28,9 +28,9 @@ class PerExample:
     def __call__(
         self, values: ModelState, batches: Iterable[Batch], count: int
     ) -> dict[str, np.ndarray]:
-        """Returns {name: array (E, ...)}, indexed by example and equal on every process. E is `count`.
+        """Returns {name: array (E, ...)}, indexed by example and equal on every process.
 
-        Rows of examples that no batch contains are zero.
+        E is `count`. Rows of examples that no batch contains are zero.
         """
         if self._compiled is None:
             abstract_model, rows = values.abstract_model, self._rows

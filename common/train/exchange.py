@@ -132,8 +132,7 @@ def gathering(
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
     """Returns stand-ins, the arrays to differentiate by, and a function that builds the model from the stand-ins.
 
-    The model gathers each parameter over fsdp whenever it reads the parameter. Call `gathering` inside the function
-    that `local_sums` runs.
+    Call `gathering` inside the function that `local_sums` runs.
 
     Args:
       trainable, frozen: {path: shard of this device}.
@@ -215,11 +214,7 @@ class Reader:
         return read(stand_in, self.shard)
 
     def of_layer(self, shard: jax.Array) -> "Reader":
-        """Returns the reader of one layer of a stacked parameter (`common.model.layers`).
-
-        Args:
-          shard: this device's shard of the layer's parameter.
-        """
+        """Returns the reader of one layer of a stacked parameter. `shard` is this device's shard of the layer."""
         sharding = NamedSharding(self.sharding.mesh, P(*self.sharding.spec[1:]))
         return dataclasses.replace(self, shard=shard, sharding=sharding)
 

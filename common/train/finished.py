@@ -35,15 +35,11 @@ def changed(config: ConfigDict) -> float:
 
 
 def kept_summary(run: Run) -> dict | None:
-    """Returns the summary that an ended run has written, if the summary is still valid.
+    """Returns the summary that an ended run has written, on process 0; {} on all other processes.
 
-    Also sets the modification time of a valid summary file to now, because some programs reuse a summary only if the
-    file is newer than the input files (`changed`).
-
-    Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the summary is missing or damaged,
-      lacks test results although `eval.test` is set, or has another number of steps or other decoding options than the
-      run.
+    Returns None on all processes if the summary is missing or damaged, lacks test results although `eval.test` is set,
+    or has another number of steps or other decoding options than the run. Sets the modification time of a valid summary
+    to now, because some programs reuse a summary only if the file is newer than the input files (`changed`).
     """
     path = run.workdir / SUMMARY
     stored = read_json_if(
@@ -55,5 +51,5 @@ def kept_summary(run: Run) -> dict | None:
         ),
     )
     if stored is not None and is_main():
-        path.touch()  # makes the summary newer than the files of `changed`
+        path.touch()
     return stored

@@ -49,7 +49,6 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _count(jaxpr: Jaxpr, causal: bool = False) -> float:
-    """Returns the FLOPs of a jaxpr. `causal` is True inside the scope `_CAUSAL`."""
     return sum(
         _equation(equation, causal or _CAUSAL in str(equation.source_info.name_stack))
         for equation in jaxpr.eqns
@@ -74,8 +73,8 @@ def _equation(equation: Any, causal: bool) -> float:
         causal = "CAUSAL" in parameters["mask_type"].name
         return _CUDNN[name] * _product(rows * heads, queries, keys, size, causal)
     if name == "pallas_call" and (kernel := _SPLASH_NAME.match(parameters["name"])):
-        # Queries, keys and values have four axes, because `jax.vmap` adds the rows of a batch as first axis. The masks,
-        # which precede them among the inputs, have fewer axes.
+        # Queries, keys and values have four axes, because `jax.vmap` adds the rows of a batch as first axis. The masks
+        # precede the queries among the inputs, and have fewer axes.
         shapes = [x.aval.shape for x in equation.invars if len(x.aval.shape) == 4]
         (rows, heads, queries, size), (_, _, keys, _), *_ = shapes
         return _SPLASH[kernel[1]] * _product(rows * heads, queries, keys, size, causal)
@@ -105,10 +104,8 @@ def _equation(equation: Any, causal: bool) -> float:
 def _product(matrices: int, queries: int, keys: int, size: int, causal: bool) -> int:
     """Returns the FLOPs of one of the matrix products of attention, such as queries times keys.
 
-    Args:
-      matrices: number of heads of all rows together.
-      queries, keys: sequence lengths.
-      size: size of a head.
+    `matrices` is the number of heads of all rows together, `size` is the size of a head. `queries` and `keys` are
+    sequence lengths.
     """
     from common.model.attend import spans
 

@@ -37,9 +37,8 @@ def load(
 ) -> Params:
     """Returns the frozen values of a run, on the mesh. Warns if this platform draws other values from the seed.
 
-    A run from before commit 939e222 (22 November 2026) has not written its frozen values, so this function initialises
-    the values again from the seed. The caller replaces these values by the frozen values in the checkpoint, if there
-    are any.
+    A run from before commit 939e222 (22 November 2026) has not written its frozen values: this function draws the
+    values again from the seed. If the checkpoint has frozen values, the caller uses the values in the checkpoint.
 
     Args:
       meta: the JSON part of a checkpoint of the run.
@@ -50,7 +49,7 @@ def load(
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
-        "the pretrained weights differ from the weights with which the run in"
+        "the files of the pretrained weights differ from the weights with which the run in"
         f" {shown(checkpoints.directory.parent)} began: restore the original files, or start a new run in another"
         " folder",
     )

@@ -39,8 +39,7 @@ class Hook:
     def vote(self, run: Run) -> int:
         """Returns the vote of this process. `due` receives the maximum over all processes.
 
-        Several processes do not vote after every step (`common.runtime.processes.Votes`). Without a vote, `due`
-        receives 0.
+        After a step without a vote (`common.runtime.processes.Votes`), `due` receives 0.
         """
         return 0
 
@@ -145,8 +144,8 @@ class Evaluate(Hook):
         wrong = [name for name, x in metrics.items() if not isinstance(x, plain[name])]
         check(
             not wrong,
-            f"Task.evaluate returned {metrics!r:.80}, but {' and '.join(wrong)} must be a Python number: return"
-            " float(x) of an array x",
+            f"Task.evaluate returned {metrics!r:.80}, but {' and '.join(wrong)} must be a Python number: convert NumPy"
+            " and JAX values with float()",
         )
         value, curve, state = metrics[objective], run.state.curve, run.state
         best = math.isfinite(value) and (not curve.points or curve.better(value, curve.best.value))
@@ -167,7 +166,6 @@ class Evaluate(Hook):
 
 
 def _show_evaluation(run: Run, metrics: dict[str, float | str], best: bool) -> None:
-    """Logs and prints the metrics of an evaluation."""
     seconds, curve = run.clock["train"], run.state.curve
     logged = {f"valid/{name}": value for name, value in metrics.items()}
     area = aucc(curve) if curve.points else 0.0

@@ -13,8 +13,8 @@ from common.model.layers import is_stacked, layers_of
 def layerwise(rule: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns a rule that updates each layer of a stacked array as `rule` updates a separate array.
 
-    The state has the form of the state of `rule`; in its dictionaries {name: array}, a stacked array has the layers as
-    first axis. A value outside of the dictionaries, such as a counter, is the same for all arrays.
+    The state has the tree structure of the state of `rule`. In the state's dictionaries {name: array}, a stacked array
+    has the layers as first axis. A value outside of the dictionaries, such as a counter, is shared by all arrays.
     """
 
     def is_dict(node: Any) -> bool:
@@ -26,8 +26,7 @@ def layerwise(rule: optax.GradientTransformation) -> optax.GradientTransformatio
     def run(function: Callable, result: Any, *trees: Any) -> Any:
         """Returns function(*trees), computed for each group of arrays with the same number of layers.
 
-        Args:
-          result: a tree of the form of the result.
+        `result` has the tree structure of the returned tree.
         """
         groups: dict[int, list[str]] = {}
         for name in trees[0]:

@@ -63,13 +63,9 @@ def validate(config: ConfigDict) -> None:
 def fit(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: "Profile | None" = None
 ) -> dict:
-    """Trains, or resumes, the run in `workdir`.
+    """Trains, or resumes, the run in `workdir`, and traces the steps of `profile`. Returns the summary.
 
-    Args:
-      profile: the steps to trace; None traces nothing.
-
-    Returns:
-      The summary. If the run had ended and its summary is reused, {} on all processes except process 0.
+    If the run had ended and its summary is reused, returns {} on all processes except process 0.
 
     Raises:
       UserError: `validate`, `open_run`, `train` or `finish` fails, or the profile traces no step.
@@ -114,7 +110,7 @@ def train(
     """Trains until a hook stops the run.
 
     Yields at each step that is a multiple of `turn`, so that other runs can take their turns. At a yield, no step of
-    this run is in flight, and its clock is stopped.
+    this run is in flight, and the run's clock is stopped.
 
     Args:
       begun: value of `time.perf_counter()` before the setup of the run.
@@ -147,7 +143,6 @@ def train(
 def _steps(
     run: Run, hooks: Sequence[Hook], signals: Signals, begun: float, turn: int
 ) -> Iterator[None]:
-    """Runs the steps of `train`. The arguments, yields and UserErrors are the same as for `train`."""
     step, state, votes = run.train_step, run.train_state, Votes()
     unread: tuple | None = None
     seen: set[tuple] = set()
@@ -204,13 +199,8 @@ def _steps(
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
     """Waits for the metrics of a step, adds weight and FLOPs to the run state, and passes the metrics to the hooks.
 
-    Returns None, so that `unread = _read(run, hooks, unread)` marks the step as read.
-
-    Args:
-      unread: (step, metrics, FLOPs) of the step; None to do nothing.
-
-    Raises:
-      UserError: the loss or the gradient norm is not finite.
+    `unread` is (step, metrics, FLOPs), or None to do nothing. Returns None, so that `unread = _read(run, hooks,
+    unread)` marks the step as read. Raises a UserError if the loss or the gradient norm is not finite.
     """
     if unread is None:
         return

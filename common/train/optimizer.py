@@ -40,7 +40,7 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
 def _with_warmup(
     decay: Callable[[float, int], optax.Schedule], optimizer: ConfigDict, steps: int
 ) -> optax.Schedule:
-    """Returns a schedule: a linear warm-up from `warmup_init`, then `decay` over the remaining steps."""
+    """Returns a linear warm-up from `warmup_init`, followed by `decay` over the remaining steps."""
     warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
     fall = decay(optimizer.learning_rate, max(steps - warmup, 1))
@@ -62,9 +62,8 @@ _UNDECAYED = ("bias", "positions/table")
 def matrices(params: Any) -> Any:
     """Returns the weight-decay mask of `decay="matrices"`: a tree of booleans.
 
-    Arrays of at least two dimensions decay, as in GPT-2's public recipes: weights of linear layers and spatial gating
-    units, and token embeddings. Biases, norm scales and, unlike in GPT-2's recipes, position embeddings with a path
-    in `_UNDECAYED` do not decay. The layer axis of a stacked array does not count as a dimension.
+    Arrays of at least two dimensions decay, as in GPT-2's public recipes, except paths that end as in `_UNDECAYED`
+    (GPT-2's recipes decay position embeddings). The layer axis of a stacked array does not count as a dimension.
     """
 
     def is_matrix(path: tuple, x: jax.Array) -> bool:
@@ -155,7 +154,7 @@ def validate(optimizer: ConfigDict) -> None:
     for name in ("beta1", "beta2"):
         check(
             0 <= optimizer[name] < 1,
-            f"--config.optimizer.{name} must be in [0, 1), got {optimizer[name]}",
+            f"--config.optimizer.{name} must be at least 0 and below 1, got {optimizer[name]}",
         )
 
 

@@ -25,8 +25,7 @@ def device_prefetch(
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
     """Yields (batch on the devices, data state after the batch). Copies the next `ahead` batches in advance.
 
-    Raises:
-      UserError: `batches` is not iterable, or yields a value that is not a tuple of two dictionaries.
+    Raises a UserError if `batches` is not iterable, or yields a value that is not a tuple of two dictionaries.
     """
     check(
         isinstance(batches, Iterable),

@@ -25,11 +25,7 @@ class Profile(Hook):
 
     @classmethod
     def parse(cls, text: str) -> "Profile":
-        """Parses --profile=FIRST:LAST.
-
-        Raises:
-          UserError: the text is not FIRST:LAST with 1 <= FIRST <= LAST.
-        """
+        """Parses --profile=FIRST:LAST, two integers. Raises a UserError unless 1 <= FIRST <= LAST."""
         first, _, last = text.partition(":")
         check(
             first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last),

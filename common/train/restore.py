@@ -24,13 +24,13 @@ def read_config(
 ) -> ConfigDict:
     """Returns the configuration of the run in `workdir`.
 
+    Raises a UserError if the folder holds no run, a run of another paper or task, or an unreadable or damaged
+    configuration.
+
     Args:
       option: command-line option that names the folder, for error messages.
       paper: name of the paper's folder, if the run must belong to one paper; "" for any paper.
       task: value that the configuration field `task` must have; "" for any task.
-
-    Raises:
-      UserError: the folder holds no run, a run of another paper or task, or an unreadable or damaged configuration.
     """
     path = workdir / CONFIG
     with suppress(OSError):  # Permission denied: `saved_config` raises the UserError.
@@ -90,8 +90,7 @@ def load_run(
     """Loads the trained model of a run, by default from the best checkpoint.
 
     Args:
-      build: function that builds the model, `Task.build`.
-      pretrained_weights: function that loads the pretrained weights, `Task.pretrained_weights`; None for a run without
+      build, pretrained_weights: functions like the methods of `Task`. `pretrained_weights` is None for a run without
         pretrained weights.
       snapshots: steps of snapshots to average instead of the best checkpoint.
       best: number of "top" checkpoints (`Checkpoints.top`) to average, largest scores first; 0 to average none.
@@ -108,8 +107,8 @@ def load_run(
             check(
                 best <= len(kept),
                 f"cannot average the {best} best checkpoint{'s' * (best > 1)}: {shown(workdir)} has kept only"
-                f" {len(kept)}; {f'average at most {len(kept)}' if kept else 'average none'} (training with"
-                " --config.checkpoint.keep_best=N, at least 2, keeps N checkpoints)",
+                f" {len(kept)}; {f'average at most {len(kept)}' if kept else 'leave out the average'}, or train"
+                " again with a larger --config.checkpoint.keep_best",
             )
             arrays, meta = checkpoints.restore_mean("top", [*kept][:best], target)
         elif snapshots:

@@ -27,11 +27,8 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run. Moves damaged newer checkpoints (`_newest_intact`).
 
-    Deletes "best" and "top" checkpoints (`Checkpoints.discard_best`) at steps that are not in the validation curve: the
-    run has saved them after the checkpoint that this function reads.
-
-    Returns:
-      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+    Returns the values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`. Deletes newer "best"
+    and "top" checkpoints, whose steps are not in the validation curve.
 
     Raises:
       UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` raises it.
@@ -51,10 +48,8 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[Any, dict]:
     """Returns arrays and `meta` of the newest checkpoint that every process can read; see `Checkpoints.read`.
 
-    Moves damaged newer checkpoints to the folder "damaged", with a warning for each.
-
-    Raises:
-      UserError: no checkpoint is intact, or a checkpoint does not fit into memory or does not match the model.
+    Moves damaged newer checkpoints to the folder "damaged", with a warning for each. Raises a UserError if no
+    checkpoint is intact, or if a checkpoint does not fit into memory or does not match the model.
     """
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
@@ -82,7 +77,6 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
 
 
 def _set_aside(checkpoints: Checkpoints, step: int) -> None:
-    """Moves the "latest" checkpoint of `step` to the folder "damaged"."""
     if is_main():
         damaged = checkpoints.directory / "damaged"
         damaged.mkdir(exist_ok=True)

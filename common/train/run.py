@@ -141,11 +141,8 @@ def open_run(
 def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
     """Starts a new run: initialises its values, and starts writing its frozen values.
 
-    Returns:
-      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
-
-    Raises:
-      UserError: the processes have different frozen or pretrained values, or a method of the task raises it.
+    Returns the values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`. Raises a UserError if
+    the processes have different frozen or pretrained values.
     """
     task, model = step.task, step.abstract_model
     train_state = step.start()
@@ -178,7 +175,7 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
 
 
 def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None:
-    """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
+    """Opens metrics.jsonl, wandb and the progress bar; prints the table of parameter counts."""
     config = to_json(run.config)
     run.tracker = Tracker(run.workdir, config, run.step if resumed else None)
     stack.callback(run.tracker.finish)
@@ -196,7 +193,7 @@ def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None
 
 
 def show_parameters(model: AbstractModel) -> tuple[tuple[str, ...], list[tuple]]:
-    """Prints a table of parameter counts, with a row for each part of the model; returns its columns and rows."""
+    """Prints a table of parameter counts, with a row for each part of the model; returns the columns and rows."""
     columns = "group", "trainable", "frozen", "total"
     rows = [*variables.count_by_group(model), ("all", *variables.count(model).values())]
     print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))

@@ -14,12 +14,12 @@ PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
 
 @dataclass
 class RunState:
-    """State of a run apart from its arrays and step number. Checkpoints store this state as JSON.
+    """State of a run apart from its arrays and step number.
 
     Attributes:
       data_state: data state from which to continue (see `Task.batches`); None at the start.
       tokens: sum of the weights of all batches, such as the number of tokens, in the task's `unit`.
-      flops: FLOPs of all training steps up to now.
+      flops: FLOPs of all training steps so far.
       stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
       evals_since_best: number of evaluations since the best evaluation, for early stopping.
       last_evaluation: step and training seconds of the last evaluation; (-1, 0) before the first evaluation.

@@ -22,14 +22,13 @@ class SavedTokenizer(Protocol):
 def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
     """Writes the tokenizer of a run to `path`.
 
-    Raises:
-      UserError: the run is resumed with another tokenizer, or its saved tokenizer is damaged.
+    Raises a UserError if the run is resumed with another tokenizer, or if the saved tokenizer is damaged.
     """
     check(
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
         f"the tokenizer differs from {shown(path)}, because the training text, the file of the tokenizer or the"
-        " pretraining run has changed since the run began: restore the original, or choose another --workdir",
+        " pretraining run has changed since the run began: undo the change, or choose another --workdir",
     )
     tokenizer.save(path)

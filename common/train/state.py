@@ -125,11 +125,7 @@ class Step:
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
-        """Makes the training step of a configuration and task.
-
-        Raises:
-          UserError: the task is incomplete (`check_complete`).
-        """
+        """Makes the training step. Raises a UserError if the task is incomplete (`check_complete`)."""
         check_complete(task)
         abstract_model = variables.abstract(task.build)
         steps, overrides = config.train.steps, task.learning_rate_overrides()
@@ -142,7 +138,7 @@ class Step:
         self.scanned = self.scanned or self.abstract_model
 
     def start(self) -> TrainState:
-        """Returns the training state at step 0, initialised from the seed. Each device initialises only its shards.
+        """Returns the training state at step 0, initialised from the seed.
 
         The caller then replaces the parameters by the result of `Task.start`.
         """
@@ -260,12 +256,7 @@ class Step:
             self.compile_now(key, *self.lower(loss, batch))
 
     def compile_now(self, key: tuple, lowered: jax.stages.Lowered, count: int) -> None:
-        """Compiles the training step in this thread.
-
-        Args:
-          key: `cache_key` of the step.
-          lowered, count: result of `lower`.
-        """
+        """Compiles the training step with the `cache_key` `key` in this thread, from the result of `lower`."""
         self.compiled[key] = CompiledStep(lowered.compile(), float(count))
 
     def cancel(self) -> None:
@@ -276,9 +267,7 @@ class Step:
     def lower(self, loss: Callable, batch: Any) -> tuple[jax.stages.Lowered, int]:
         """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
 
-        Args:
-          loss: a result of `Task.loss_at`.
-          batch: arrays, which may be abstract.
+        `loss` is a result of `Task.loss_at`. The arrays of `batch` may be abstract.
         """
         trainable, opt_state, frozen = self.arguments()
         replicated = sharding.replicated(self.mesh)
@@ -300,10 +289,8 @@ class Step:
     ) -> tuple:
         """Runs training step `step`, counted from 0. Returns (trainable, opt_state, metrics).
 
-        The step must be compiled (`compile`). Donates `trainable` and `opt_state`.
-
-        Args:
-          key: `cache_key(batch, step)`, so that the training loop computes it once per step; None to compute it.
+        The step must be compiled (`compile`). Donates `trainable` and `opt_state`. `key` is `cache_key(batch, step)`;
+        None to compute the key.
         """
         compiled = self.compiled[key or self.cache_key(batch, step)]
         counters = (kind(x) for kind, x in zip(_COUNTERS, (step, self.seed), strict=True))

@@ -22,12 +22,10 @@ def finish(run: Run, signals: Signals) -> dict:
 
     If `eval.test` is set, evaluates these parameters on the test split: the best checkpoint; the last step, if
     `Task.tests_last` is set; the mean of the "top" checkpoints, if `checkpoint.keep_best` is above 1 and the run has
-    kept any. Writes the test predictions of the best checkpoint, if the task makes predictions.
+    kept any. Writes the test predictions of the best checkpoint, if the task makes predictions. During the test, a
+    signal ends the process.
 
-    Restores the signal handlers before the test, so a signal then ends the process.
-
-    Raises:
-      UserError: no evaluation had a finite value, or a "best" or "top" checkpoint cannot be restored.
+    Raises a UserError if no evaluation had a finite value, or if a "best" or "top" checkpoint cannot be restored.
     """
     timing = run.state.conditions.describe()
     check(
@@ -68,11 +66,7 @@ def finish(run: Run, signals: Signals) -> dict:
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
-    """Returns the summary of an ended run, without the field `timing`.
-
-    Args:
-      tests: name of a test, such as "test" or "test_last" -> metrics.
-    """
+    """Returns the summary of an ended run without the field `timing`, with the metrics `tests`, {name: metrics}."""
     state, model = run.state, run.train_step.abstract_model
     seconds, curve, best = run.clock.seconds(), state.curve, state.curve.best
     return {

@@ -25,7 +25,7 @@ class ModelState:
       trainable, frozen: path -> array on the mesh.
       interruption: function that an evaluation must call between batches. After a signal, the function raises an
         exception that must end the evaluation.
-      keep: function (split, predictions) that `Task.evaluate` calls with the predictions that it has computed.
+      keep: function (split, predictions) that `Task.evaluate` calls with its predictions.
     """
 
     abstract_model: AbstractModel
@@ -53,7 +53,7 @@ NO_PRETRAINED_WEIGHTS = PretrainedWeights({}, "")
 
 
 class BatchSpec(NamedTuple):
-    """Shapes of a global training batch, to compile the training step without data.
+    """Shapes of a global training batch.
 
     Attributes:
       arrays: name -> shape and dtype of each array of `Task.batches`, at the maximum sequence length.
@@ -65,12 +65,12 @@ class BatchSpec(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """A decoding program and the shapes of its inputs, so that the program can be compiled without data.
+    """A decoding program and the shapes of its inputs, to compile the program without data.
 
     Attributes:
       program: jitted `common.decode.rows.by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes
         gathered weights.
-      rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
+      rows: function (trainable, frozen, *inputs) that decodes all rows of its inputs.
       inputs: shapes and dtypes of the inputs of all devices together.
       steps: maximum number of tokens that one call of the program generates for each row.
       tokens: number of tokens per row over which `launch.decoding` spreads the cost of one gather of the weights.
@@ -153,8 +153,8 @@ class Task:
     def losses(self) -> Sequence[Callable]:
         """Returns the loss functions that `loss_at` may return, to compile the training step ahead.
 
-        A loss function that is missing here compiles in the first step that needs it. The default returns the loss
-        function of the first step only.
+        The default returns the loss function of the first step. The step of a loss function that is missing in the
+        result is compiled when training first needs it.
         """
         return (self.loss_at(0),)
 
@@ -168,8 +168,7 @@ class Task:
     def batch_spec(self, multiple: int) -> BatchSpec:
         """Returns the shapes of a global training batch without reading data. The default returns None.
 
-        Args:
-          multiple: number that must divide the number of rows.
+        The number of rows must be a multiple of `multiple`.
         """
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding | None:
@@ -188,7 +187,7 @@ class Task:
     def batch_samples(self) -> Iterator[Batch]:
         """Yields one batch (this process's rows) of each shape of `batches`, to compile the training step ahead.
 
-        The default yields no batch. The step is then compiled when the first batch of a shape arrives.
+        The default yields no batch: the step is compiled when the first batch of a shape arrives.
         """
         return iter(())
 
@@ -200,12 +199,11 @@ class Task:
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Returns metrics on the split "valid" or "test", equal on every process.
+        """Returns metrics on the split "valid" or "test", equal on every process, from the result of `predict`.
 
-        A metric is a Python number or a text. The metric `objective` must be present, and must be a number.
-
-        This method calls `predict`. An override that adds metrics should call this method with `super()`: then the test
-        of a run writes the same predictions, and does not call `predict` again.
+        A metric is a Python number or a text. The metric `objective` must be present, and must be a number. An override
+        that adds metrics should call this method with `super()`: then the test of a run writes the same predictions,
+        and does not call `predict` again.
         """
         predictions = self.predict(values, split)
         check(
@@ -228,11 +226,7 @@ class Task:
 
 
 def check_complete(task: Task) -> None:
-    """Checks that a task has the members that `Task` requires.
-
-    Raises:
-      UserError: the class does not inherit `Task`, a required member is missing, or `mode` is neither "min" nor "max".
-    """
+    """Raises a UserError if `task` is not a `Task`, lacks a required member, or `mode` is neither "min" nor "max"."""
     cls = type(task)
     check(
         isinstance(task, Task),

@@ -32,9 +32,9 @@ class Job(NamedTuple):
 def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries (see `loop.fit`).
 
-    In every round, each run trains up to the next multiple of `turn` steps, and then waits for all other runs. Load
-    from other processes thus slows all runs about equally, so their training seconds can be compared. Turns do not
-    change the trained values. If `turn` is 0, each run is trained to its end before the next run starts.
+    In every round, each run trains up to the next multiple of `turn` steps, and then waits for all other runs. The
+    training seconds of the runs can thus be compared. Turns do not change the trained values. If `turn` is 0, each run
+    is trained to its end before the next run starts.
 
     Raises:
       UserError: training one of the runs fails (see `loop.fit`). All other runs that have trained a step are saved.
@@ -67,10 +67,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 
 
 def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
-    """Trains every run to its end, in turns.
-
-    Shuffles the runs in every round. With a fixed order, periodic load could always slow the same run.
-    """
+    """Trains every run to its end. Shuffles the runs each round: periodic load then cannot always slow the same run."""
     order = random.Random(0)
     failure: Exception | None = None
     try:

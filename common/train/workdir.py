@@ -64,10 +64,8 @@ ADDED = {
 def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callable[[], None]:
     """Creates the workdir, locks it until `stack` closes, and writes the configuration.
 
-    Returns the function that uploads changed files (`lock_workdir`).
-
     The workdir must be missing or empty, or hold a run that has no checkpoints or has this configuration (except `FREE`
-    fields).
+    fields). Returns the function that uploads changed files (`lock_workdir`).
 
     Raises:
       UserError: the workdir is a file, holds another run, a damaged configuration or other files, or is not writable,
@@ -87,10 +85,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callabl
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Raises a UserError unless the workdir is missing, has no file except the lock, or holds a run that may resume.
-
-    The configuration of the run may differ only in the fields `FREE`, or in all fields if the run has no checkpoints.
-    """
+    """Raises a UserError unless the content of the workdir is as `open_workdir` requires."""
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
@@ -99,7 +94,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
         check(
             not changed,
             f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(changed[:3])}{more};"
-            " choose another --workdir",
+            " to resume the run, set the fields to the saved values; to start a new run, choose another --workdir",
         )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(
@@ -108,10 +103,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
 
 
 def differences(saved: dict, config: ConfigDict) -> list[str]:
-    """Describes fields that differ from a saved configuration, such as "seed (saved 1, now 2)".
-
-    Omits the fields of `FREE`, which may change when a run resumes.
-    """
+    """Describes fields, except `FREE`, that differ from a saved configuration, such as "seed (saved 1, now 2)"."""
     old, new = flatten(from_json(saved)), flatten(from_json(to_json(config)))
     return [
         f"{key} (saved {_shown(old, key)}, now {_shown(new, key)})"
@@ -163,12 +155,9 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
     """Context manager that holds an exclusive lock on a workdir. The lock ends at the latest with the process.
 
     For a run in a bucket, also holds the run's lease, updates the local copy, and uploads the last changes on exit.
+    Yields a function that uploads the changed files of a run in a bucket. For a local run, the function does nothing.
 
-    Raises:
-      UserError: another process holds the lock, or `Uploads` fails at the start or on exit (`Uploads.release`).
-
-    Yields:
-      A function that uploads the changed files of a run in a bucket. For a local run, the function does nothing.
+    Raises a UserError if another process holds the lock, or if `Uploads` fails at the start or in `release`.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / LOCK).open("a") as file:
