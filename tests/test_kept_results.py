@@ -1,5 +1,6 @@
 """The code computes the tables of results/ from the runs kept in results/, without training."""
 
+import csv
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks import claims
 from common.experiments import ExperimentSuite
-from common.report.runs import Run, load_local
+from common.report.runs import load_local
 from common.report.significance import Comparison, compare, correct
 from tests import programs
 
@@ -182,31 +183,29 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{np.mean(values):,.{digits}f} ± {np.std(values, ddof=1):,.{digits}f}"
 
 
-def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets():
-    """results/perception/README.md has the verdicts on each data set, corrected for the comparisons on all sets."""
+def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets(tmp_path):
+    """A command of results/perception/README.md prints the verdicts of its tables on four data sets."""
     titles = {"emotion": "emotion", "clickbait": "clickbait", "sst2": "SST-2"}
     titles["snli"] = "SNLI, pairs"
-    ways = ["arctic_xs_full_seed", "tf_idf", "head", "arctic_xs_full_pretrained_seed"]
-    runs = load_local(RESULTS / "perception/gain/runs")
-
-    def of(name: str) -> list[Run]:
-        return [run for run in runs if run.folder.name.startswith(name)]
-
-    compared = {
-        (name, way): next(
-            c for c in compare(of(f"{name}_{way}"), of(f"{name}_arctic_xs_lora")) if c.metric == F1
-        )
-        for name in titles
-        for way in ways
-    }
-    corrected = dict(zip(compared, correct([*compared.values()]), strict=True))
     page = (RESULTS / "perception/README.md").read_text()
-    for name, title in titles.items():
-        # The first row of a data set has two ways; the second row, in another table, has the last way.
+    (command,) = re.findall(r"^ {4}python -m (.* --sets=.*)$", page, re.MULTILINE)
+    name, *arguments = shlex.split(command.replace("common.report", "common.report.__main__"))
+    assert "The 16 comparisons are corrected together" in programs.call(
+        name, *arguments, f"--out={tmp_path}"
+    )
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        verdicts = {(row["data"], row["model"]): row for row in csv.DictReader(file)}
+    for data, title in titles.items():
+        # The first row of a data set has two models; the second row, in another table, has the last model.
         rows = re.findall(rf"^\| {title} \| (.*) \|$", page, re.MULTILINE)
-        for row, shown in zip(rows, (ways[:2], ways[-1:]), strict=True):
-            expected = [cell for way in shown for cell in _cells(corrected[name, way])]
-            assert [cell.strip() for cell in row.split("|")][-len(expected) :] == expected
+        models = ["random weights", "TF-IDF"], ["all pretrained weights"]
+        for row, shown in zip(rows, models, strict=True):
+            cells = [cell.strip() for cell in row.split("|")][-2 * len(shown) :]
+            for found, model in zip(zip(cells[::2], cells[1::2], strict=True), shown, strict=True):
+                verdict = verdicts[data, model]
+                low, high = map(float, verdict["95% interval"].split(" to "))
+                difference = f"{float(verdict['difference']):+.1f} ({low:+.1f} to {high:+.1f})"
+                assert found == (difference, verdict["verdict"].partition(" (")[0])
 
 
 def test_verdicts_after_10000_steps_are_those_of_the_kept_runs():

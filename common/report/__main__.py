@@ -50,6 +50,19 @@ def _parser() -> ArgumentParser:
     )
     add_margin(parser)
     parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="METRIC,METRIC",
+        help="compare only these metrics, such as weighted_f1 (default: all)",
+    )
+    parser.add_argument(
+        "--sets",
+        default="",
+        metavar="NAME,NAME",
+        help="names of data sets, which replace {} in each GROUP; writes only the verdicts, corrected together over"
+        " all data sets",
+    )
+    parser.add_argument(
         "--examples",
         nargs=2,
         metavar=("A", "B"),
@@ -66,9 +79,15 @@ def _parser() -> ArgumentParser:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
     if options.examples:
         _show_examples(options)
+    elif options.sets:
+        drawing = ("axis", "horizon", "reference")
+        given = [name for name in drawing if getattr(options, name) != parser.get_default(name)]
+        check_unused(options, given, "with --sets, only verdicts are written")
+        _compare_sets(options)
     else:
         _compare(options)
 
@@ -84,7 +103,7 @@ def _show_examples(options: Namespace) -> None:
         not options.runs,
         f"--examples takes two runs and no further GROUP: leave out {', '.join(options.runs)}",
     )
-    check_unused(options, ["margin"], "--examples shows no verdict, which --margin would change")
+    check_unused(options, ["margin", "metrics", "sets"], "--examples shows no verdict")
     pair = []
     for argument in options.examples:
         runs = load_group(argument)
@@ -128,10 +147,38 @@ def _compare(options: Namespace) -> None:
         named_groups(options.runs),
         options.out,
         margins=margins,
+        metrics=_split(options.metrics),
         axis=options.axis,
         horizon=options.horizon,
         reference=options.reference,
     )
+
+
+def _compare_sets(options: Namespace) -> None:
+    """Prints and writes the table of verdicts on the data sets of --sets."""
+    from common.report import report
+    from common.report.groups import named_groups
+
+    margins = report.parse_margins(options.margin)
+    check_folder("--out", options.out)
+    fixed = [argument for argument in options.runs if "{}" not in argument]
+    check(
+        not fixed,
+        f"--sets={options.sets}: {', '.join(fixed)} must contain {{}}, which stands for a data set's name",
+    )
+    names = _split(options.sets)
+    check(bool(names), f"--sets={options.sets} names no data set: give names such as sst2,emotion")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    check(not twice, f"--sets={options.sets} names {', '.join(twice)} twice")
+    sets = {
+        name: named_groups([argument.replace("{}", name) for argument in options.runs])
+        for name in names
+    }
+    report.write_verdicts(sets, options.out, margins=margins, metrics=_split(options.metrics))
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 if __name__ == "__main__":

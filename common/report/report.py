@@ -1,8 +1,12 @@
-"""Writes the report on groups of runs: tables, figures, and verdicts on each group against the first group."""
+"""Writes the report on groups of runs: tables, figures, and verdicts on each group against the first group.
+
+`write` reports on groups of one data set. `write_verdicts` writes only the verdicts, for several data sets.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from common.arguments import parse_pairs
 from common.config import check_choice, check_number, flatten, float_or_text
@@ -29,11 +33,21 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
     return margins
 
 
+class Verdict(NamedTuple):
+    """The comparison of `group` with `first` on the data set `data`, which is "" in a report on one data set."""
+
+    data: str
+    first: Group
+    group: Group
+    comparison: Comparison
+
+
 def write(
     compared: Sequence[Group],
     out: Path,
     *,
     margins: Mapping[str, float],
+    metrics: Sequence[str] = (),
     axis: str = "seconds",
     horizon: float | str = "longest",
     reference: str = "own",
@@ -44,20 +58,13 @@ def write(
     groups of different depths.
 
     Args:
-      margins: see `against_first`.
+      margins, metrics: see `against_first`.
       axis, horizon: see `Convergence`.
       reference: see `Convergence.times`.
 
-    Raises the errors of `against_first`, `Convergence` and `Run.test`, and a UserError for a margin without comparison.
+    Raises the errors of `against_first`, `Convergence` and `Run.test`.
     """
-    comparisons = against_first(compared, margins)
-    known = {one.metric for _, one in comparisons} & MODES.keys() | {compared[0].curves[0].name}
-    for metric, margin in margins.items():
-        check(
-            metric in known,
-            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
-            f" {', '.join(sorted(known))}: leave it out",
-        )
+    verdicts = against_first({"": compared}, margins, metrics)
     convergence = Convergence(compared, axis, horizon)
     tables = {
         "runs": run_table(compared),
@@ -66,8 +73,8 @@ def write(
         "times": convergence.time_table(reference),
         "seeds": convergence.seed_table(),
     }
-    if comparisons:
-        tables["verdicts"] = verdict_table(compared[0], comparisons)
+    if verdicts:
+        tables["verdicts"] = verdict_table(verdicts)
         if sentences := sentence_table(compared):
             tables["sentences"] = sentences
     drawn = {"curves": figures.curves_figure(convergence)}
@@ -81,36 +88,76 @@ def write(
         for name, table in tables.items():
             publish(out / name, *table)
             if name == "verdicts":
-                print(explanation(comparisons, compared))
+                print(explanation(verdicts, compared))
         for name, figure in drawn.items():
             figure.savefig(out / f"{name}.png")
     print(f"figures: {', '.join(shown(out / f'{name}.png') for name in drawn)}")
 
 
+def write_verdicts(
+    sets: Mapping[str, Sequence[Group]],
+    out: Path,
+    *,
+    margins: Mapping[str, float],
+    metrics: Sequence[str] = (),
+) -> None:
+    """Prints a table of the verdicts on several data sets (`against_first`), and writes it to `out`."""
+    verdicts = against_first(sets, margins, metrics)
+    check(bool(verdicts), "--sets compares groups with the first group: give at least two groups")
+    with output(out):
+        publish(out / "verdicts", *verdict_table(verdicts))
+    print(explanation(verdicts, [group for compared in sets.values() for group in compared]))
+
+
 def against_first(
-    compared: Sequence[Group], margins: Mapping[str, float]
-) -> list[tuple[Group, Comparison]]:
-    """Compares each other group with the first group in each metric (`compare`), with Holm's correction (`correct`).
+    sets: Mapping[str, Sequence[Group]], margins: Mapping[str, float], metrics: Sequence[str] = ()
+) -> list[Verdict]:
+    """Compares, on each data set, each other group with the first group (`compare`).
+
+    Holm's correction (`correct`) is for all comparisons together.
 
     Args:
+      sets: name of a data set -> its groups.
       margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
+      metrics: metrics to compare; () for all metrics of `compare`.
 
-    Returns:
-      A pair (group, comparison) for each group except the first and each metric.
-
-    Raises the errors of `check_distinct` and `compare`, and a UserError if two runs have different data.
+    Raises the errors of `check_distinct` and `compare`, and a UserError if two runs of a data set have different data,
+    or if a margin or a metric has no comparison.
     """
-    first, *others = compared
-    for group in others:
-        check_distinct(group.runs, first.runs)
-        _check_data(group.runs, first.runs)
-    pairs = [
-        (group, one)
-        for group in others
-        for one in compare(group.runs, first.runs, MARGINS | margins)
-    ]
-    corrected = correct([one for _, one in pairs])
-    return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]
+    verdicts = []
+    for data, (first, *others) in sets.items():
+        for group in others:
+            check_distinct(group.runs, first.runs)
+            _check_data(group.runs, first.runs)
+            compared = compare(group.runs, first.runs, MARGINS | margins)
+            verdicts += [Verdict(data, first, group, one) for one in compared]
+    _check_compared(sets, verdicts, margins, metrics)
+    verdicts = [one for one in verdicts if not metrics or one.comparison.metric in metrics]
+    corrected = correct([one.comparison for one in verdicts])
+    return [a._replace(comparison=b) for a, b in zip(verdicts, corrected, strict=True)]
+
+
+def _check_compared(
+    sets: Mapping[str, Sequence[Group]],
+    verdicts: Sequence[Verdict],
+    margins: Mapping[str, float],
+    metrics: Sequence[str],
+) -> None:
+    """Raises a UserError if no comparison has one of the metrics of --margin or --metrics."""
+    names = {one.comparison.metric for one in verdicts}
+    curves = {group.curves[0].name for compared in sets.values() for group in compared}
+    known = names & MODES.keys() | curves
+    for metric, margin in margins.items():
+        check(
+            metric in known,
+            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
+            f" {', '.join(sorted(known))}: leave it out",
+        )
+    for metric in metrics:
+        check(
+            metric in names,
+            f"--metrics: the runs are not compared by {metric!r}: choose from {', '.join(sorted(names))}",
+        )
 
 
 def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
@@ -129,29 +176,32 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
         )
 
 
-def verdict_table(first: Group, comparisons: Sequence[tuple[Group, Comparison]]) -> Table:
-    """Returns the table of verdicts: a row for each group and metric, compared with the group `first`."""
-    columns = ("metric", "model", "mean ± sd", f"against {first.name}", "difference")
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """Returns the table of verdicts: a row for each data set, group and metric."""
+    firsts = {one.first.name for one in verdicts}
+    against = firsts.pop() if len(firsts) == 1 else "the first group"
+    columns = ("metric", "model", "mean ± sd", f"against {against}", "difference")
     columns += (f"{CONFIDENCE:.0%} interval", "verdict", "margin", "noise of", "p (Holm)")
     rows = []
-    for group, one in comparisons:
+    for data, _, group, one in verdicts:
         digits = digits_for((*one.a.values, *one.b.values))
         interval = "" if math.isnan(one.low) else f"{one.low:+.{digits}f} to {one.high:+.{digits}f}"
         p = (one.corrected or one.p_values)[0]
         cells = [f"{mean_std(s.values, digits)} (n={len(s.values)})" for s in (one.a, one.b)]
         rows.append(
             (
+                *((data,) if data else ()),
                 *(one.metric, group.name, *cells, f"{one.difference:+.{digits}f}", interval),
                 *(str(one), f"{one.margin:g}" if one.margin else "", one.noise),
                 "" if math.isnan(p) else f"{p:.2g}",
             )
         )
-    return Table(columns, rows)
+    return Table(("data", *columns) if verdicts[0].data else columns, rows)
 
 
-def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Sequence[Group]) -> str:
+def explanation(verdicts: Sequence[Verdict], compared: Sequence[Group]) -> str:
     """Returns the notes below the table of verdicts."""
-    decidable = sum(one.decidable for _, one in comparisons)
+    decidable = sum(one.comparison.decidable for one in verdicts)
     lines = [
         "equivalent: the difference is smaller than the margin (p < 0.05), which requires that the whole interval lies"
         " within the margin; better, worse: not equivalent, and the difference is not 0 (p < 0.05, the last column);"

@@ -1,5 +1,6 @@
 """python -m common.report on groups of runs: verdicts, and the examples on which two runs differ."""
 
+import csv
 import json
 import re
 import sys
@@ -129,6 +130,29 @@ def test_margin_option_makes_groups_equivalent(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"].startswith("undecided")
     report("a", "b", "--margin=accuracy=20")
     assert verdicts(tmp_path)["accuracy"] == "equivalent within 20"
+
+
+def test_verdicts_of_several_data_sets_are_corrected_together(tmp_path, report):
+    for data in ("films", "news"):
+        for seed in (1, 2, 3):
+            keep(tmp_path / f"{data}_a" / f"s{seed}", classes(0.6, seed, data), seed=seed)
+            other = classes(0.9, 9 + seed, data)
+            keep(tmp_path / f"{data}_b" / f"s{seed}", other, seed=seed, reservoir="ffn")
+    groups = ("plain={}_a", "ours={}_b")
+    output = report(*groups, "--sets=films,news", "--metrics=accuracy")
+    assert "The 2 comparisons are corrected together" in output
+    with (tmp_path / "runs/report/verdicts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["data"], row["metric"], row["verdict"]) for row in rows] == [
+        ("films", "accuracy", "better"),
+        ("news", "accuracy", "better"),
+    ]
+    report("films_a", "films_b", "--metrics=accuracy")
+    assert list(verdicts(tmp_path)) == ["accuracy"]
+    # Holm's correction doubles the smaller of two p-values, and both are equal here.
+    with (tmp_path / "runs/report/verdicts.csv").open(newline="") as file:
+        alone = float(next(csv.DictReader(file))["p (Holm)"])
+    assert min(float(row["p (Holm)"]) for row in rows) == pytest.approx(2 * alone, rel=0.1)
 
 
 def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
@@ -290,6 +314,21 @@ def test_example_table_of_classes(tmp_path, report):
         (
             ["a", "other"],
             "a/s1 and other/s1 have different test examples or metrics",
+        ),
+        (
+            ["a", "b", "--metrics=blue"],
+            "--metrics: the runs are not compared by 'blue': choose from",
+        ),
+        (
+            ["a", "{}", "--sets=b"],
+            "--sets=b: a must contain {}, which stands for a data set's name",
+        ),
+        (["{}", "--sets=a"], "--sets compares groups with the first group: give at least two"),
+        (["{}", "--sets=a,a"], "--sets=a,a names a twice"),
+        (["{}", "--sets=,"], "--sets=, names no data set"),
+        (
+            ["{}", "--sets=a", "--axis=step"],
+            "with --sets, only verdicts are written: leave out --axis",
         ),
         (["a", "nobody*"], "no file or folder matches nobody*"),
         (["x" * 5000], "cannot read xxx"),
