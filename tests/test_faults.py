@@ -415,7 +415,7 @@ def test_workdir_of_another_configuration(fault, smallest, trained):
     message = fault(train, *smallest, *options, f"--workdir={trained}")
     assert "belongs to a run with another configuration" in message
     assert "configuration: model.hidden (saved 32, " in message
-    assert "seed (saved 1, now 2); choose another --workdir" in message
+    assert "seed (saved 1, now 2); to resume the run, set the fields to the saved values" in message
     assert "train.steps" not in message
     assert contents(trained) == before
 
