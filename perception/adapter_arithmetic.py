@@ -19,7 +19,8 @@ class Adapter:
 
     Attributes:
       base: fingerprint of the weights that the adapter was trained on; "" if unknown.
-      layers: path of a layer in the encoder -> matrices A, (M, R), and B, (R, N). The adapter adds A B to the kernel.
+      layers: path of a layer in the encoder -> matrices A, (M, R), and B, (R, N). The adapter adds their product to the
+        kernel.
     """
 
     base: str
@@ -34,9 +35,7 @@ class Adapter:
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
     """Returns the adapter in a run's parameters `values`, with each B multiplied by the LoRA scale.
 
-    Args:
-      values: name -> parameter. The names of the adapter's matrices are "encoder/LAYER/lora_a" and ".../lora_b".
-      base: see `Adapter`.
+    The matrices of a layer have the names "encoder/LAYER/lora_a" and "encoder/LAYER/lora_b" in `values`.
     """
     layers = {}
     for name, a_MR in values.items():
@@ -52,11 +51,10 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
     The rank of a layer is the sum of its ranks in the adapters that have the layer.
 
     Args:
-      option: command-line option or argument that lists the adapters, for error messages.
+      option: command-line option that lists the adapters, for error messages.
 
     Raises:
-      UserError: two adapters have different known fingerprints of base weights, or fit kernels of different shapes
-        (M, N) in a layer.
+      UserError: the fingerprints of two adapters are known and differ, or the shapes of A B differ in a layer.
     """
     known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
     first, base = known[0] if known else (1, "")
@@ -64,7 +62,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
         check(
             other == base,
             f"{option}: adapter {first} and adapter {number} were trained on different base weights (fingerprints"
-            f" {base[:12]} and {other[:12]}): add only adapters of the same base weights",
+            f" {base[:12]} and {other[:12]}): name adapters that were trained on the same base weights",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -72,9 +70,9 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"{option} cannot be added, because they fit kernels of the shapes"
-            f" {' and '.join(map(str, dict.fromkeys(shapes)))} in the layer {name}: add only adapters of the same base"
-            " weights",
+            f"{option}: the adapters cannot be added, because in the layer {name} they change kernels of different"
+            f" shapes, {' and '.join(map(str, dict.fromkeys(shapes)))}: name adapters that were trained on the same"
+            " base weights",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
@@ -89,16 +87,14 @@ def merge(
     weight: float = 1.0,
     names: tuple[str, str] = ("the adapter", "the weights"),
 ) -> Params:
-    """Returns the encoder's parameters plus `weight` times the adapter.
-
-    Weight -1 undoes a merge of weight 1, up to rounding.
+    """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge, up to rounding.
 
     Args:
       values: path in the encoder -> parameter.
       names: names of the adapter and of the weights in error messages.
 
     Raises:
-      UserError: a layer of the adapter is missing from `values`, or its kernel does not have the shape of A B.
+      UserError: `values` lacks the kernel of an adapted layer, or the kernel does not have the shape of A B.
     """
     merged, (what, weights) = dict(values), names
     for name, (a_MR, b_RN) in adapter.layers.items():

@@ -42,10 +42,8 @@ from perception.safetensor_files import staged
 from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
-"""Name of a file that this project adds to an adapter in PEFT's format.
-
-The file stores the fingerprint and the family of the base weights, and `Opened.quantize`.
-"""
+"""Name of a file that this project adds to an adapter in PEFT's format, with the attributes `Adapter.base`,
+`Opened.family` and `Opened.quantize`."""
 
 
 class Opened(NamedTuple):
@@ -70,7 +68,8 @@ def merge(options: Namespace) -> None:
     source = options.pretrained or opened.source
     check(
         source is not None,
-        f"the base weights of --adapter={shown(options.adapter)} were not found: add --pretrained=DIR",
+        f"the base weights of --adapter={shown(options.adapter)} were not found: name their directory with"
+        " --pretrained=DIR",
     )
     base, what = open_model(source, "--pretrained"), f"--adapter={shown(options.adapter)}"
     _check_base(base, opened.adapter.base, what, opened.quantize, options.mesh)
@@ -85,20 +84,16 @@ def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: 
     Prints a warning with the quantization errors if `kind` is a quantized format and `base` has another format.
 
     Args:
-      fingerprint: fingerprint of the model that the run or the adapter was trained on. If it is "" (unknown), every
-        model is accepted.
+      fingerprint: fingerprint of the model that the run or the adapter was trained on; "" accepts every model.
       what: option that names the run or the adapter, for the messages.
       kind: --config.quantize of the run.
-
-    Raises:
-      UserError: `base` is another model, or its weights are damaged.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (kind, fingerprint)
     check(
         same or fingerprint in ("", base.fingerprint),
         f"{what} was not trained on the weights in {shown(base.directory)} (fingerprint {base.fingerprint[:12]}), but"
-        f" on weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
+        f" on weights with the fingerprint {fingerprint[:12]}: name the directory of the latter with --pretrained=DIR",
     )
     if kind == "none" or (quantized and quantized.kind == kind):
         return
@@ -174,10 +169,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes the encoder (with its adapters merged), tokenizer and classification head of a run, and a README.md.
-
-    The README.md has Python code that classifies a text.
-    """
+    """Writes a run's encoder (with merged adapters), tokenizer and head, and a README.md with code that uses them."""
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)
     trained, fingerprint = loading.load_own(config, options.run, options.mesh)
@@ -190,8 +182,9 @@ def export(options: Namespace) -> None:
     added = sorted(encoder.keys() - wanted.keys())
     check(
         not added,
-        f"--run={shown(options.run)} cannot be exported: {FINETUNE}={config.finetune} adds parameters that the"
-        f" published model lacks, such as {', '.join(added[:1])}; use perception.classify with this run instead",
+        f"--run={shown(options.run)} cannot be exported: {FINETUNE}={config.finetune} adds parameters that"
+        f" models in Hugging Face format lack, such as {', '.join(added[:1])}; use perception.classify with this run"
+        " instead",
     )
     if method.pretrained and not method.trains_all:
         like, what = base, f"--run={shown(options.run)}"
@@ -213,9 +206,9 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Prints a table with the bytes of each kernel before and after quantization, and the relative error.
+    """Prints a table of each kernel's bytes before and after quantization, and its relative error.
 
-    With --out, also writes the table as CSV and Markdown. With --save, also writes the quantized weights.
+    --out also writes the table as CSV and Markdown. --save writes the quantized weights.
     """
     if options.out:
         check_folder("--out", options.out)
@@ -260,7 +253,7 @@ def open_adapter(
 
     Raises:
       UserError: `path` holds no adapter; the run reinitialised embedding tables; or the base model or another file is
-        missing, damaged, not supported or does not fit the adapter.
+        missing, damaged or not supported, or does not fit the adapter.
     """
     if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
         return _saved(path, weights)
@@ -278,13 +271,7 @@ def _base_of_adapter(
     weights: Path | None,
     weights_option: str = "--pretrained",
 ) -> Pretrained:
-    """Returns the base model of a run that trained an adapter.
-
-    Raises:
-      UserError: the run's method of fine-tuning is unknown or trained no adapter; the run did not begin from
-        pretrained weights; the run reinitialised embedding tables, which an adapter does not contain; or
-        `loading.begun_from` rejects the base model.
-    """
+    """Returns the base model of a run; raises a UserError unless base model and adapter contain the whole encoder."""
     check(
         find(config.finetune).adapters,
         f"{option}={shown(path)} has no adapter: the run used --config.finetune={config.finetune}; name a run that"
@@ -307,27 +294,20 @@ def _base_of_adapter(
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format.
-
-    The family of the backbone comes from the file MARK or, if it is missing, from config.json of the base model.
-
-    Raises:
-      UserError: a file is missing, damaged or not supported, the adapter does not fit the family, or the file MARK is
-        missing and the base weights are not found or not supported.
-    """
+    """Opens an adapter in PEFT's format. Without the file MARK, the family is the family of the base model."""
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")
     check(
         isinstance(name, str),
-        f"{fields.place}: base_model_name_or_path must be a text or null, got {as_json(name)}",
+        f"{fields.place}: base_model_name_or_path must be a string or null, got {as_json(name)}",
     )
     source = _folder(name)
     if mark is None:
         check(
             weights is not None or source is not None,
             f"{shown(path / peft_format.CONFIG)}: base_model_name_or_path={as_json(name)} is neither a directory nor in"
-            " the Hugging Face cache: add --pretrained=DIR",
+            " the Hugging Face cache: name the directory of the base weights with --pretrained=DIR",
         )
         family = open_model(weights or source, "--pretrained").shape.family
         mark = {"base": "", "family": family, "quantize": "none"}
@@ -346,7 +326,7 @@ def _read_mark(path: Path) -> dict[str, str] | None:
 
 
 def _folder(name: str) -> Path | None:
-    """Returns the directory of a model, given its path or its hub name in the local cache; None if it is not found."""
+    """Returns the directory of the model with a path, or with a name in the Hugging Face cache; None if not found."""
     return Path(name) if name and Path(name).is_dir() else hub.cached(name)
 
 

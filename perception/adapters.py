@@ -2,8 +2,8 @@
 
 An ADAPTER is a run that trained LoRA adapters (--config.finetune=lora), or a directory in PEFT's format, such as the
 output of `add` and `peft`. --pretrained and --merged name a directory in Hugging Face format (config.json and
-safetensors), or a model in the local Hugging Face cache. An adapter does not contain the classification head. `peft`
-and `export` write the head to a subdirectory.
+safetensors), or a model in the local Hugging Face cache. An adapter does not contain the classification head, which
+`peft` and `export` write to a subdirectory.
 
 --config.mesh.data, .fsdp and .tensor set the mesh. By default parameters are sharded over all devices (fsdp).
 """

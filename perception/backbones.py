@@ -36,7 +36,7 @@ class Relative:
       buckets: number of groups of distances, of earlier and of later keys together; if `kind` is "disentangled", half
         of the number of groups. A group of small distances has one distance; a group of larger distances has several.
       farthest: all distances of at least `farthest` are in the last group of earlier keys or in the last group of later
-        keys. These groups may also have smaller distances.
+        keys, which may also have smaller distances.
     """
 
     kind: str
@@ -216,7 +216,7 @@ def phi(layers: int, width: int, hidden: int, heads: int) -> Backbone:
 
 
 def divisible(value: float, divisor: int) -> int:
-    """Rounds `value` to the nearest positive multiple of `divisor` that is at least 0.9 * value."""
+    """Returns the multiple of `divisor`, positive and at least 0.9 * value, that is nearest to `value`."""
     rounded = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * value else rounded
 
@@ -237,7 +237,7 @@ def openelm(
     feed_forward: Sequence[float] = (),
     divisor: int = 256,
 ) -> Backbone:
-    """OpenELM. By default, layer sizes grow linearly, up to rounding, from first to last (Mehta et al., 2024).
+    """OpenELM (Mehta et al., 2024). By default, layer sizes grow linearly, up to rounding, from first to last.
 
     Args:
       groups: number of query heads for each key-value head.

@@ -33,17 +33,14 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate inverse penalties (scikit-learn's C). The weighted F1 on the split "valid" chooses one; without this split,
-the weighted F1 on "test"."""
+"""Candidate inverse penalties (scikit-learn's C). The weighted F1 on "valid", or else on "test", chooses one."""
 
 SOLVED = 20_000_000
-"""Largest number of nonzero TF-IDF values of the training texts for which liblinear fits the regression. Larger
-regressions are approximated by stochastic gradient descent."""
+"""Largest number of nonzero TF-IDF values of the training texts for which liblinear fits the regression. Stochastic
+gradient descent (SGD) approximates larger regressions."""
 
 SAMPLE = 50_000
-"""Maximum number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradient
-descent."""
-
+"""Maximum number of training texts that choose the inverse penalty if SGD fits the regression."""
 
 DATA = (
     "source",
@@ -72,11 +69,7 @@ MODEL = "model.npz"
 
 
 def _binary(fitted: Any) -> Sequence[Any]:
-    """Returns the scikit-learn estimators with the coefficients of `fitted`, a result of `regression`.
-
-    `OneVsRestClassifier` has one estimator for each class, or a single estimator if there are two classes. Any other
-    result is itself the only estimator.
-    """
+    """Returns the estimators that hold the coefficients of `fitted`, a `OneVsRestClassifier` or an `SGDClassifier`."""
     return getattr(fitted, "estimators_", [fitted])
 
 
@@ -103,7 +96,7 @@ class Model:
 
     @classmethod
     def of(cls, features: TfIdf, fitted: Any, names: Sequence[str]) -> "Model":
-        """Makes a model for one class per text from the scikit-learn estimator that `regression` returns."""
+        """Makes a model for one class per text from a result of `regression`."""
         parts = _binary(fitted)
         kernel_MN = np.concatenate([part.coef_ for part in parts]).T.astype(np.float32)
         bias_N = np.concatenate([part.intercept_ for part in parts]).astype(np.float32)
@@ -151,7 +144,7 @@ class Model:
         return np.log(chances_EC)
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the class probabilities of texts, (E, C)."""
+        """Returns the class probabilities (E, C) of texts."""
         from scipy.special import expit
 
         rows = self.features(texts)
@@ -190,10 +183,8 @@ class Baseline(NamedTuple):
     Attributes:
       chosen_f1: weighted F1 in percent on the split that chose the inverse penalty ("valid", or "test" without
         "valid").
-      inverse_penalty: the chosen inverse penalty.
       seconds: wall time of `fit`.
       predictions: predictions for the test examples.
-      model: the classifier.
       notes: sentences about approximations for large data; empty without approximations.
     """
 
@@ -239,7 +230,6 @@ def fit(
         weights = balanced_weights(labels["train"])
 
     def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
-        """Returns the weighted F1 on the split `select`, and the model fitted to the training texts at `kept`."""
         # Do not index with the slice of all rows, because indexing always copies a sparse matrix.
         given = train if kept is everything else train[kept]
         wanted, weight = labels["train"][kept], weights[kept]
@@ -286,8 +276,8 @@ def fit(
         )
     if sampled:
         notes.append(
-            f"The penalty of TF-IDF was chosen with {SAMPLE:,} of the {train.shape[0]:,} training texts. The model was"
-            " then fitted to all training texts."
+            f"The inverse penalty of TF-IDF was chosen with {SAMPLE:,} of the {train.shape[0]:,} training texts. The"
+            " model was then fitted to all training texts."
         )
     return Baseline(f1, penalty, seconds, predictions, found, notes)
 
@@ -326,7 +316,7 @@ def regression(
 
 
 def read_config(workdir: Path) -> ConfigDict | None:
-    """Returns the configuration of the TF-IDF baseline in `workdir`; None if the folder holds no baseline."""
+    """Returns the configuration of the TF-IDF baseline in `workdir`; None if `workdir` holds no baseline."""
     summary = read_json_if(workdir / SUMMARY, lambda found: "baseline" in found["config"])
     return from_json(summary["config"]) if summary else None
 
@@ -345,11 +335,11 @@ def run(
     Args:
       config: configuration of the runs with which the baseline is compared. The seed in the summary is `config.seed` if
         `config.data.shots` selects random examples, otherwise None.
-      splits: {"train", "test" and optionally "valid": examples}; see `fit`.
+      splits: {"train", "test" and optionally "valid": examples}.
       classes: names of the classes, by class index.
 
     Raises:
-      UserError: all training examples have the same label, or the same set of classes.
+      UserError: see `fit`.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = read_json_if(

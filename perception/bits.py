@@ -70,8 +70,8 @@ def measure(
 ) -> list[tuple]:
     """Returns one row for each format, with the columns COLUMNS. Sizes, errors and scores are means over the runs.
 
-    The difference from float32 is taken within each run. Holm's method corrects the verdicts, but not the intervals,
-    for the number of formats. `EncoderEvaluation` documents `examples` and `pretrained`.
+    Holm's method corrects the verdicts, but not the intervals, for the number of formats. `EncoderEvaluation` documents
+    `examples` and `pretrained`.
 
     Raises:
       UserError: a run is given twice, `EncoderEvaluation` rejects a run, or two runs have different test examples.
@@ -125,7 +125,7 @@ def measure(
 def quantize(
     run: Path, mesh: "Mesh", examples: int | None, pretrained: Path | None
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
-    """Yields (format, size, test predictions) for each format. The predictions use the encoder in this format.
+    """Yields (format, size, test predictions) for each format of the encoder.
 
     A size is (bits per weight of the kernels, with scales; MB of all tensors of the encoder; relative error of the
     kernels in percent).

@@ -48,7 +48,7 @@ class Cost(NamedTuple):
     test: float
 
     def fixed(self, seeds: int) -> float:
-        """Returns the seconds of all runs of the training method, without their training steps."""
+        """Returns the seconds that all runs of the training method spend outside training steps."""
         # The runs with the chosen learning rate evaluate their best and their last step on the test examples.
         return runs(seeds) * (self.start + EVALUATIONS * self.evaluation) + 2 * seeds * self.test
 
@@ -85,7 +85,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats a duration in seconds, minutes or hours: "45 s", "12 min" or "3.2 h"."""
+    """Formats a duration, such as "45 s", "12 min" or "3.2 h"."""
     if seconds <= 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -134,7 +134,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Returns whether the main thread compiles: whether `frame` or one of its callers is in JAX's compiler."""
+    """Returns whether `frame` or one of its callers is in JAX's compiler."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "jax._src.compiler":
             return True
@@ -156,7 +156,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 
     Args:
       costs: training method -> its cost, in order of preference.
-      most_steps: largest number of training steps.
+      most_steps: maximum number of training steps of each run.
     """
     names = list(costs)
     for count, seeds in [*((count, SEEDS) for count in range(len(names), 0, -1)), (1, 1)]:
@@ -168,10 +168,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 
 
 def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
-    """Returns the largest number of steps per run such that all runs fit into USED * `seconds`.
-
-    The number is negative if the runs do not fit even without training steps. Returns 0 if `costs` is empty.
-    """
+    """Returns the largest number of steps per run for which all runs fit into USED * `seconds`; it may be negative."""
     if not costs:
         return 0
     left = USED * seconds - sum(cost.fixed(seeds) for cost in costs)
@@ -179,10 +176,7 @@ def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
 
 
 def _lacking(costs: Mapping[str, Cost], names: Sequence[str], seeds: int) -> dict[str, str]:
-    """Returns {training method: reason to leave it out} for the methods `names`.
-
-    The reason states how long the runs of the method would take if each had only LEAST_STEPS steps.
-    """
+    """Returns {training method: reason to leave it out}: how long its runs of LEAST_STEPS steps would take."""
     return {
         name: f"{runs(seeds)} runs of {LEAST_STEPS} steps would take about"
         f" {format_seconds(costs[name].fixed(seeds) + runs(seeds) * LEAST_STEPS * costs[name].step)}"

@@ -1,7 +1,7 @@
 """Writes the classification head and a README.md to a directory in Hugging Face's or PEFT's format.
 
-Hugging Face transformers has no class for sequence classification with this paper's pooling (mean and last state). So
-the README contains Python code that classifies a text.
+transformers has no class for sequence classification with this paper's pooling (mean and last state), so the README.md
+contains Python code that classifies a text.
 """
 
 import json
@@ -60,7 +60,7 @@ def _readme(trained: Trained, base: Path | None) -> str:
     separated = pair and trained.tokenizer.separates_pairs
     if trained.config.pool == "authors":
         pooled = "including the states of padding"
-        # The states of padding are pooled too. No position attends to padding, also not if attention is causal.
+        # The states of padding are pooled too. No position attends to padding, not even with causal attention.
         before = [_MASK, _PAD]
         given += ", attention_mask=mask"
     if separated and has_segments(trained.config, trained.shape):

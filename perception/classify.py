@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from perception.text_tables import Fields
 
 BLOCK = 4096
-"""Number of rows of --input that are read and classified together. A network reads them in batches of --batch."""
+"""Number of rows of --input that are read at once. A network has the batch size --batch."""
 
 
 class _Run(Action):
-    """Stores the folder of the run as `run`, and the option that named the folder as `option`, for error messages."""
+    """Stores the value as `run`, and the option that was given (--run or --workdir) as `option`, for messages."""
 
     def __call__(
         self, parser: ArgumentParser, options: Namespace, value: Path, option: str | None = None
@@ -124,10 +124,6 @@ def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple
     """Returns the text columns of the table, and the name of the first column that is added.
 
     --config.data.fields has the same meaning as in training. --config.data.label is the same as --label.
-
-    Raises:
-      UserError: both options for the text columns or both options for the label column are set, or a run on pairs has
-        more or fewer than two text columns.
     """
     from common.errors import check
     from common.storage.addresses import shown

@@ -34,7 +34,7 @@ PROBE_STEPS = 10
 """Number of training steps in the short run that measures the cost of a training method."""
 
 MEASURED_TEXTS = 10_000
-"""Maximum number of training examples that are encoded to find the lengths to which texts are padded."""
+"""Maximum number of training examples that are tokenized to find the lengths to which texts are padded."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class ExperimentSuite(experiments.ExperimentSuite):
     only: tuple[str, ...] = ()
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
-        """Returns the configuration of one run.
+        """Returns the configuration of a run of the training method `way`.
 
-        With --config.pretrained, the default backbone is the architecture of the pretrained model. Methods that train
-        all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless `backbone`
-        or `data.tokenizer` refers to the pretrained model. Other methods get the tokenizer "auto" instead of "trained".
+        With --config.pretrained, the default of `backbone` is "auto", the architecture of the pretrained model. Methods
+        that train all weights get `quantize` "none". Methods that start from random weights get `pretrained` "", unless
+        `backbone` or `data.tokenizer` needs the pretrained model. Other methods do not train a tokenizer.
 
         Raises:
           UserError: an override sets `finetune` or `seed`, `spec` or an override is invalid, or `way` is unknown.
         """
         self.check_not_overridden(
-            ["finetune"], "perception.worth sets this field itself; use --ways"
+            ["finetune"], "perception.worth sets this field itself; choose methods with --ways"
         )
         fields, method = find(way).fields, find(way).method
         config = self.override(load(self.spec), seed=seed, **fields)
@@ -83,8 +83,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Without --config.pretrained, the methods of TRAINABLE that need pretrained weights are left out.
 
         Raises:
-          UserError: a training method in `only` is unknown or needs --config.pretrained, or a configuration or the
-            pretrained weights are invalid.
+          UserError: a method in `only` is unknown or needs --config.pretrained, or a configuration or the pretrained
+            model is invalid.
         """
         weights = self.configuration("lora", 1).pretrained
         for name in self.only:
@@ -138,7 +138,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the finished runs of each method in --out. Reads neither data nor pretrained weights.
 
         Raises:
-          UserError: --out has no finished runs, runs of another program, or a damaged summary.
+          UserError: --out has no finished runs of perception.worth, runs of another program, or a damaged summary.
         """
         names = [path.parent.name for path in (self.out / "runs").glob(f"*/{SUMMARY}")]
         ways = {re.split(r"_seed\d", name)[0] for name in names}
@@ -184,19 +184,19 @@ class ExperimentSuite(experiments.ExperimentSuite):
         trained, evaluation = ran.summary["train_seconds"], ran.summary["eval_seconds"]
         step, start = trained / PROBE_STEPS, time.monotonic() - begun - trained - evaluation
         tests = len(splits["test"])
-        # Take the smaller of two estimates of the test time. The first scales the measured evaluation. With few
-        # validation examples (--shots) it is too high, because the measured time is mostly overhead, which does not
-        # grow with the number of examples. The second is an upper bound: an evaluation has no backward pass, so a test
-        # example takes at most the time of a training example.
+        # Take the smaller of two estimates of the test time. The first scales the measured evaluation. It is too high
+        # for few validation examples (--shots), whose evaluation is mostly constant overhead. The second is an upper
+        # bound: without a backward pass, a test example takes at most the time of a training example.
         selecting = len(splits[config.eval.select])
         test = min(evaluation * tests / selecting, step * tests / config.data.batch)
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
-        """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
+        """Returns overrides that pad or truncate texts to one or two lengths, for which a run compiles few programs.
 
         The lengths are the median and the 95 % quantile of the numbers of tokens in at most MEASURED_TEXTS examples,
-        rounded up to multiples of 16, at most `data.max_length`. Returns [] if an override sets this field or buckets.
+        rounded up to multiples of 16, at most `data.max_length`. Returns [] if an override sets `data.max_length` or
+        `data.buckets`.
         """
         lengths = "--config.data.max_length", "--config.data.buckets"
         if any(f.startswith(lengths) for f in self.fields):
@@ -232,7 +232,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Plan(**plan)
 
     def _plan(self, ways: Sequence[str], splits: Mapping[str, LabelledText], end: float) -> Plan:
-        """Plans runs that end before `end` (a value of time.monotonic). See `afford`."""
         if time.monotonic() >= end:
             others = [way for way in ways if way != BASELINE]
             return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)
@@ -260,9 +259,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
                     continue
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
-                # A method without a measurement gets the cost of the previous method. For full training from pretrained
-                # weights, this estimate is too low: if the method fits into the budget with this estimate, its cost is
-                # measured. Full training from random weights costs as much as from pretrained weights.
+                # A method without a measurement gets the cost of the previous method. This estimate is too low for full
+                # training from pretrained weights, so measure this method if the budget suffices for the estimate. Full
+                # training from random weights costs as much as from pretrained weights.
                 costs.setdefault(way, list(costs.values())[-1])
                 plan = budget.make_plan(costs, end - time.monotonic(), config.train.steps)
                 if way == "full_pretrained" and way in plan.ways:
@@ -280,7 +279,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def _fields(steps: int, interval: int) -> list[str]:
-    """Returns overrides for the number of training steps and the interval of evaluations and checkpoints, in steps."""
+    """Returns overrides: `steps` training steps, with an evaluation and a checkpoint after every `interval` steps."""
     values = {"train.steps": steps, "eval.steps": interval, "checkpoint.steps": interval}
     return [f"--config.{name}={value}" for name, value in values.items()]
 
@@ -305,10 +304,9 @@ class About:
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
-    """Trains classifiers with all compared methods that fit the time budget. Writes tables, answer.txt and report.html.
+    """Trains a classifier with each method that fits the time budget. Writes tables, answer.txt and report.html.
 
-    Args:
-      seconds: time budget; 0 for no budget.
+    `seconds` is the time budget; 0 means no limit.
     """
     begun = time.monotonic()
     ways = suite.ways()  # raise errors about options before reading data
@@ -337,7 +335,7 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
 def write_tables(
     suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
 ) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
-    """Writes the tables `worth` and `verdicts`, and prints any rows. Returns `worth`, the verdicts, and their table."""
+    """Writes the tables `worth` and `verdicts`, prints nonempty tables. Returns `worth`, the verdicts, their table."""
     table = conclusions.results(found)
     suite.write("worth", *table)
     verdicts = conclusions.judge(found, suite.margin)

@@ -25,7 +25,7 @@ from perception.ways import METRIC, find
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
-    """Returns {column of the table of results: test score of one run in percent}, without the weighted F1."""
+    """Returns the test scores of one run in percent, without the weighted F1, by column of `results`."""
     known = found.metrics()
     if isinstance(found, Classes):
         return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
@@ -88,18 +88,13 @@ def macro_f1(found: Classes) -> float:
 
 
 def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:
-    """Returns the training method with the best mean F1, and its run with the best F1, on the split `eval.select`."""
+    """Returns the training method with the best mean weighted F1 on the split `eval.select`, and its best run."""
     way = max(found, key=lambda way: _valid(found[way]))
     return way, max(found[way], key=lambda run: run.curve.best.value)
 
 
 def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
-    """Returns the command that labels a table of new texts with a run.
-
-    Args:
-      ending: file name extension of the table.
-      options: further options of perception.classify.
-    """
+    """Returns the command that classifies the texts in the table new{ending} with a run and with further `options`."""
     files = f"--input=new{ending}", f"--output=labelled{ending}"
     given = map(shlex.quote, (f"--run={shown(run.folder)}", *files, *options))
     return f"python -m perception.classify {' '.join(given)}"
@@ -161,15 +156,14 @@ def _score_interval(sample: Sample, shared_variance: float) -> tuple[float, floa
 
 
 def _valid(runs: Sequence[Run]) -> float:
-    """Returns the mean over runs of the best F1 of each run on the split `eval.select` ("valid" by default)."""
+    """Returns the mean over runs of the best weighted F1 of each run on the split `eval.select`."""
     return float(np.mean([run.curve.best.value for run in runs]))
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """Returns the training method that uses pretrained weights and has the best mean F1 on the validation examples.
+    """Returns the training method that uses pretrained weights and has the best mean F1 on the split `eval.select`.
 
-    With `eval.select=test`, the test examples serve as validation examples. Returns None if no method used pretrained
-    weights.
+    Returns None if no method used pretrained weights.
     """
     pretrained = [way for way in found if find(way).pretrained]
     return max(pretrained, key=lambda way: _valid(found[way]), default=None)
@@ -206,7 +200,7 @@ def answer(
     shots: int = 0,
     pretrained: bool = False,
 ) -> str:
-    """Returns the text of answer.txt: the best classifier, the scores, the verdicts, and a prediction from the paper.
+    """Returns the text of answer.txt: best classifier, scores, verdicts, and a prediction from the paper's data sets.
 
     Args:
       size: number of training examples, of tokens in the training examples, and of test examples.

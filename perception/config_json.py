@@ -19,9 +19,7 @@ from perception.quantized import KINDS
 CONFIG = "config.json"
 
 QUANTIZATION, METHOD = "quantization_config", "train_less"
-"""Field of config.json that describes quantized kernels, and the value of its `quant_method` in files of this
-project."""
-
+"""Field of config.json that describes quantized kernels, and its `quant_method` in files of this project."""
 
 FREE = ("targets", "dropout", "longest", "scaled_init", "tied")
 """Fields of `Backbone` that do not change the hidden states in evaluation if the parameters are equal."""
@@ -29,23 +27,14 @@ FREE = ("targets", "dropout", "longest", "scaled_init", "tied")
 
 @dataclass(frozen=True)
 class Quantization:
-    """Content of the field `quantization_config` that `quantized_files` writes.
-
-    Attributes:
-      kind: format of the kernels.
-      base: fingerprint of the unquantized model.
-    """
+    """Quantization in config.json: the format `kind` of kernels, the fingerprint `base` of the unquantized model."""
 
     kind: str
     base: str
 
 
 def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
-    """Reads the quantization from the fields of a config.json. Returns None for an unquantized model.
-
-    Raises:
-      UserError: the model was quantized by another program, or the field is damaged.
-    """
+    """Reads the quantization from the fields of a config.json. Returns None for an unquantized model."""
     field = values.get(QUANTIZATION)
     if field is None:
         return None
@@ -89,7 +78,7 @@ def read(path: Path, option: str) -> tuple[Backbone, Quantization | None]:
 
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
-    """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
+    """Converts the fields of a config.json to a backbone. Error messages name the file `path`."""
     # transformers 5 stores rotary fields in this object.
     rope = Fields(path, values).object("rope_parameters")
     fields = Fields(path, {**values, **rope})
@@ -111,10 +100,7 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of the first class in `architectures`, such as BertForMaskedLM; None for an unknown class.
-
-    `architectures` is a list of classes or a single class.
-    """
+    """Returns the family of the first or only class in `architectures`, such as BertForMaskedLM; None if unknown."""
     first = architectures[0] if architectures and isinstance(architectures, list) else architectures
     name = str(first)
     known = (
@@ -142,8 +128,8 @@ def to_json(shape: Backbone) -> dict[str, Any]:
     lost = differences(shape, from_json(values, Path(CONFIG)))
     check(
         not lost,
-        f"{CONFIG} of the family {shape.family} cannot describe this backbone, which has {', '.join(lost)}; change"
-        " these properties",
+        f"{CONFIG} of the family {shape.family} cannot describe a backbone with {', '.join(lost)}: use a backbone with"
+        " the values in parentheses",
     )
     return values
 

@@ -9,10 +9,7 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a table of the selected cells: parameters, steps, and the number of finished runs or the missing option.
-
-    Allocates no parameters.
-    """
+    """Prints a table of the selected cells: parameters, steps, and the number of finished runs or a missing option."""
     del target
     rows = []
     for case in suite.cases():

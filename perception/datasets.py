@@ -88,8 +88,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the fields `dataset`, `data.source`, `data.multi_label` and `data.shots` of the configuration.
 
     Raises:
-      UserError: data set and source are both missing, the data set is unknown, `data.shots` is negative, or two fields
-        contradict each other.
+      UserError: a field is invalid, two fields contradict each other, or both `dataset` and `data.source` are empty.
     """
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)
@@ -159,8 +158,9 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         if split in splits and split not in found:
             check(
                 split in cut,
-                f"{read.source} is a single file and has no {split} split {read.splits[split]!r}: leave out"
-                f" --config.data.splits.{split} to cut the split from this file, or give a folder, files:DIR",
+                f"--config.data.source={read.source} is a single file and has no {split} split"
+                f" {read.splits[split]!r}: leave out --config.data.splits.{split} to cut the split from this file, or"
+                " set --config.data.source=files:DIR to a folder with a file for each split",
             )
             _cut(found, split, read.source)
     # Sort the splits, because a resumed run compares them, order included, with the splits that it has saved.
@@ -177,16 +177,13 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
 
 
 def _cut(splits: dict[str, LabelledText], split: str, source: str) -> None:
-    """Moves random examples from the training split to the missing split `split`.
-
-    Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
-    """
+    """Moves random training examples to the split `split`, as Hugging Face's `train_test_split` with the same seed."""
     train = splits["train"]
     count = math.ceil(SHARES[split] * len(train))
     check(
         count < len(train),
-        f"{source} has only {count} training example left, too few to cut a {split} split from it: add examples, or"
-        f" add a {split} split",
+        f"--config.data.source={source} has only {count} training example left, too few to cut a {split} split from it:"
+        f" add examples, or add a {split} split",
     )
     order = np.random.default_rng(SEED).permutation(len(train))
     for name, ids in ((split, order[:count]), ("train", order[count:])):
@@ -201,8 +198,8 @@ def _cut(splits: dict[str, LabelledText], split: str, source: str) -> None:
 def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:
     """Returns `shots` random examples of each class, in their original order. A smaller class keeps all examples.
 
-    If an example may have several classes, examples without a class count as one more class, and a class may keep more
-    than `shots` examples, because an example of several classes is kept for each of them.
+    If an example may have several classes, the examples without a class count as one more class. A class may then keep
+    more than `shots` examples, because an example that is kept for one class also belongs to other classes.
     """
     order = np.random.default_rng(seed).permutation(len(split))
     labels = split.labels_E[order]

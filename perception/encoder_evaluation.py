@@ -23,15 +23,10 @@ from perception.methods import METHODS, find
 
 
 def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
-    """Adds the options --pretrained, --examples and --out, and parses the command line.
-
-    Returns the options and the mesh.
+    """Adds the options --pretrained, --examples and --out, and parses the command line. Returns options and mesh.
 
     Args:
       tables: description of the files that the program writes to --out, for the help text.
-
-    Raises:
-      UserError: an option is wrong.
     """
     parser.add_argument(
         "--pretrained",
@@ -80,12 +75,12 @@ class EncoderEvaluation:
         """Loads a run that trained all weights, and its data.
 
         Args:
-          examples: evaluates only this number of examples at the start of each split; None evaluates all examples.
+          examples: number of examples at the start of each split that are evaluated; None evaluates all examples.
           pretrained: new directory of the run's pretrained model; None for the directory that the run used.
 
         Raises:
           UserError: `workdir` contains no run of a network; the run did not train all weights, or has several classes
-            per text; its files, pretrained model or data are missing or damaged; or its data have other classes.
+            per text; or its files, pretrained model or data are missing, damaged or changed.
         """
         config = loading.read(workdir, "--runs")
         complete = [name for name, method in METHODS.items() if method.trains_all]

@@ -51,7 +51,7 @@ def stand_ins() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A backbone, a data set and a training method (`mode`, one of MODES). Table 1 has only PRINTED_MODES."""
+    """A cell: a backbone, a data set and a training method (`mode`, one of MODES)."""
 
     backbone: str
     dataset: str
@@ -93,7 +93,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the selected cells, row by row.
 
         Raises:
-          UserError: data sets or their sources are selected at the scale "tiny", which has only the Python manual.
+          UserError: --datasets or --data is used at the scale "tiny", which has only the Python manual.
         """
         rows = columns = ()
         if self.scale == "laptop":
@@ -131,11 +131,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
     def check(self) -> None:
-        """Validates the configuration of each cell that lacks no option (see `missing`).
-
-        Raises:
-          UserError: the configuration of a cell is invalid, or `cases` raises an error.
-        """
+        """Raises a UserError if `cases` fails, or if a cell that lacks no option has an invalid configuration."""
         for case in self.cases():
             if not self.missing(case):
                 run.validate(self.configuration(case, 1))
@@ -173,14 +169,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}
 
     def side(self, text: str) -> Side:
-        """Returns the experiment with the name "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
+        """Returns the experiment that a claim names "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
-        An example is "sst2@phi_2: full". A claim compares two experiments. At the scale "tiny", the Python manual
-        replaces the data set, and the cell is in the row of `stand_ins` for the family of the backbone.
+        At the scale "tiny", the Python manual replaces the data set, and the cell is in the row of `stand_ins` for the
+        family of the backbone.
 
         Raises:
-          UserError: the data set, backbone or mode is unknown, the configuration is invalid, or --datasets or --data is
-            used at the scale "tiny".
+          UserError: a name in `text` is unknown, the configuration is invalid, or --datasets or --data is used at the
+            scale "tiny".
         """
         where, _, mode = text.partition(": ")
         dataset, at, backbone = where.partition("@")

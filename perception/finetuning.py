@@ -45,7 +45,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
       weights: whether a run from pretrained weights requires --config.pretrained.
 
     Raises:
-      UserError: a field has an invalid value or needs another field, or two fields contradict each other.
+      UserError: a field has an invalid value, or needs or contradicts another field.
     """
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
     options.add_to(config)
@@ -107,10 +107,8 @@ def check_used(config: ConfigDict) -> None:
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     """Returns the embedding tables, as names in `TABLES`, that are initialised from the seed instead of loaded.
 
-    Returns () if the method starts from random weights, because it loads no table.
-
-    "authors" in `config.reinitialize` means the embedding tables that the authors' program reinitialises in backbones
-    of this family (`Backbone.family`).
+    "authors" in `config.reinitialize` means the tables that the authors' program reinitialises in backbones of this
+    family (`Backbone.family`). Returns () if the method starts from random weights, because it loads no table.
     """
     authors = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
@@ -136,7 +134,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
 
     Raises:
       UserError: the pretrained model is missing or has no valid tokenizer.json, `data.vocab_size` is too small, or the
-        cached tokenizer is damaged or cannot be written.
+        tokenizer in `data.cache_dir` is damaged or cannot be written.
     """
     if trains_tokenizer(config):
         lines = [text for parts in train.texts for text in parts]
@@ -278,5 +276,5 @@ def make_model(
 
 
 def encoder_parameters(shape: Backbone) -> Mapping[str, nnx.Variable]:
-    """Returns {name: parameter without a value} of a backbone."""
+    """Returns {name: parameter without a value} of a backbone, without the prefix "encoder/"."""
     return variables.abstract(lambda rngs: backbone(shape, rngs=rngs)).trainable

@@ -46,7 +46,9 @@ class GroupedAttention(Attention):
         dropout_rate: float = 0.0,
     ):
         if heads % kv_heads:
-            raise ValueError(f"heads={heads} is not divisible by kv_heads={kv_heads}")
+            raise ValueError(
+                f"heads={heads} is not divisible by kv_heads={kv_heads}: change one of them"
+            )
         inner, out = (initializers.zeros if bias else None for bias in biases)
 
         def project(count: int) -> Linear:
@@ -90,7 +92,7 @@ class GroupedAttention(Attention):
     def _bias(
         self, query_BLHK: jax.Array, key_BLGK: jax.Array, context: Context, key: Key
     ) -> jax.Array | None:
-        """Returns None: no bias. Subclasses with relative positions return a bias of the logits, (B or 1, H, T, S)."""
+        """Returns a bias of the logits, (B or 1, H, T, S), in subclasses with relative positions; here None."""
         del query_BLHK, key_BLGK, context, key
         return None
 

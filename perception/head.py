@@ -119,8 +119,7 @@ def _pooled(model: PooledClassifier, batch: Batch) -> dict[str, jax.Array]:
 class SolvedHead(TextClassification):
     """Task of a run without training steps: the head starts at the optimum and is evaluated at step 0.
 
-    Features are computed once for each split and cached in `config.data.cache_dir`. Takes the arguments of
-    `TextClassification`.
+    Takes the arguments of `TextClassification`. Features of a split are cached in `config.data.cache_dir`.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -135,16 +134,12 @@ class SolvedHead(TextClassification):
         return not self.config.reinitialize and not self.config.data.shots
 
     def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Returns the pretrained weights, and stores them, because `_key` needs their fingerprint."""
+        """Returns the pretrained weights, and stores them for the cache key of the features."""
         self._pretrained_weights = super().pretrained_weights(abstract_model)
         return self._pretrained_weights
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the parameters with the solved head.
-
-        Raises:
-          UserError: all training examples have the same label, or the same set of classes.
-        """
+        """Returns the parameters with the solved head. Raises the errors of `solve`."""
         abstract_model = variables.abstract(self.build)
         values = ModelState(abstract_model, trainable, frozen, self.mesh)
         train, valid = (
@@ -177,7 +172,6 @@ class SolvedHead(TextClassification):
         return self._features[split]
 
     def _key(self, split: str) -> str:
-        """Returns the cache key of a split's features."""
         config = self.config
         dtype = compute_dtype(config.model.dtype).name
         drawn = (config.reinitialize, str(config.seed)) if config.reinitialize else ()
@@ -188,6 +182,6 @@ class SolvedHead(TextClassification):
         )
 
     def logits(self, values: ModelState, split: str) -> np.ndarray:
-        """Returns the logits of a split, (E, C), from the cached features. Overrides `TextClassification.logits`."""
+        """Returns the logits of a split, (E, C), from the cached features."""
         kernel_MC, bias_C = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))
         return self.features(values, split) @ kernel_MC + bias_C

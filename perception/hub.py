@@ -20,7 +20,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
       name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
         takes precedence.
       option: command-line option that has the value `name`, for error messages.
-      advice: text appended to the error if `name` is not a readable directory; "" for the default text.
+      advice: text appended to the error message; "" for the default text.
 
     Raises:
       UserError: `name` is not a readable directory, and the local cache has no model of this name.
@@ -38,8 +38,9 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}{advice}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
-            " --download of perception.train or perception.worth, or give the directory of a model"
+            f"{missing}{advice}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download"
+            " the model with the option --download of perception.train or perception.worth, or give the directory of a"
+            " model"
         )
     return found
 
@@ -56,10 +57,7 @@ def _is_name(name: str) -> bool:
 
 
 def cached(name: str) -> Path | None:
-    """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME).
-
-    Returns None if the cache has no config.json of this model, or if no model on the hub can have this name.
-    """
+    """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME); None if the cache lacks it."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

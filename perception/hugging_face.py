@@ -52,12 +52,10 @@ class Pretrained:
         return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """Returns the name of the tensor `name` in the files, with or without the family's prefix.
+        """Returns the name of the tensor `name` in the files, where the family's prefix may precede the name.
 
-        Also finds the norms of early BERT files, which have other names (`parameter_names.OLD`).
-
-        Raises:
-          UserError: the files lack the tensor.
+        Also finds norms under their names in early BERT files (`parameter_names.OLD`). Raises a UserError if the files
+        lack the tensor.
         """
         *module, leaf = name.split(".")
         old = ".".join([*module, OLD[leaf]]) if module[-1] == "LayerNorm" else name
@@ -75,10 +73,7 @@ class Pretrained:
         """Returns the name under which an export stores the tensor `name`.
 
         The files of a quantized model lack the tensors of kernels: the names of kernels then have the family's prefix
-        if other tensors have it.
-
-        Raises:
-          UserError: the model is not quantized, and its files lack the tensor.
+        if other tensors have it. Raises a UserError if the files of an unquantized model lack the tensor.
         """
         prefix = FAMILIES[self.shape.family].names.prefix
         prefixed = any(n.startswith(prefix) for n in self.files.names)
@@ -86,10 +81,7 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Converts parameter names of this project to tensor names in the files of an unquantized model.
-
-        The returned names lack the prefix of the model's family, such as "model.".
-        """
+        """Converts parameter names to tensor names in unquantized files, without the prefix of the model's family."""
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
@@ -156,7 +148,7 @@ def check_shape(model: str, name: str, given: Backbone, found: Backbone, advice:
       advice: end of the error message.
 
     Raises:
-      UserError: the backbones differ; the message lists the first differences.
+      UserError: the architectures differ.
     """
     lost = differences(found, given)
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
@@ -196,7 +188,8 @@ def export(
     if needed != given:
         raise ValueError(
             "names or shapes of parameters do not match the backbone; the first missing:"
-            f" {sorted(needed - given)[:1]}, the first unexpected: {sorted(given - needed)[:1]}"
+            f" {sorted(needed - given)[:1]}, the first unexpected: {sorted(given - needed)[:1]}; pass the parameters"
+            " of this backbone"
         )
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):

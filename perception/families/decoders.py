@@ -1,4 +1,4 @@
-"""Reads and writes config.json of decoders: Qwen2, Mistral, Llama, Gemma and phi.
+"""Converts config.json of decoders (Qwen2, Mistral, Llama, Gemma, phi) to backbones and back.
 
 Some fields, such as sizes, are required. Other missing fields get the default values of transformers 4.57.
 """
@@ -51,10 +51,9 @@ PHI = Names(
 
 
 def _stretch(fields: Fields) -> Stretch | None:
-    """Reads the rotary scaling from the field `rope_scaling`, or else from the fields of `rope_parameters`.
+    """Reads the rotary scaling from the field `rope_scaling`, or else from `fields`; None for no scaling.
 
-    `config_json.from_json` has merged the fields of `rope_parameters` (transformers 5) into `fields`. Returns None for
-    no scaling.
+    `config_json.from_json` has merged the fields of `rope_parameters` (transformers 5) into `fields`.
     """
     scaling = fields.object("rope_scaling")
     own = Fields(fields.path, scaling, "rope_scaling.") if scaling else fields
@@ -64,7 +63,7 @@ def _stretch(fields: Fields) -> Stretch | None:
     found = f"rope_type={as_json(kind)}" if own is fields else f"rope_scaling={as_json(scaling)}"
     check(
         kind == "llama3",
-        f"{fields.place}: {found} is not supported: rope_type must be default or llama3",
+        f"{fields.place}: {found} is not supported: use a model whose rope_type is default or llama3",
     )
     return Stretch(
         own.number("factor"),
@@ -108,10 +107,10 @@ def _decoder(
 
     Args:
       made: backbone with the sizes from config.json.
-      longest: value if config.json lacks the field `max_position_embeddings`.
-      epsilon: name of the field with the epsilon of norms, and the value if config.json lacks the field.
+      longest: default of the field `max_position_embeddings`.
+      epsilon: name and default of the field with the epsilon of norms.
       partial: fraction of a head's features to which rotary positions are applied.
-      activation, tied: values if config.json lacks the field `hidden_act` or `tie_word_embeddings`.
+      activation, tied: defaults of the fields `hidden_act` and `tie_word_embeddings`.
       dropout_rates: dropout rates of the sublayer outputs and the embeddings.
     """
     size = fields.count("head_dim", made.size)

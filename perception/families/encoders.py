@@ -1,4 +1,4 @@
-"""Reads and writes config.json of encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
+"""Converts config.json of BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT to backbones and back.
 
 Some fields, such as sizes, are required. Other missing fields get the default values of transformers 4.57.
 """
@@ -93,9 +93,8 @@ def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone
     """Reads the fields that all encoders except ModernBERT have in common.
 
     Args:
-      epsilon: value if config.json lacks the field `layer_norm_eps`.
-      types: value if config.json lacks the field `type_vocab_size`; 0 for a family without token types, which ignores
-        the field.
+      epsilon: default of the field `layer_norm_eps`.
+      types: default of the field `type_vocab_size`; 0 for a family without token types, which ignores the field.
     """
     fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
     dropout_rate = fields.number("hidden_dropout_prob", 0.1)
@@ -192,7 +191,7 @@ def write_mpnet(shape: Backbone) -> dict[str, Any]:
 
 
 def read_deberta(fields: Fields) -> Backbone:
-    """Reads DeBERTa-v3, whose model_type is deberta-v2. Rejects other settings, such as the settings of DeBERTa-v2."""
+    """Reads DeBERTa-v3, whose model_type is deberta-v2. Rejects other models of this type, such as DeBERTa-v2."""
     fields.must(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
     fields.must(position_biased_input=False)
     fields.only(type_vocab_size=0, conv_kernel_size=0)
@@ -200,7 +199,8 @@ def read_deberta(fields: Fields) -> Backbone:
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(
         isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
-        f"{fields.place}: pos_att_type={as_json(kinds)} is not supported: it must list c2p and p2c, and nothing else",
+        f"{fields.place}: pos_att_type={as_json(kinds)} is not supported: use a model whose pos_att_type lists just c2p"
+        " and p2c",
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)

@@ -34,7 +34,7 @@ class Fields:
 
     @property
     def place(self) -> str:
-        """The name of the file for error messages."""
+        """The path of the file, for error messages."""
         return shown(self.path)
 
     def called(self, name: str) -> str:
@@ -113,8 +113,8 @@ class Fields:
         found = self.get(name, value)
         check(
             found == value,
-            f"{self.place}: {self.called(name)}={as_json(found)} is not supported: it must be {as_json(value)}"
-            f"{otherwise}",
+            f"{self.place}: {self.called(name)}={as_json(found)} is not supported: use a model or an adapter whose"
+            f" {self.called(name)} is {as_json(value)}{otherwise}",
         )
 
 
@@ -132,7 +132,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """Formats a value as in a JSON file, for an error message."""
+    """Formats a value as in a JSON file, for error messages."""
     return json.dumps(value)
 
 
@@ -189,9 +189,9 @@ class Names:
       layers: name of the list of layers.
       outside: module path in this project -> module path in the files, for modules outside the layers. A path in this
         project may also be an embedding table, such as "embed/types".
-      inside: module path in this project -> module path in the files, both relative to a layer. If several
-        modules have the same path in the files, the files store a single matrix: the matrices of these modules in the
-        order of `inside`, concatenated along the outputs.
+      inside: module path in this project -> module path in the files, both relative to a layer. Modules with the same
+        path in the files have a single matrix there: their matrices in the order of `inside`, concatenated along the
+        outputs.
     """
 
     prefix: str

@@ -1,4 +1,4 @@
-"""Reads and writes config.json of OpenELM.
+"""Converts config.json of OpenELM to a backbone and back.
 
 Some fields, such as sizes, are required. Other missing fields get the default values of Apple's published code.
 """
@@ -42,8 +42,7 @@ OPENELM = Names(
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
     """Returns one scale per layer from the field `name`.
 
-    The field has one number for all layers, one number per layer, or the numbers of the first and the last layer,
-    between which the scales are interpolated linearly.
+    The field is a number, a list with one number per layer, or a list of two numbers, which are interpolated linearly.
     """
     value = fields.get(name, default)
     if is_number(value):

@@ -14,7 +14,7 @@ class Family:
     """File format of a model family.
 
     Attributes:
-      name: prefix of the family's class names in transformers.
+      name: prefix of the family's class names, such as "Bert" of BertModel.
       read, write: functions that convert the fields of config.json to a backbone, and back.
       names: names of the tensors.
     """

@@ -242,7 +242,7 @@ FIELDS = {
     "positions": (
         "bert",
         {"position_embedding_type": "relative_key"},
-        'position_embedding_type="relative_key" is not supported: it must be "absolute"',
+        'is not supported: use a model or an adapter whose position_embedding_type is "absolute"',
     ),
     "decoder": ("bert", {"is_decoder": True}, "is_decoder=true is not supported"),
     "scaled positions": (
@@ -312,7 +312,11 @@ FIELDS = {
         {"max_position_embeddings": 2},
         "must exceed 2, because no position uses the first 2 rows",
     ),
-    "other buckets": ("mpnet", {"relative_attention_num_buckets": 64}, "it must be 32 or absent"),
+    "other buckets": (
+        "mpnet",
+        {"relative_attention_num_buckets": 64},
+        "relative_attention_num_buckets is 32 or absent",
+    ),
     "version 2 of DeBERTa": ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not"),
     "own position matrices": ("deberta-v2", {"share_att_key": False}, "share_att_key=false is not"),
     "half of the positions": (

@@ -299,7 +299,7 @@ def test_a_users_method_may_add_parameters(make, user_package, mesh, tmp_path):
         given = f"--run={workdir}", f"--out={tmp_path / 'out'}"
         (line,) = call("perception.adapters", "export", *given, code=2).splitlines()
         added = min(names - {"head/kernel", "head/bias"}).removeprefix("encoder/")
-        lacks = f"adds parameters that the published model lacks, such as {added}; use perception.classify"
+        lacks = f"adds parameters that models in Hugging Face format lack, such as {added}; use perception.classify"
         assert f"my_package.others:{name} {lacks}" in line
 
 

@@ -696,7 +696,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
     assert (
-        "leave out --config.finetune=lora, because perception.worth sets this field itself; use --ways"
+        "leave out --config.finetune=lora, because perception.worth sets this field itself; choose methods with --ways"
         in (told("--config.finetune=lora"))
     )
     assert "nowhere is not a readable directory" in told(f"--config.pretrained={tmp_path}/nowhere")
