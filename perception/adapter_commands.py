@@ -118,7 +118,7 @@ def unmerge(options: Namespace) -> None:
     check(
         merged.fingerprint != opened.adapter.base,
         f"{names[1]} contains the base weights of {names[0]} without a merged adapter: name the directory of the merged"
-        " weights",
+        " weights with --merged=DIR",
     )
     values = adapter_arithmetic.merge(_weights(merged, options.mesh), opened.adapter, -1, names)
     hugging_face.export(options.out, merged.shape, values, like=merged)
@@ -300,7 +300,7 @@ def _saved(path: Path, weights: Path | None) -> Opened:
     name = fields.get("base_model_name_or_path", "")
     check(
         isinstance(name, str),
-        f"{fields.place}: base_model_name_or_path must be a string or null, got {as_json(name)}",
+        f"{fields.place}: base_model_name_or_path must be a string or null, got {as_json(name)}; correct the file",
     )
     source = _folder(name)
     if mark is None:

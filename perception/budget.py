@@ -143,7 +143,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 def runs(seeds: int) -> int:
-    """Returns a method's number of runs: each learning rate with seed 1, the chosen one with each further seed."""
+    """Returns a method's number of runs: each learning rate with seed 1, the best with each further seed."""
     return len(LEARNING_RATES) + seeds - 1
 
 

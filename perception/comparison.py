@@ -329,7 +329,7 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
     publish(suite, found, splits, about)
     if seconds:
         spent = time.monotonic() - begun
-        print(f"used {format_seconds(spent)} of {format_seconds(seconds)}")
+        print(f"used {format_seconds(spent)} of the budget of {format_seconds(seconds)}")
 
 
 def write_tables(

@@ -95,13 +95,13 @@ def validate(config: ConfigDict) -> None:
     check(
         not (config.dataset and config.data.source.startswith("embedded:")),
         f"--config.dataset={config.dataset} cannot be read from --config.data.source={config.data.source}: set"
-        " --config.data.source=files:DIR, set --config.data.source= (empty) to load the data set, or remove"
-        " --config.dataset",
+        " --config.data.source=files:DIR, set --config.data.source= (empty) to load the published data set, or"
+        " remove --config.dataset",
     )
     check(
         bool(config.dataset or config.data.source),
         f"no data: set --config.dataset=NAME to one of the paper's data sets ({', '.join(DATASETS)}), or"
-        " --config.data.source=files:DIR to your own",
+        " --config.data.source=files:DIR to your own data",
     )
     check(
         not config.data.multi_label or config.eval.select == "valid",
@@ -158,9 +158,9 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         if split in splits and split not in found:
             check(
                 split in cut,
-                f"--config.data.source={read.source} is a single file and has no {split} split"
-                f" {read.splits[split]!r}: leave out --config.data.splits.{split} to cut the split from this file, or"
-                " set --config.data.source=files:DIR to a folder with a file for each split",
+                f"--config.data.splits.{split}={read.splits[split]} names no split of --config.data.source="
+                f"{read.source}, a single file: leave out --config.data.splits.{split} to cut the split from this file,"
+                " or set --config.data.source=files:DIR to a folder with a file for each split",
             )
             _cut(found, split, read.source)
     # Sort the splits, because a resumed run compares them, order included, with the splits that it has saved.
@@ -182,15 +182,15 @@ def _cut(splits: dict[str, LabelledText], split: str, source: str) -> None:
     count = math.ceil(SHARES[split] * len(train))
     check(
         count < len(train),
-        f"--config.data.source={source} has only {count} training example left, too few to cut a {split} split from it:"
-        f" add examples, or add a {split} split",
+        f"--config.data.source={source} has only {count} training example left, too few to cut the split {split!r}"
+        f" from it: add examples, or add a split {split!r}",
     )
     order = np.random.default_rng(SEED).permutation(len(train))
     for name, ids in ((split, order[:count]), ("train", order[count:])):
         splits[name] = LabelledText([train.texts[i] for i in ids], train.labels_E[ids])
     if is_main():
         print(
-            f"{source} has no {split} split: using {count:,} of its {len(train):,} training examples,"
+            f"{source} has no split {split!r}: using {count:,} of its {len(train):,} training examples,"
             f" chosen with seed {SEED}"
         )
 

@@ -102,8 +102,8 @@ def test_missing_splits_are_cut_from_train(tmp_path, capsys):
     assert len({text for split in splits.values() for text in split.texts}) == 40
     told = capsys.readouterr().out.splitlines()
     assert told == [
-        f"files:{tmp_path} has no test split: using 12 of its 40 training examples, chosen with seed 42",
-        f"files:{tmp_path} has no valid split: using 3 of its 28 training examples, chosen with seed 42",
+        f"files:{tmp_path} has no split 'test': using 12 of its 40 training examples, chosen with seed 42",
+        f"files:{tmp_path} has no split 'valid': using 3 of its 28 training examples, chosen with seed 42",
     ]
     again, _ = datasets.load(config(**{"data.source": f"files:{tmp_path / 'train.jsonl'}"}))
     assert again["test"].texts == splits["test"].texts
@@ -154,7 +154,7 @@ def test_user_files_with_custom_field_names(tmp_path):
     assert {n: len(text) for n, text in splits.items()} == {"train": 12, "valid": 2, "test": 6}
     chosen.data.splits.test = "held_out"
     with pytest.raises(
-        UserError, match="single file and has no test split 'held_out': leave out --config"
+        UserError, match=r"test=held_out names no split of .*, a single file: leave out"
     ):
         datasets.load(chosen)
     chosen.data.label = "class"
