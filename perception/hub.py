@@ -39,8 +39,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
 
         raise UserError(
             f"{missing}{advice}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download"
-            " the model with the option --download of perception.train or perception.worth, or give the directory of a"
-            " model"
+            " the model with --download of perception.train or perception.worth, or give the directory of a model"
         )
     return found
 

@@ -192,7 +192,9 @@ def test_foreign_adapter_needs_its_base_weights(tmp_path, pretrained) -> None:
     opened = adapter_commands.open_adapter(named, mesh, weights=pretrained)
     assert (opened.family, opened.source, opened.adapter.base) == ("bert", None, "")
     number = write_foreign(tmp_path / "number", base_model_name_or_path=3)
-    with pytest.raises(UserError, match=r"json: base_model_name_or_path must be a text .* got 3$"):
+    with pytest.raises(
+        UserError, match=r"json: base_model_name_or_path must be a string .* got 3; correct"
+    ):
         adapter_commands.open_adapter(number, mesh)
     local = write_foreign(tmp_path / "local", base_model_name_or_path=str(pretrained))
     assert adapter_commands.open_adapter(local, mesh).source == pretrained
