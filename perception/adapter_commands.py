@@ -42,8 +42,8 @@ from perception.safetensor_files import staged
 from perception.subword import TOKENIZER
 
 MARK = "adapter.json"
-"""Name of a file that this project adds to an adapter in PEFT's format, with the attributes `Adapter.base`,
-`Opened.family` and `Opened.quantize`."""
+"""Name of a file that this project adds to an adapter in PEFT's format. The file stores `Adapter.base`, `Opened.family`
+and `Opened.quantize`."""
 
 
 class Opened(NamedTuple):
@@ -326,7 +326,7 @@ def _read_mark(path: Path) -> dict[str, str] | None:
 
 
 def _folder(name: str) -> Path | None:
-    """Returns the directory of the model with a path, or with a name in the Hugging Face cache; None if not found."""
+    """Returns the directory `name`, or else the directory of the hub model `name` in the local cache, or else None."""
     return Path(name) if name and Path(name).is_dir() else hub.cached(name)
 
 

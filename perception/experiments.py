@@ -131,7 +131,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
     def check(self) -> None:
-        """Raises a UserError if `cases` fails, or if a cell that lacks no option has an invalid configuration."""
+        """Raises a UserError if `cases` fails, or if the configuration of a cell that lacks no option is invalid."""
         for case in self.cases():
             if not self.missing(case):
                 run.validate(self.configuration(case, 1))
