@@ -45,10 +45,14 @@ def main() -> None:
     tokens = tokenizer.encode(text)
     check(
         len(tokens) > 1,
-        f"--text={shown(options.text)} must have at least 2 {unit}, because the first is not scored, got {len(tokens)}",
+        f"--text={shown(options.text)} must have at least 2 {unit}, because the first is not scored, got {len(tokens)}:"
+        " give a longer text",
     )
     stride, length = options.stride or config.eval.stride, config.model.length
-    check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
+    check(
+        stride <= length,
+        f"--stride={stride} must be at most the run's window length, {length} {unit}",
+    )
     losses = WindowLosses(config, tokenizer)(values, tokens, stride)
     bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
     print(

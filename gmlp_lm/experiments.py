@@ -50,10 +50,7 @@ PRINTED = {key: Printed(*map(float, cells)) for key, cells in printed("gmlp_lm",
 """(corpus, key of KINDS) -> row of Table 3, in the order of the rows."""
 
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
-"""Quantity held equal in a comparison of models -> curve axis.
-
-Equal data means equal numbers of training steps.
-"""
+"""Quantity held equal in a comparison of models -> curve axis. Equal data means equal numbers of training steps."""
 
 WHOLE = "whole_valid.json"
 
@@ -101,7 +98,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def side(self, text: str) -> Side:
         """Returns the side "CORPUS: KIND" of a claim, such as "wikitext2: gmlp". Other texts raise a UserError."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        check_choice("in claims.csv, experiment", text, known)
+        check_choice("gmlp_lm/claims.csv: experiment", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, path = experiment(1).data.source.partition(":")
@@ -216,10 +213,9 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
 def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
     """Returns table rows that compare validation bits per byte at equal data and at equal FLOPs.
 
-    A third row compares at equal seconds if the models were trained in turns (--turns). If parameter counts differ by
-    less than 1 %, the row "data" is called "parameters and data". The horizon of a row is the end of the shortest curve
-    on its axis. A row has two numbers per model: the best value so far at the horizon, interpolated between
-    evaluations, and AUCC / horizon, the average of the best value so far up to the horizon.
+    If the models were trained in turns (--turns), a third row compares them at equal seconds. The horizon of a row is
+    the end of the shortest curve on its axis. A row has two numbers per model: the best value so far at the horizon,
+    interpolated between evaluations, and AUCC / horizon, the average of the best value so far up to the horizon.
     """
     counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {
@@ -268,12 +264,7 @@ def fig4(suite: ExperimentSuite) -> None:
 def _draw(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
 ) -> None:
-    """Draws one panel per corpus. A ring marks the best value of each curve.
-
-    Args:
-      curves: corpus -> model -> list of curves, one per seed; a curve is a list of (step, bits per byte).
-      path: the PNG file to write.
-    """
+    """Draws {corpus: {model: one curve per seed}}, a panel per corpus. A ring marks the best value of each curve."""
     figure, axes = panels(len(curves))
     for part, (corpus, models) in zip(axes, curves.items(), strict=True):
         for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):
@@ -289,10 +280,8 @@ def _draw(
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
-"""Fractions of the training steps. Table 4 prints the samples of the nearest evaluations.
-
-The paper's Table 4 has the epochs 1, 10, 100, 500 and 1000 of 1000.
-"""
+"""Fractions of the training steps: epochs 1, 10, 100, 500 and 1000 of 1000 in the paper's Table 4. `table4` writes the
+samples of the nearest evaluations."""
 
 
 def table4(suite: ExperimentSuite) -> None:

@@ -10,9 +10,8 @@ from common.model.spatial import Spatial, dense_product, per_head
 def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
     """Cuts the positions into windows; returns (B * windows, `size`, D). Zeros fill the last window.
 
-    Args:
-      before: number of positions of zeros to insert before the first position. The number of windows stays the same, so
-        `before` positions at the end are cut off, including zeros that fill the last window.
+    First inserts `before` positions of zeros at the start. The number of windows stays the same, so the last `before`
+    positions are cut off, including zeros that fill the last window.
     """
     length, channels = x_BLD.shape[1:]
     stop = -(-length // size) * size
@@ -29,10 +28,9 @@ def with_previous(x_BLD: jax.Array, size: int) -> jax.Array:
 
 
 def window_mask(size: int) -> jax.Array:
-    """Returns the causal mask (W, 2W) of windows of W = `size` positions.
+    """Returns the causal mask (W, 2W) of windows of W = `size` positions. Row i is True for columns 0 to W + i.
 
-    Row i is True for the whole previous window (columns 0 to W - 1) and for positions 0 to i of its own window (columns
-    W to W + i).
+    Columns 0 to W - 1 are the previous window, the other columns the window of row i.
     """
     return jnp.arange(2 * size) <= jnp.arange(size)[:, None] + size
 

@@ -68,7 +68,6 @@ def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer
 
 
 def _tiny_attention(model: ConfigDict, layer: int, rngs: nnx.Rngs) -> Callable[[], Sublayer]:
-    """Returns a function that makes the tiny attention of a layer."""
     from gmlp_lm.tiny_attention import TinyAttention
 
     return partial(
@@ -148,11 +147,7 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks fields of `config.model`. `language_modelling.validate` checks `dtype`.
-
-    Raises:
-      UserError: a checked field has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for an invalid `config.model`. `language_modelling.validate` checks the field `dtype`."""
     check_choice("--config.model.kind", model.kind, ("gpt", "gmlp", "tiny_attention"))
     check_choice("--config.model.spatial", model.spatial, ("full", "toeplitz"))
     check_choice("--config.model.init", model.init, INITIALIZATIONS)
@@ -190,7 +185,7 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         not model.windows or len(model.windows) == model.layers,
-        f"{windows} must have one length for each layer (--config.model.layers={model.layers}), got"
+        f"{windows} must have one window length for each layer (--config.model.layers={model.layers}), got"
         f" {len(model.windows)}",
     )
     check(

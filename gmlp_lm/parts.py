@@ -63,7 +63,8 @@ def _checked_lengths(lengths_B: ArrayLike | None, batch: int) -> jax.Array | Non
         return None
     check(
         jnp.shape(lengths_B) == (batch,),
-        f"lengths_B must have the shape ({batch},), got {jnp.shape(lengths_B)}",
+        f"lengths_B must have the shape ({batch},), got {jnp.shape(lengths_B)}: give one length for each row of the"
+        " input",
     )
     return jnp.asarray(lengths_B)
 
@@ -181,14 +182,9 @@ class GatedMLP(nnx.Module):
         return x_BLD + self.dropout(y_BLD)
 
     def cache(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """Returns an empty cache to decode up to `length` positions.
+        """Returns an empty cache for `batch` rows of up to `length` positions. `dtype` is the dtype of the inputs.
 
-        Args:
-          batch: number of rows.
-          dtype: dtype of the inputs.
-
-        Raises:
-          ValueError: the block is not causal, or `batch` is not an integer of at least 1.
+        Raises a ValueError if the block is not causal, or `batch` is not an integer of at least 1.
         """
         check_int("batch", batch)
         return self.gated.cache(batch, CacheSpec(self.gated.spatial.length, dtype), Context())

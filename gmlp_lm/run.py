@@ -21,11 +21,7 @@ from gmlp_lm.model import language_model
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading the data.
-
-    Raises:
-      UserError: a field is missing or has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for an invalid or incomplete configuration. Reads no data."""
     with complete("--config"):
         model.validate(config.model)
         language_modelling.validate(config)
@@ -40,13 +36,9 @@ class Task(LanguageModelling):
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
-    """Returns the configuration for the training loop, and the task.
+    """Returns the configuration for the training loop, and the task: without data if not `read_data` (`launch.plan`).
 
-    Args:
-      read_data: False builds a task without data, for `launch.plan`.
-
-    Raises:
-      UserError: the configuration or the data is invalid.
+    Raises a UserError if the configuration or the data are invalid.
     """
     validate(config)
     return config, Task(config, mesh, read_data=read_data)
@@ -55,8 +47,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
 def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, ModelState]:
     """Returns the configuration and the tokenizer of a run, and the model state of its best checkpoint.
 
-    Raises:
-      UserError: the folder contains no run of this paper, the run has no checkpoint, or a file of the run is damaged.
+    Raises a UserError if the folder has no run of this paper, no checkpoint, or a damaged file.
     """
     from common.train.restore import load_run, read_config
 

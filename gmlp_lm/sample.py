@@ -96,13 +96,10 @@ def main() -> None:
 
 
 def read(path: Path) -> list[bytes]:
-    """Reads prompts: one prompt in each line of a file.
+    """Reads one prompt from each line of a file.
 
-    In a .jsonl file, each line is a JSON string, or a JSON object with the prompt in the field "prompt".
-
-    Raises:
-      UserError: the file cannot be read or has no prompts, or a prompt is empty. In a .jsonl file, also: a line is not
-        UTF-8, is not JSON or has no prompt, or a prompt is not Unicode text.
+    In a .jsonl file, each line is a JSON string, or a JSON object with the prompt in the field "prompt". Raises a
+    UserError if the file cannot be read, has no prompts, or has a line without a valid, non-empty prompt.
     """
     from common.arguments import check_file
     from common.data.files import read_bytes
@@ -156,10 +153,7 @@ def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
 
 
 def _stream_several(prompts: Sequence[bytes], chunks: Iterator[Iterable[bytes]]) -> None:
-    """Prints several texts while they are generated: first the prompts, then the pieces of each continuation.
-
-    Each line is a JSON object with the number of the text and its prompt or piece.
-    """
+    """Prints JSON lines: the number and the prompt of each text, then its number and each piece as it is generated."""
 
     def write(number: int, **piece: str) -> None:
         if any(piece.values()):

@@ -48,11 +48,7 @@ def parameters(config: ConfigDict, vocabulary: int = 256) -> int:
 
 
 def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
-    """Applies the command line's overrides to a configuration in place, validates it and returns it.
-
-    Raises:
-      UserError: an override or the resulting configuration is invalid.
-    """
+    """Applies the command line's overrides to `config` in place, validates it and returns it."""
     run.validate(suite.override(config))
     return config
 
@@ -77,10 +73,9 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes Table 2: the gMLP's hyperparameters in three recipes.
+    """Writes Table 2: the hyperparameters of the gMLP in three recipes.
 
-    The other models of `KINDS` have no table of their own: except for the widths, they have the same values as the
-    gMLP in every row of this table.
+    The other models of `KINDS` differ from the gMLP only in the rows of widths.
     """
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
     recipes = [_settings(_checked(suite, config)) for config in configs]

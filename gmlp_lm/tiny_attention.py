@@ -63,7 +63,6 @@ class TinyAttention(Sublayer):
         return self.out(attend(*one_head, causal=True)[:, :, 0])
 
     def _in_windows(self, query_BLK, key_BLK, value_BLK) -> jax.Array:
-        # Import here, because only models with windows need this module.
         from gmlp_lm import maps
 
         batch, length, inner = query_BLK.shape

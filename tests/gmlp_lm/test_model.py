@@ -169,7 +169,7 @@ def test_logits_of_a_prefix_match_the_longer_text(made, length):
         ("model.layers must be at least 1", "layers", 0),
         ("model.attention must be at least 0", "attention", -1),
         ("dropout must be a number from 0 to 0.99", "dropout", 1.0),
-        (r"windows=4 must have one length for each layer .*=2\), got 1", "windows", (4,)),
+        (r"windows=4 must have one window length for each .*=2\), got 1", "windows", (4,)),
         ("windows=0,4: all lengths must be whole numbers of at least 1", "windows", (0, 4)),
         ("windows=a,b: all lengths must be whole numbers", "windows", ("a", "b")),
     ],
