@@ -38,10 +38,10 @@ documents. The paper does not define a document."""
 def formula(suite: ExperimentSuite) -> None:
     """Writes the perplexities of the explicit solution without training, for each reading of eq. (3) (`_readings`).
 
-    Compares both definitions of a document (`DOCUMENTS`). The weights are computed from all training tokens. Training
-    perplexity is measured on evenly spaced training tokens, development perplexity on the whole development text. The
-    table also has the paper's values and, for contexts of one token (K = 1), the training perplexity of the
-    maximum-likelihood bigram: on all training tokens (a bound, see `bigram_perplexity`) and on the measured tokens.
+    Computes the weights from all training tokens, for both definitions of a document (`DOCUMENTS`). Measures training
+    perplexity on evenly spaced training tokens, and development perplexity on the whole development text. The table
+    also has the paper's values and, for contexts of one token (K = 1), the training perplexity of the
+    maximum-likelihood bigram on all training tokens and on the measured tokens.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -71,13 +71,10 @@ def formula(suite: ExperimentSuite) -> None:
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
-    """Returns the readings of eq. (3) to compare: (name, exponent of f, sign of the exponent).
+    """Returns the readings of eq. (3) for K = `context` tokens: (name, exponent of f, sign of the exponent).
 
-    Eq. (3) has the sign -, the sentence before eq. (3) the sign +. The sign + is compared for K > 1 only, because for
-    K = 1 the exponent (K - 1) / K is 0.
-
-    Args:
-      context: number of context tokens, the paper's K.
+    Eq. (3) has the sign -, the sentence before eq. (3) the sign +. For K = 1 the exponent (K - 1) / K is 0, so the sign
+    has no effect.
     """
     printed, other = (context - 1) / context, context / (context + 1)
     readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]
@@ -85,7 +82,7 @@ def _readings(context: int) -> list[tuple[str, float, int]]:
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram: a lower bound with one context token."""
+    """Returns the training perplexity of the maximum-likelihood bigram: a lower bound if K = 1."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
@@ -94,10 +91,7 @@ def bigram_perplexity(counts_1VV: jax.Array) -> float:
 
 
 def sampled_bigram_perplexity(counts_1VV: jax.Array, task: NextToken) -> float:
-    """Returns the perplexity of the maximum-likelihood bigram on every `training_stride`-th training token.
-
-    `NextToken.evaluate` measures the training perplexity of a model on the same tokens.
-    """
+    """Returns the perplexity of the maximum-likelihood bigram on the training tokens that `NextToken.evaluate` uses."""
     counts, train = np.asarray(counts_1VV[0], np.float64), task.splits["train"]
     batch = train.gather(np.arange(0, len(train), task.training_stride))
     before_B, target_B = batch["contexts"][:, 0], batch["targets"]

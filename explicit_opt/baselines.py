@@ -21,8 +21,7 @@ _MOST_ITERATIONS = 10_000
 def baselines(task: Digits) -> dict[str, dict[str, float]]:
     """Returns {name of a baseline: its test metrics (`measure`)}. The metrics do not depend on a seed.
 
-    Raises:
-      UserError: logistic regression does not converge, or `head_start` fails.
+    Raises a UserError if logistic regression does not converge, or `head_start` fails.
     """
     train, valid, test = (
         (task.features(split), task.splits[split][1]) for split in ("train", "valid", "test")
@@ -46,11 +45,7 @@ def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
 
 
 def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: float):
-    """Returns scikit-learn's logistic regression, fitted with C = `penalty` (an inverse penalty).
-
-    Raises:
-      UserError: the fit does not converge.
-    """
+    """Returns scikit-learn's logistic regression with C = `penalty`. Raises a UserError if it does not converge."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -62,16 +57,13 @@ def logistic_regression(features_EM: np.ndarray, labels_E: np.ndarray, penalty: 
     if model.n_iter_.max() >= _MOST_ITERATIONS:
         raise UserError(
             f"logistic regression (C = {penalty:g}) has not converged in {_MOST_ITERATIONS:,} iterations:"
-            " raise _MOST_ITERATIONS in explicit_opt/baselines.py"
+            " increase _MOST_ITERATIONS in explicit_opt/baselines.py"
         )
     return model
 
 
 def measure(logits_EN: np.ndarray, labels_E: np.ndarray) -> dict[str, float]:
-    """Returns the metrics of a classifier with these logits on examples with these labels.
-
-    The metrics are {"accuracy": accuracy in percent, "loss": mean cross-entropy in nats}.
-    """
+    """Returns {"accuracy": accuracy in percent, "loss": mean cross-entropy in nats} of the logits of a classifier."""
     logs_EN = log_softmax(logits_EN, axis=1)
     return {
         "accuracy": 100 * float(np.mean(logs_EN.argmax(1) == labels_E)),

@@ -33,11 +33,7 @@ _HELD_OUT_DIGITS = 360  # test images: about a fifth of scikit-learn's digits
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration fields of a digit classifier without reading data.
-
-    Raises:
-      UserError: a field has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for invalid configuration fields of a digit classifier. Reads no data."""
     check_least(config, ("model.layers",))
     check_least(config, ("data.held_out",), 0)
     check(
@@ -56,8 +52,7 @@ def validate(config: ConfigDict) -> None:
 def load_images(source: str) -> tuple[Images, Images]:
     """Returns training and test images. `source` is "files:DIR" (with MNIST's names of IDX files) or "embedded:digits".
 
-    Raises:
-      UserError: the source is unknown, or `read_mnist` fails.
+    Raises a UserError if the source is unknown, and the errors of `read_mnist`.
     """
     kind, _, path = source.partition(":")
     if source == EMBEDDED:
@@ -108,8 +103,7 @@ class Digits(StartTask):
       read_data: False makes a task without images, which can only compile its training step. The task then has ten
         classes and the image size of MNIST or, for embedded:digits, of scikit-learn's digits.
 
-    Raises:
-      UserError: the configuration or the data are invalid.
+    Raises a UserError if the configuration or the data are invalid.
     """
 
     objective, unit = "loss", "examples"

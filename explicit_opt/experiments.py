@@ -132,14 +132,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
         K is the number of context tokens. A language model ignores command-line overrides of fields that only digit
         classifiers have, and vice versa.
 
-        Raises:
-          UserError: `text` names no experiment, or an override is invalid.
+        Raises a UserError if `text` names no experiment, or an override is invalid.
         """
         known = rf"(sum|cat|digits) ([1-9]\d*): ({'|'.join(STARTS)})"
         found = re.fullmatch(known, text)
         check(
             found is not None and re.fullmatch(r"digits (?!1:).* zero", text) is None,
-            f"claims.csv has the unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or"
+            f"explicit_opt/claims.csv has the unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or"
             f" 'digits LAYERS: START', such as 'cat 2: warm'; K and LAYERS are at least 1, START is one of"
             f" {', '.join(STARTS)}, and digits with the start zero have 1 layer",
         )
@@ -159,10 +158,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
 def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     """Drops overrides "--config.a.b=VALUE" of fields that only models of the other corpus have.
 
-    Overrides of fields that no model has are kept, so applying them raises a UserError.
-
-    Raises:
-      UserError: an override sets data.source, which both corpora have.
+    Keeps overrides of fields that no model has, so that applying them raises a UserError. Raises a UserError itself for
+    an override of data.source, which both corpora have.
     """
     babylm, mnist = (set(flatten(config)) for config in (explicit.babylm("sum"), explicit.mnist()))
     others = babylm - mnist if corpus == "mnist" else mnist - babylm
@@ -241,7 +238,7 @@ def table1(suite: ExperimentSuite) -> None:
 def fig1(suite: ExperimentSuite) -> None:
     """Draws mean co-occurrence against token count for one context token, and training perplexity of Cat by epoch.
 
-    The input of Cat concatenates the K previous tokens. Also writes the points as CSV files.
+    Cat concatenates the K previous tokens. Also writes the points as CSV files.
     """
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
@@ -272,8 +269,7 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
 def fig3(suite: ExperimentSuite) -> None:
     """Draws the development perplexity of Cat, and the training and development perplexities of Sum, by epoch.
 
-    The input of Cat concatenates the embeddings of the K previous tokens, the input of Sum adds the embeddings up. Also
-    writes the points as CSV files.
+    Cat concatenates the K previous tokens, Sum adds their embeddings up. Also writes the points as CSV files.
     """
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)

@@ -18,8 +18,7 @@ def scaling_and_curves(
 ) -> None:
     """Draws Figure 1: mean co-occurrence against token count, and training perplexity of the model Cat by epoch.
 
-    The input of Cat concatenates the K previous tokens. The left panel also has a line of slope 1, because the paper's
-    theorem assumes this slope.
+    The left panel also has a line of slope 1, because the paper's theorem assumes this slope.
     """
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])

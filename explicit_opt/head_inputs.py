@@ -45,12 +45,16 @@ def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.cs
     if labels.ndim == 1:
         check(
             not examples or labels.dtype.kind in "iu",
-            f"labels of shape (examples,) must be integers, got {labels.dtype}",
+            f"labels of shape {labels.shape} must be integers, got {labels.dtype}: give class indices, or probabilities"
+            f" of shape ({examples}, outputs)",
         )
         lowest, highest = (int(labels.min()), int(labels.max())) if examples else (0, 0)
         check(lowest >= 0, f"labels must be at least 0, got {lowest}")
         outputs = outputs or highest + 1
-        check(highest < outputs, f"labels must be below outputs={outputs}, got {highest}")
+        check(
+            highest < outputs,
+            f"labels must be below outputs={outputs}, got {highest}: correct the labels, or set a larger outputs",
+        )
         rows = np.arange(examples + 1)
         columns = dense(labels).astype(np.int64)
         return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
@@ -93,19 +97,15 @@ def checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
 
 
 def _array(name: str, values: Any, dtype: Any = None) -> Any:
-    """Converts `values` to an array of `dtype`. `dtype=None` keeps the dtype. A sparse array remains sparse.
-
-    Raises:
-      UserError: `values` cannot be converted to an array, or `dtype` is given and a value is not a real number.
-    """
+    """Converts `values` to an array of real numbers of `dtype`; None keeps any dtype. Sparse arrays remain sparse."""
     try:
         array = values if sparse.issparse(values) else np.asarray(values)
         if dtype is not None and array.dtype.kind == "c":
-            raise TypeError("some are complex")
+            raise TypeError(f"its dtype is {array.dtype}")
         return array.astype(dtype or array.dtype, copy=False)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{name} must be an array of real numbers, outside of jax.jit ({reason_of(error)})"
+            f"{name} must be an array of real numbers, and must not be traced by jax.jit ({reason_of(error)})"
         ) from error
 
 

@@ -90,13 +90,10 @@ class HeadStart:
         smoothing: float = 1.0,
         seed: int = 0,
     ):
-        """Starts without examples. `head_start` documents all arguments except `seed`.
+        """Starts without examples. `head_start` documents the other arguments and the errors.
 
         Args:
           seed: seed of the random sample for `scale="fit"`. Heads that will be merged need different seeds.
-
-        Raises:
-          ValueError: an argument is invalid.
         """
         check_choice("method", method, METHODS)
         if outputs is not None:
@@ -117,10 +114,9 @@ class HeadStart:
         self._sample: _Sample | None = None
 
     def add(self, features: Any, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Adds a batch of examples. `head_start` documents the arguments.
+        """Adds a batch of examples. `head_start` documents the arguments and the errors.
 
-        Raises:
-          ValueError: an argument is invalid, or the number of features differs from earlier batches.
+        Also raises a ValueError if the number of features differs from earlier batches.
         """
         features_EM = checked_features(features)
         examples, width = features_EM.shape
@@ -153,11 +149,9 @@ class HeadStart:
             self._keep(_Sample(priority_E[kept], rows_EM, weights_E[kept], shares_EN[kept]))
 
     def merge(self, other: "HeadStart") -> None:
-        """Adds the examples of another head with the same options.
+        """Adds the examples of another head.
 
-        Raises:
-          ValueError: `other` is not a `HeadStart`, or an option (`method`, `outputs`, `scale` or `smoothing`) or the
-            number of features differs.
+        Raises a ValueError if the number of features or an option other than `seed` differs.
         """
         check(isinstance(other, HeadStart), f"other must be a HeadStart, got {other!r:.80}")
         for name in ("method", "outputs", "scale", "smoothing"):
@@ -333,12 +327,10 @@ def _widened(shares: sparse.csr_array, outputs: int) -> sparse.csr_array:
 
 
 def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:
-    """Solves left X = right for X, (M, N). `left_MM` is symmetric and positive definite.
-
-    Raises:
-      ValueError: `left_MM` is not positive definite.
-    """
+    """Solves left X = right for X, (M, N). Raises a UserError if the symmetric `left_MM` is not positive definite."""
     try:
         return linalg.solve(left_MM, right_MN, assume_a="pos")
     except linalg.LinAlgError as error:
-        raise UserError("the features are linearly dependent: use a larger smoothing") from error
+        raise UserError(
+            "the features are linearly dependent, so the weights are not unique: set smoothing to a larger number"
+        ) from error

@@ -18,9 +18,7 @@ Images = tuple[np.ndarray, np.ndarray]
 def read_mnist(place: str) -> tuple[Images, Images]:
     """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
 
-    Raises:
-      UserError: the folder or a file is missing, a file is unreadable or damaged or has the wrong number of dimensions,
-        there are no images, or the numbers of labels and images differ.
+    Raises a UserError if the folder is missing, `read_idx` fails, or the shapes of images and labels do not match.
     """
     directory = source_folder(place)
     return _read_part(directory, "train"), _read_part(directory, "t10k")
@@ -41,8 +39,7 @@ def _read_part(directory: Path, part: str) -> Images:
 def read_idx(directory: Path, name: str) -> np.ndarray:
     """Returns the uint8 array in DIRECTORY/NAME or DIRECTORY/NAME.gz.
 
-    Raises:
-      UserError: the file is missing, unreadable, damaged, or not an IDX file of unsigned bytes.
+    Raises a UserError if the file is missing, unreadable, damaged, or not an IDX file of unsigned bytes.
     """
     plain = directory / name
     path = plain if plain.is_file() else directory / f"{name}.gz"

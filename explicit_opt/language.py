@@ -51,7 +51,7 @@ tokens because the losses of neighbouring tokens are not independent."""
 
 
 def held_out(documents: Sequence[list[str]], share: float) -> list[list[str]]:
-    """Returns the share of `documents`, evenly spaced from the first document on.
+    """Returns `share` * len(documents) documents, rounded up, evenly spaced from the first document on.
 
     Rounds `share` to the nearest fraction with a denominator up to FINEST, because 0.333333 stands for 1/3. Before 28
     November 2026, runs rounded `share` to 1/n, so that 0.3 kept a third and 0.7 kept all documents.
@@ -61,11 +61,7 @@ def held_out(documents: Sequence[list[str]], share: float) -> list[list[str]]:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration fields of a language model without reading data.
-
-    Raises:
-      UserError: a field has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for invalid configuration fields of a language model. Reads no data."""
     check_choice("--config.model.aggregate", config.model.aggregate, ("sum", "cat"))
     check_least(config, ("data.vocab_size",), 8)
     check_least(config, ("model.context",))
@@ -192,8 +188,7 @@ class NextToken(StartTask):
       read_data: False makes a task without texts, which can only compile its training step. The vocabulary then has
         the maximum size, `config.data.vocab_size`.
 
-    Raises:
-      UserError: the configuration or the data are invalid.
+    Raises a UserError if the configuration or the data are invalid.
     """
 
     objective = "perplexity"
@@ -231,7 +226,7 @@ class NextToken(StartTask):
         for split, windows in self.splits.items():
             check(
                 len(windows) > 0,
-                f"the {split} split of --config.data.source={data.source} has no tokens: use a text that is not blank",
+                f"the {split} split of --config.data.source={data.source} has no tokens: use a text with words",
             )
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
@@ -299,10 +294,9 @@ class NextToken(StartTask):
 
     @property
     def training_stride(self) -> int:
-        """Distance between the training tokens whose loss gives the training perplexity.
+        """Distance between the training tokens that give the training perplexity.
 
-        Returns the smallest distance that selects at most `eval.train_tokens` tokens. If `eval.train_tokens` is 0,
-        returns 1, which selects all tokens.
+        The smallest distance that selects at most `eval.train_tokens` tokens; 1 (all tokens) if that field is 0.
         """
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))
@@ -331,9 +325,5 @@ class NextToken(StartTask):
         return splits | {"the tokenizer": self.tokenizer.fingerprint}
 
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer.
-
-        Raises:
-          UserError: the run in `workdir` is resumed with another tokenizer, or its saved tokenizer is damaged.
-        """
+        """Writes the tokenizer. Raises a UserError if `workdir` has another or a damaged tokenizer."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

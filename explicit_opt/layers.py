@@ -7,9 +7,6 @@ from common.report.groups import Layers
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the kind and the number of the layers of a digit classifier, none of them frozen.
-
-    Returns None for a language model, whose configuration has no field `model.layers`.
-    """
+    """Returns the layers of a digit classifier; None for a language model, which has no field `model.layers`."""
     total = config.get("model", {}).get("layers")
     return None if total is None else Layers("softmax", total, 0)

@@ -49,11 +49,10 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
     if kernel is None:
         linear = [n.removesuffix("/kernel") for n in values.trainable if n.endswith("/kernel")]
         raise UserError(
-            f"no trainable layer {layer!r} with a kernel; trainable layers: {', '.join(linear) or 'none'}"
+            f"no trainable layer {layer!r} with a kernel; choose one of these: {', '.join(linear) or '(none)'}"
         )
 
     def record(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, ...]:
-        """Returns the inputs of the layer (B, M), the targets (B,) and the weights (B,)."""
         model = values.abstract_model.build(trainable, frozen)
         recorder = _put_recorder(model, layer)
         task.loss(model, batch, None)

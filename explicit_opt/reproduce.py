@@ -66,7 +66,7 @@ def _own(options: Namespace) -> dict[str, Any]:
         f"--protocol=printed cannot be used with the target {target}: leave out --protocol",
     )
     if printed:
-        reason = "a sweep would choose settings by the metrics that --protocol=printed reports"
+        reason = "with --protocol=printed, a sweep would choose settings by the metrics that are reported"
         check_unused(options, ["sweep"], reason)
     if target == "formula":
         check_unused(options, ("turns", "sweep"), "the target formula trains no model")

@@ -11,11 +11,7 @@ from common.train.task import Task
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading data.
-
-    Raises:
-      UserError: a field is missing or has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for an invalid or incomplete configuration. Reads no data."""
     with complete("--config"):
         _task(config)[0](config)
         loop.validate(in_steps(config, 1))
@@ -49,10 +45,8 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     """Returns the configuration for the training loop, and the task.
 
     With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. The exception is a language
-    model with `data.tokens` above 0, the number of tokens that is assumed for an epoch.
-
-    Raises:
-      UserError: the configuration or the data are invalid.
+    model with `data.tokens` above 0, the number of tokens that is assumed for an epoch. Raises a UserError if the
+    configuration or the data are invalid.
     """
     validate(config)
     task = _task(config)[1](config, mesh, read_data=read_data)

@@ -60,7 +60,10 @@ def explicit_solution(
     )
     check(targets.min() >= 0, f"targets must be at least 0, got {targets.min()}")
     outputs = int(targets.max()) + 1 if outputs is None else outputs
-    check(targets.max() < outputs, f"targets must be below outputs={outputs}, got {targets.max()}")
+    check(
+        targets.max() < outputs,
+        f"targets must be below outputs={outputs}, got {targets.max()}: correct the targets, or set a larger outputs",
+    )
     counts, lowest = _one_pass(features, targets, outputs)
     total = float(counts.sum())
     valid = "every feature must be finite and non-negative, but"
@@ -142,10 +145,7 @@ def _one_pass(features_EM, targets_E, outputs: int) -> tuple[jax.Array, float]:
 
 
 def _on_host(features_EM, targets_E, outputs):
-    """Returns the co-occurrences, (M, N), and the lowest feature value, computed with NumPy.
-
-    Reads each block of features once, because reading memory takes most of the time.
-    """
+    """Computes `_one_pass` with NumPy. Reads each block of features once, because memory bounds the speed."""
     found_NM, lowest = np.zeros((outputs, features_EM.shape[1])), np.inf
     number_N = np.arange(outputs)[:, None]
     for start in range(0, len(features_EM), _BLOCK):
@@ -188,6 +188,6 @@ def _cooccurrences(features_EM, targets_E, outputs):
 def _check_priming(priming: float) -> None:
     check(
         math.isfinite(priming) and priming >= 1,
-        f"the priming number K must be a finite number of at least 1, got {priming}: set another number, or scale the"
-        " features if K is their mean L1 norm (the default)",
+        "the priming number K (priming, or --config.solution.priming) must be a finite number of at least 1, got"
+        f" {priming}: set another number, or scale the features up if K is their mean L1 norm (the default)",
     )

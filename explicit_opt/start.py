@@ -33,11 +33,7 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
 
 
 def validate_start(config: ConfigDict) -> None:
-    """Checks configuration fields that language models and digit classifiers share.
-
-    Raises:
-      UserError: a checked field has an invalid value, or two fields contradict each other.
-    """
+    """Raises a UserError for invalid values of the configuration fields that both tasks share."""
     check_choice("--config.start", config.start, STARTS)
     check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
     check(

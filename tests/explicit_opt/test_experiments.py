@@ -255,7 +255,7 @@ def test_unknown_field_raises_one_line_error(tmp_path):
         ),
         (
             ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],
-            "a sweep would choose settings by the metrics that --protocol=printed reports: leave out --sweep",
+            "with --protocol=printed, a sweep would choose settings by the metrics that are reported: leave out",
         ),
         (
             ["fig2", "--data=babylm=/tmp"],
