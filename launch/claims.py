@@ -25,15 +25,13 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     """Adds the chip-hours of a paper's plans to the table `path`, and saves the table after each new plan.
 
-    A plan is the text of the options of `launch.plan`. Keeps plans that the table already has, but removes plans that
-    no claim of the paper needs.
+    Keeps plans that the table already has, but removes plans that no claim of the paper needs.
 
     Args:
       ask: function from the options of a plan to its estimate.
 
     Raises:
-      UserError: the claims are invalid; or, after the estimates of all other plans are written, a plan is invalid or
-        has no chip-hours.
+      UserError: the claims are invalid, or, after all other plans are written, a plan is invalid or has no chip-hours.
     """
     from common.errors import UserError, check
     from common.report import claims
@@ -81,11 +79,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
 
 
 def plans_path(paper: str) -> Path:
-    """Returns the path of PAPER/claims_plans.csv.
-
-    Raises:
-      UserError: no package has this name, or the package has no claims.csv.
-    """
+    """Returns the path of PAPER/claims_plans.csv. Raises a UserError if no package of this name has a claims.csv."""
     from common.errors import check
     from common.report import claims
 
@@ -105,15 +99,10 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 
 def estimate_of(plan: str, quick: bool) -> "Estimate":
-    """Returns the estimate of `launch.plan` for one plan.
+    """Returns the estimate of `launch.plan` for a plan: its options as text. `quick` adds the option --quick.
 
-    Args:
-      plan: options of `launch.plan` as text.
-      quick: whether to compile with less optimization. The option --quick of the plan has the same effect.
-
-    Raises:
-      UserError: the options are invalid, the TPU compiler is missing, or `launch.estimate.estimate` fails, for example
-        because the step does not fit into memory.
+    Raises a UserError if the options are invalid, the TPU compiler is missing, or the step cannot be estimated, for
+    example because it does not fit into memory.
     """
     from common.errors import check
     from launch import plan as program

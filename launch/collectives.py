@@ -59,12 +59,7 @@ class Row(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """The collectives of a program.
-
-    Attributes:
-      rows: a row for each kind of collective.
-      unknown_loops: number of loops with collectives and an unknown trip count.
-    """
+    """The collectives of a program by kind, and the number of loops with collectives and an unknown trip count."""
 
     rows: list[Row]
     unknown_loops: int
@@ -83,10 +78,8 @@ class Collectives(NamedTuple):
 def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collectives:
     """Counts the collectives in the text of a compiled program (HLO) for slices of `devices` devices.
 
-    The body of a loop counts once per iteration. All branches of a conditional count.
-
-    Args:
-      unknown_trips: number of iterations to count for a loop with an unknown trip count.
+    The body of a loop counts once per iteration: `unknown_trips` times if the trip count is unknown. All branches of a
+    conditional count.
     """
     program = parse(text)
     times, unknown = count_executions(program, lambda x: collective(x) is not None, unknown_trips)

@@ -56,7 +56,7 @@ step() {
     return
   fi
   say "$name_of_step"
-  "$@" || fail_step "$name_of_step" "exit code $?"
+  "$@" || fail_step "$name_of_step" "exit code $?, see the messages above"
 }
 
 # Prints a random token. Process 0 of a run refuses connections without this token.

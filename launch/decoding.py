@@ -135,7 +135,6 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
 
 
 def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Returns the tree `shapes` of abstract arrays, with the shardings of the tree `shardings`."""
     import jax
 
     return jax.tree.map(

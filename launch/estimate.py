@@ -56,15 +56,12 @@ class Bound:
 
     @property
     def parts(self) -> dict[str, float]:
-        """{part: seconds} for the parts "compute", "memory", "links" and "network". Omits parts that are None."""
+        """{"compute", "memory", "links" or "network": seconds}, without the parts that are None."""
         return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest part.
-
-        This is a lower bound of the step time, except if the slowest part is "memory", whose value may be too high.
-        """
+        """Seconds of the slowest part: a lower bound of the step time, unless it is "memory", which may be too high."""
         return max(self.parts.values())
 
     @property
@@ -146,9 +143,7 @@ class Estimate:
 def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, Mesh]:
     """Returns the validated configuration, its task without data, and its mesh on the topology's devices.
 
-    Raises:
-      UserError: the configuration lacks a field, its mesh does not match the devices, or the paper's `run.prepare`
-        fails.
+    Raises a UserError if the configuration is invalid, or its mesh does not match the devices.
     """
     program = run_module(config)
     with complete("--config"):
@@ -239,11 +234,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
 
 def _missing(message: str, capacity: int) -> int | None:
-    """Returns how many bytes of HBM are missing according to a compiler error, or None if the error has another cause.
-
-    Args:
-      capacity: bytes of HBM that a program may use of a chip.
-    """
+    """Returns the bytes that the step needs beyond a chip's `capacity`; None if `message` is about another error."""
     amount = r"([\d.]+)([KMGT]?)"
     if match := re.search(rf"Exceeded hbm capacity by {amount}", message):
         return _bytes(*match.groups())
@@ -262,18 +253,17 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
     capacity = topology.chip.memory
     by = " (by the CPU compiler's count)" if topology.stands_in else ""
     return TooLarge(
-        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, but a program may"
-        f" use {capacity / 2**30:.2f} GiB of a chip ({missing / 2**30:.2f} GiB are missing): use more chips or a larger"
-        " --config.train.accumulate",
+        f"the training step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, but a"
+        f" program may use {capacity / 2**30:.2f} GiB of a chip ({missing / 2**30:.2f} GiB are missing): use more chips"
+        " or a larger --config.train.accumulate",
         missing,
     )
 
 
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
-    """Returns rows (name, shape, partition, count) of all parameter arrays.
+    """Returns rows (name, shape, partition, number of arrays) of all parameters.
 
-    Arrays share a row if they have equal shape and partition and their names differ only in numbers. The name of the
-    row has a * for each number. `count` is the number of arrays in the row.
+    Arrays of equal shape and partition share a row if their names differ only in numbers, which the row shows as *.
     """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):

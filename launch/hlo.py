@@ -51,12 +51,7 @@ class Instruction(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """An HLO computation.
-
-    Attributes:
-      instructions: name -> instruction.
-      root: name of the root instruction, which computes the result.
-    """
+    """An HLO computation: name -> instruction, and the name of the root instruction, which computes the result."""
 
     instructions: dict[str, Instruction]
     root: str
@@ -70,12 +65,7 @@ class Computation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """An HLO program.
-
-    Attributes:
-      computations: name -> computation.
-      entry: name of the entry computation.
-    """
+    """An HLO program: name -> computation, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
@@ -100,14 +90,11 @@ def parse(text: str) -> Program:
 
 
 def trip_count(program: Program, within: Computation, loop: Instruction) -> float | None:
-    """Returns the trip count of a `while` instruction, or None if it is unknown.
+    """Returns the trip count of a `while` instruction in the computation `within`; None if the count is unknown.
 
     Reads the compiler's annotation. Without an annotation, recognises loops that count from a constant up to a constant
     in constant steps. For any other loop, returns the mean number of iterations if a name scope of the loop states this
     number (`common.train.flops`).
-
-    Args:
-      within: the computation that contains the loop.
     """
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
@@ -137,7 +124,7 @@ def _counted_trips(program: Program, within: Computation, loop: Instruction) -> 
         )
         return -(-(end.number - first.number) // step.number) if simple else None
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None  # The loop does not count up to a constant in constant steps.
+        return None
 
 
 def count_executions(

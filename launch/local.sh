@@ -67,7 +67,7 @@ count=$1 config=$2
 shift 2
 need_positive N "$count"
 ((${#gpus[@]} % count == 0)) ||
-  fault "the number of GPUs in --gpus, ${#gpus[@]}, must be a multiple of the number of processes, $count: change one"
+  fault "the number of GPUs in --gpus, ${#gpus[@]}, must be a multiple of the number of processes, $count: change --gpus or N"
 
 find_python
 mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"

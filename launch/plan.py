@@ -105,11 +105,9 @@ def main() -> None:
 
 
 def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
-    """Prints an estimate as a table.
+    """Prints an estimate as a table, after the sharding of every parameter if `shardings` is True.
 
-    Args:
-      price: price of a chip-hour. None prints no cost.
-      shardings: whether to print the sharding of every parameter too.
+    `price` is the price of a chip-hour; None prints no cost.
     """
     from common.report.table import text
     from launch.estimate import shardings as sharding_rows
@@ -121,11 +119,7 @@ def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
 
 
 def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
-    """Returns an estimate as table rows (quantity, value, remark).
-
-    Args:
-      price: price of a chip-hour. None omits the row with the cost.
-    """
+    """Returns an estimate as table rows (quantity, value, remark). The `price` of a chip-hour adds a cost row."""
     from common import variables
 
     topology, batch, chips = estimate.topology, estimate.batch, len(estimate.topology.devices)

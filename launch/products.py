@@ -9,7 +9,7 @@ from launch.hlo import ARRAY, Computation, Instruction, count_executions, intege
 
 
 class Product(NamedTuple):
-    """A matrix product: types and shapes of its operands and result, and its axes.
+    """A matrix product.
 
     Attributes:
       left, right, result: (type, shape), such as ("bf16", (2048, 512)).
@@ -32,10 +32,8 @@ class Product(NamedTuple):
 def read_products(text: str, unknown_trips: int = 1) -> Counter[Product]:
     """Returns {matrix product: executions in one run of the program} from the text of a program.
 
-    The body of a loop counts once per iteration. All branches of a conditional count.
-
-    Args:
-      unknown_trips: number of iterations to count for a loop with an unknown trip count.
+    The body of a loop counts once per iteration: `unknown_trips` times if the trip count is unknown. All branches of a
+    conditional count.
     """
     program = parse(text)
     times, _ = count_executions(program, lambda x: x.operation == "dot", unknown_trips)

@@ -131,11 +131,9 @@ def main() -> None:
 
 
 def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterator[tuple]]) -> None:
-    """Replaces or adds the rows of this commit in a table of several commits.
+    """Replaces or adds the rows of this commit in a table of several commits, `path` without suffix.
 
-    Args:
-      path: path of the table without suffix.
-      make: function from the commit to the rows. The commit is shortened to 8 digits, with "+" for uncommitted changes.
+    `make` returns the rows of a commit, which is shortened to 8 digits, with "+" for uncommitted changes.
     """
     from common.report.table import publish
     from common.train.workdir import commit

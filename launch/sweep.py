@@ -44,9 +44,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     `train.accumulate`, until an attempt is not too large. Otherwise tries each factor in TIMES times the batch size,
     until an attempt is too large.
 
-    Raises:
-      UserError: no combination of mesh and batch size fits, the speed of the devices is unknown, or the configuration
-        has none of the fields in `BATCH`.
+    Raises a UserError if no combination of mesh and batch size fits, the speed of the devices is unknown, or the
+    configuration has none of the fields in `BATCH`.
     """
     check(
         topology.chip is not None,
@@ -102,11 +101,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
 def _outcomes(
     config: ConfigDict, field: str, mesh: dict[str, int], topology: Topology
 ) -> Iterator[tuple[ConfigDict, Estimate | UserError]]:
-    """Yields (configuration, estimate or error) for each attempt on a mesh. `best` documents the attempts.
-
-    Args:
-      field: the configuration field of the batch size.
-    """
+    """Yields (configuration, estimate or error) for each attempt of `best` on a mesh. `field` is a field of `BATCH`."""
 
     def attempt(times: int, parts: int) -> tuple[ConfigDict, Estimate | UserError]:
         tried = config.copy_and_resolve_references()

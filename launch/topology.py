@@ -114,7 +114,6 @@ class Topology:
 
     @property
     def slices(self) -> int:
-        """Number of slices."""
         return _read(self.name)[0]
 
     @property
@@ -125,11 +124,9 @@ class Topology:
         return math.prod(_host(self.chip, _read(self.name)[2]))
 
     def mesh(self, sizes: Mapping[str, int]) -> Mesh:
-        """Makes a mesh of these devices, with the checks of `common.sharding.make_mesh`.
+        """Makes a mesh of these devices with `common.sharding.make_mesh`, and raises its errors.
 
-        Raises:
-          UserError: a size is invalid, the product of the sizes is not the number of devices, the data axis is not a
-            multiple of the number of slices, or the tensor axis spans several hosts.
+        Also raises a UserError if the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
@@ -141,10 +138,7 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown.
-
-        Returns None for a topology of CPU devices.
-        """
+        """Returns the peak FLOP/s of a device for a dtype, or for bfloat16 if unknown; None for CPU topologies."""
         kind = _read(self.name)[1]
         kind = f"NVIDIA {kind.upper()}" if self.chip and self.chip.gpu else f"TPU {kind}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
@@ -217,10 +211,7 @@ def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def has_compiler(kind: str = "v5e") -> bool:
-    """Returns whether the compiler for a kind of chip in `CHIPS` is installed: libtpu, or JAX's plugin for CUDA.
-
-    By default, asks for the TPU compiler.
-    """
+    """Returns whether the compiler for a kind of chip in `CHIPS` is installed: libtpu or JAX's plugin for CUDA."""
     if not CHIPS[kind].gpu:
         return importlib.util.find_spec("libtpu") is not None
     plugins = importlib.util.find_spec("jax_plugins") is not None
@@ -230,10 +221,7 @@ def has_compiler(kind: str = "v5e") -> bool:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError if there are several slices. Called before the CPU compiler replaces the TPU compiler.
-
-    Only the TPU compiler separates traffic between slices from traffic within a slice.
-    """
+    """Raises a UserError for several slices: only the TPU compiler separates the traffic between slices."""
     check(
         slices == 1,
         f"--topology={name}: several slices need the TPU compiler (Linux, needs no TPU): pip install {LIBTPU}",
@@ -254,12 +242,9 @@ def prepare(name: str, quick: bool = False) -> None:
     """Configures JAX to run on the CPU, with as many CPU devices as `find` needs for the topology.
 
     Must be called before JAX initialises its devices. Prints a line to stderr if CPU devices replace TPU chips or GPUs.
+    `quick` compiles with less optimization: faster, but memory and traffic differ from a real run.
 
-    Args:
-      quick: whether to compile with less optimization: faster, but memory and traffic differ from a real run.
-
-    Raises:
-      UserError: the topology does not exist, or has several slices but the TPU compiler is missing.
+    Raises a UserError if the topology does not exist, or has several slices but the TPU compiler is missing.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)

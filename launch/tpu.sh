@@ -156,12 +156,12 @@ read_request() {
         printf -v "$name" %s "${record#*=}"
         ;;
       create | ssh | arguments) local -n values=$name && values+=("${record#*=}") ;;
-      *) fault "$folder/request is damaged or of another version: it has the unknown field $name; remove the file" ;;
+      *) fault "$folder/request has the unknown field $name: remove the file, and delete the TPU VM with gcloud" ;;
     esac
   done <"$folder/request"
   # Check the number, because bash would run a command in the subscript of "a[...]" when it computes with $slices.
   [[ $stage =~ ^(asked|started|deleted)$ && $slices =~ ^[1-9][0-9]*$ ]] ||
-    fault "$folder/request is damaged or of an older version: remove the file"
+    fault "$folder/request is damaged or of an older version: remove the file, and delete the TPU VM with gcloud"
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "follow https://cloud.google.com/sdk/docs/install"; }
 thing() {
@@ -259,7 +259,7 @@ look() {
     # The pattern must not match "is not found or access is unauthorized", gcloud's message for an invalid location.
     grep --quiet --extended-regexp 'NOT_FOUND|was not found' "$folder/errors" && return
     cat "$folder/errors" >&2
-    fail_step "$name_of_step" "gcloud failed"
+    fail_step "$name_of_step" "see the error of gcloud above"
   fi
 }
 look_for_node() { look "look for TPU VM $1" "${vm[@]}" describe "$1" "${where[@]}" '--format=value(state)'; }
@@ -324,7 +324,7 @@ find_address() {
   look "look for the address of ${nodes[0]}" "${vm[@]}" describe "${nodes[0]}" "${where[@]}" \
     '--format=value(networkEndpoints[0].ipAddress)'
   [[ -n $dry_run ]] || address=$state
-  [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no network endpoint"
+  [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no endpoint: repeat this command"
 }
 copy() { # NAME-OF-STEP FILE NAME-ON-HOSTS
   local name_of_step=$1

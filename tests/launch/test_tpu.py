@@ -321,7 +321,7 @@ def test_new_run_replaces_request_once_started(cloud):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"stage=started\0PATH=/tmp\0", "it has the unknown field PATH"),
+        (b"stage=started\0PATH=/tmp\0", "has the unknown field PATH"),
         (b"stage=$(touch RAN)\0", "is damaged or of an older version"),
         (b"stage=started\0slices=a[$(touch RAN)]\0", "is damaged or of an older version"),
         (b'declare -- stage="started"\ntouch RAN\n', "is damaged or of an older version"),
