@@ -90,7 +90,7 @@ class HeadStart:
         smoothing: float = 1.0,
         seed: int = 0,
     ):
-        """Starts without examples. `head_start` documents the other arguments and the errors.
+        """Starts without examples. `head_start` documents all arguments except `seed`, and the errors.
 
         Args:
           seed: seed of the random sample for `scale="fit"`. Heads that will be merged need different seeds.

@@ -18,7 +18,7 @@ Images = tuple[np.ndarray, np.ndarray]
 def read_mnist(place: str) -> tuple[Images, Images]:
     """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
 
-    Raises a UserError if the folder is missing, `read_idx` fails, or the shapes of images and labels do not match.
+    Raises a UserError if the folder is missing, `read_idx` fails, or images and labels are empty or do not match.
     """
     directory = source_folder(place)
     return _read_part(directory, "train"), _read_part(directory, "t10k")

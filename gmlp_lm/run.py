@@ -36,7 +36,7 @@ class Task(LanguageModelling):
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
-    """Returns the configuration for the training loop, and the task: without data if not `read_data` (`launch.plan`).
+    """Returns the configuration for the training loop, and the task. `read_data=False` makes a task without data.
 
     Raises a UserError if the configuration or the data are invalid.
     """

@@ -61,7 +61,10 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest part: a lower bound of the step time, unless it is "memory", which may be too high."""
+        """Seconds of the slowest part.
+
+        This is a lower bound of the step time, except if the slowest part is "memory", whose value may be too high.
+        """
         return max(self.parts.values())
 
     @property

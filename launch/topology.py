@@ -138,7 +138,7 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the peak FLOP/s of a device for a dtype, or for bfloat16 if unknown; None for CPU topologies."""
+        """Returns the peak FLOP/s of a device for a dtype (bfloat16 if that peak is unknown); None for CPUs."""
         kind = _read(self.name)[1]
         kind = f"NVIDIA {kind.upper()}" if self.chip and self.chip.gpu else f"TPU {kind}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
