@@ -281,7 +281,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
     """
     parts = project.split("/")
     check(
-        len(parts) == 2 and all(parts), f"a wandb project must be ENTITY/PROJECT, got {project!r}"
+        len(parts) == 2 and all(parts), f"a wandb project must be ENTITY/PROJECT, not {project!r}"
     )
     import wandb
 

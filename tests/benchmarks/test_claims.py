@@ -20,5 +20,7 @@ def test_page_has_tables_and_commands_of_all_papers(tmp_path):
     with pytest.raises(UserError, match=r"has no file PAPER/SCALE/claims\.md"):
         claims.page(tmp_path / "elsewhere")
     (tmp_path / "results" / "a" / "tiny").rename(tmp_path / "results" / "a" / "huge")
-    with pytest.raises(UserError, match=r"a/huge/claims\.md: scale='huge': choose one of paper"):
+    with pytest.raises(
+        UserError, match=r"a/huge/claims\.md: name of its folder='huge': choose one of paper"
+    ):
         claims.page(tmp_path / "results")

@@ -120,7 +120,9 @@ def test_programs_run_in_turns_and_one_seed_decides_nothing(tmp_path, monkeypatc
 
 def test_failing_program_is_named_with_its_log(tmp_path) -> None:
     log = tmp_path / "peer.log"
-    with pytest.raises(UserError, match=r"failed with exit code 3, see .*peer\.log: .* -c "):
+    with pytest.raises(
+        UserError, match=r"failed with exit code 3: see its error in .*peer\.log \(.* -c "
+    ):
         worth.cpu_seconds_of([sys.executable, "-c", "print('why'); raise SystemExit(3)"], log)
     assert log.read_text() == "why\n"
     assert worth.cpu_seconds_of([sys.executable, "-c", "sum(range(10**6))"], log) > 0
