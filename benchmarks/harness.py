@@ -78,7 +78,7 @@ Seconds = tuple[float, ...]  # seconds of one case in each round
 def compare(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
 ) -> dict[str, Seconds]:
-    """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on. Returns {case: its seconds}.
+    """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on. Returns {case: its `Seconds`}.
 
     Args:
       cases: {case: function that returns when the work is done}.
@@ -149,7 +149,7 @@ def compare_isolated(
 ) -> tuple[dict[str, Seconds], dict[str, int]]:
     """Times cases as `compare` with `settle=1`, each case in a separate process.
 
-    Returns {case: its seconds} and {case: peak memory of its process in bytes}.
+    Returns {case: its `Seconds`} and {case: peak memory of its process in bytes}.
     """
     pairs = {(n, f"{n}: memory"): partial(_with_memory, make) for n, make in factories.items()}
     with isolated(pairs) as calls:

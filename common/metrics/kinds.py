@@ -56,7 +56,7 @@ def load(path: Path) -> Predictions:
         if not len(made):
             raise ValueError("it contains no examples")
     except Exception as error:  # Reading a damaged file may raise any exception.
-        # For other formats, NumPy's error advises to load unsafely. For a .npy file, `with` refuses the array.
+        # NumPy's error for other formats advises unsafe loading. A .npy file opens as an array, which `with` refuses.
         other = any(words in str(error) for words in ("unsafely", "context manager"))
         fault = ValueError("it is not an .npz file") if other else error
         raise file_error(shown(path), fault) from error

@@ -57,7 +57,7 @@ class Predictions(ABC):
 
     @property
     def pairing(self) -> tuple:
-        """A key that is equal for predictions of the same kind and test examples, with the same options of metrics."""
+        """A key that is equal for predictions of the same kind and test examples, with equal units and options."""
         return self.kind, self.examples, len(self)
 
     @property
