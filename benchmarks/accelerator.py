@@ -25,7 +25,16 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.harness import Seconds, compare, interval, isolated, make_parser, ratios, report
+from benchmarks.harness import (
+    Seconds,
+    check_installed,
+    compare,
+    interval,
+    isolated,
+    make_parser,
+    ratios,
+    report,
+)
 from benchmarks.step import make_our_step, make_peer
 from common.arguments import float_arg, int_arg
 from common.errors import check
@@ -249,6 +258,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     check(options.batch_factor > 0, f"--batch_factor must be above 0, got {options.batch_factor}")
+    if not options.without_torch:
+        check_installed("torch", "transformers")
     # The child processes read these variables.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")

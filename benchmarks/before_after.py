@@ -4,13 +4,13 @@ The program measures nothing. It reads the tables in results/launch and results/
 names the command that measures.
 """
 
-import argparse
 import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from common.config import parser_for
 from common.report.table import markdown, text
 from common.runtime import program
 
@@ -169,7 +169,9 @@ because no older program was measured on these machines.
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = parser_for("benchmarks.before_after")
+    parser.description = __doc__
+    parser.parse_args()
     print(write())
 
 

@@ -1,9 +1,8 @@
 """Writes results/CLAIMS.md, the claims of all papers and their verdicts: python -m benchmarks.claims"""
 
-from argparse import ArgumentParser
 from pathlib import Path
 
-from common.config import check_choice
+from common.config import check_choice, parser_for
 from common.errors import check
 from common.report.claims import NOTE
 from common.runtime import program
@@ -39,7 +38,8 @@ def page(results: Path) -> str:
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__)
+    parser = parser_for("benchmarks.claims")
+    parser.description = __doc__
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     options = parser.parse_args()
     path = options.results / "CLAIMS.md"

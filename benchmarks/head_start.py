@@ -8,7 +8,6 @@ examples.
 Shape letters of this module: E examples, M features, N outputs.
 """
 
-from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from common.config import parser_for
 from common.errors import check
 from common.report.table import mean_std, publish
 from common.runtime import program
@@ -110,7 +110,7 @@ def measured(
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="benchmarks.head_start")
+    parser = parser_for("benchmarks.head_start")
     parser.add_argument(
         "--mnist", type=Path, help="folder with MNIST's files (default: scikit-learn's digits)"
     )

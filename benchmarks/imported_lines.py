@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from argparse import ArgumentParser
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.config import parser_for
+from common.errors import check
 from common.report.table import markdown
+from common.runtime import program
 
 CONFIGS = {
     "gmlp_lm": "enwik8_gmlp",
@@ -66,17 +68,20 @@ def imported(paper: str, config: str) -> list[Path]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            check=True,
         )
+    error = done.stderr.strip().rpartition("\n")[2]
+    check(done.returncode == 0, f"training of configs/{config}.py fails: {error}")
     return [Path(line) for line in done.stdout.splitlines() if line.startswith(f"{ROOT}/")]
 
 
 def main() -> None:
-    ArgumentParser(prog="benchmarks.imported_lines", description=__doc__).parse_args()
+    parser = parser_for("benchmarks.imported_lines")
+    parser.description = __doc__
+    parser.parse_args()
     rows = [(paper, *counts(imported(paper, config))) for paper, config in CONFIGS.items()]
     rows.append(("common/ in all", *counts((ROOT / "common").rglob("*.py"))))
     print(markdown(("", "lines", "of code"), rows))
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -6,9 +6,9 @@ and the metrics of evaluations. Skips unfinished runs.
 
 import json
 import shutil
-from argparse import ArgumentParser
 from pathlib import Path
 
+from common.config import parser_for
 from common.errors import check
 from common.experiments import REQUESTED_CONFIG, portable
 from common.metrics.predictions import PREDICTIONS
@@ -37,7 +37,7 @@ def keep(run: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="benchmarks.keep")
+    parser = parser_for("benchmarks.keep")
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()

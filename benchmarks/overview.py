@@ -6,7 +6,6 @@ numbers, results/overview.csv and overview.md.
 
 import json
 import re
-from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.config import parser_for
 from common.errors import check
 from common.metrics.kinds import MODES
 from common.report.panels import COLOURS
@@ -167,7 +167,7 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="benchmarks.overview")
+    parser = parser_for("benchmarks.overview")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of the kept runs (default: results/)"
     )

@@ -309,7 +309,8 @@ def _saved(path: Path, weights: Path | None) -> Opened:
             f"{shown(path / peft_format.CONFIG)}: base_model_name_or_path={as_json(name)} is neither a directory nor in"
             " the Hugging Face cache: name the directory of the base weights with --pretrained=DIR",
         )
-        family = open_model(weights or source, "--pretrained").shape.family
+        named = f"{shown(path / peft_format.CONFIG)}: base_model_name_or_path"
+        family = open_model(weights or source, "--pretrained" if weights else named).shape.family
         mark = {"base": "", "family": family, "quantize": "none"}
     found = peft_format.read(path, mark["family"], mark["base"])
     return Opened(found, mark["family"], source, mark["quantize"])

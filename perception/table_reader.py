@@ -222,7 +222,9 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         there = load_dataset(name, revision=revision or None)
     except Exception as error:  # Downloads and data set scripts raise any exception type.
         hint = "check the name, the network and the free disk space"
-        if not download:
+        if download and os.environ.get("HF_HUB_OFFLINE") == "1":
+            hint = "HF_HUB_OFFLINE=1 forbids downloads in this process; unset it and start Python again"
+        elif not download:
             hint = "if the data set is not in the local cache, add --download to fetch it"
         raise UserError(
             f"cannot read {option}: {reason_of(error)}; {hint}; or save the examples as a CSV file and give it by"

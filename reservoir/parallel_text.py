@@ -44,7 +44,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         different numbers of lines.
     """
     kind, _, place = data.source.partition(":")
-    name = data.splits.get(split, split)
+    # A user's function gets the name of the split itself.
+    name = split if kind == "import" else data.splits.get(split, split)
     languages = (data.source_language, data.target_language)
     if kind == "embedded":
         text = _load_embedded(place, name, languages)

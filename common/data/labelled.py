@@ -103,11 +103,14 @@ def load_labelled(
     several = data.get("multi_label")
     rows: dict[str, list[Row]] = {}
     for split, examples in records.items():
+        # A user's function ("import:") gets the name of the split itself, so `data.splits` has no effect.
+        other = f", or set --config.data.splits.{split} to another split"
+        advice = "add examples" + other * (not data.source.startswith("import:"))
         kept = [x for x in examples if not unlabelled or str(_field(x, label)) != "-1"]
         check(
             bool(kept),
             f"--config.data.source={data.source} has no {'labelled ' * unlabelled}examples in its {split} split:"
-            f" add examples, or set --config.data.splits.{split} to another split",
+            f" {advice}",
         )
         rows[split] = [(x[0], _texts(x, data.fields), _labels(x, label, several)) for x in kept]
     check(

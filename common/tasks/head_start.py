@@ -15,7 +15,7 @@ from common.errors import UserError, check, reason_of
 from common.model.language_model import LanguageModel
 from common.train.evaluate import PerExample
 from common.train.task import Batch, ModelState
-from common.user_parts import imported, user_code
+from common.user_parts import described, imported, user_code
 from common.variables import Params
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def output_layer(task: "LanguageModelling", trainable: Params, frozen: Params) -
         f"{option} must return a tuple of two arrays, the kernel and the bias of the output layer, of shapes"
         f" {tuple(x.shape for x in current.values())}"
     )
-    check(isinstance(returned, tuple) and len(returned) == len(OUTPUT), expected)
+    got = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else described(returned)
+    check(got == f"a tuple of {len(OUTPUT)}", f"{expected}, got {got}")
     try:
         new = {n: np.asarray(x, current[n].dtype) for n, x in zip(OUTPUT, returned, strict=True)}
     except (TypeError, ValueError) as error:

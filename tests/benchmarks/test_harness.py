@@ -1,4 +1,4 @@
-"""benchmarks.harness: peak memory of a process."""
+"""benchmarks.harness: peak memory of a process. Wrong options of programs in benchmarks/."""
 
 import resource
 import sys
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness import peak_bytes
+from tests.programs import call
 
 
 @pytest.mark.parametrize(("platform", "size"), [("linux", 3 * 1024), ("darwin", 3)])
@@ -14,3 +15,8 @@ def test_peak_memory_is_in_bytes_on_every_platform(platform, size, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=3))
     assert peak_bytes() == size
+
+
+@pytest.mark.parametrize("name", ["before_after", "claims", "imported_lines", "overview"])
+def test_wrong_options_are_one_line(name):
+    assert call(f"benchmarks.{name}", "--absent", code=2).count("\n") == 1

@@ -10,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.data.byte_text import load_bytes
+from common.data.labelled import load_labelled
 from common.data.records import open_records
 from common.data.text import load_text
 from common.data.user_source import user_examples
@@ -30,6 +31,10 @@ def pairs(split):
 
 def rows(split):
     return [{"text": text, "label": len(text) % 2} for text in texts(split)]
+
+
+def unlabelled(split):
+    return [{"text": text, "label": -1} for text in texts(split)]
 
 
 def whole(split):
@@ -94,6 +99,23 @@ def test_labelled_texts_may_lack_a_split_that_is_cut_from_training():
     place, fields = list(found["train"])[2]
     assert place == f"{source} example 2 of train"
     assert fields == {"text": "zwei Häuser", "label": 1}
+
+
+def test_splits_without_examples_do_not_advise_options_without_effect(monkeypatch):
+    monkeypatch.setitem(TEXTS, "valid", [""])
+    monkeypatch.setitem(TEXTS, "test", ["vier"])
+    config = data("unlabelled")
+    config.update({"fields": "text", "tfds_dir": "", "splits": {"valid": "validation"}})
+    with pytest.raises(UserError, match=r"no labelled examples in its valid split: add examples$"):
+        load_labelled(config, splits=("valid",), unlabelled=True)
+
+
+def test_errors_name_the_split_that_the_function_receives(monkeypatch):
+    monkeypatch.setitem(TEXTS, "train", [""])
+    config = data("pairs")
+    config.splits = ConfigDict({"train": "training"})
+    with pytest.raises(UserError, match=r"no de-en sentence pair .* in split train: add"):
+        load_parallel(config, "train")
 
 
 def test_data_change_when_the_file_of_the_module_changes():

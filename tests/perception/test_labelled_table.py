@@ -489,7 +489,9 @@ def test_hugging_face_data_are_read_from_the_cache(monkeypatch, tmp_path) -> Non
     assert examples("hf:team/mails", download=True) == WANTED
     assert asked == [("team/mails", "abc123", "1"), ("team/mails", None, "0")]
     told = refused("hf:team/mails@v2")
-    assert "@v2: the newest version in the local cache is abc123; --download fetches" in told
+    assert (
+        "@v2: the newest version in the local cache is abc123; add --download to fetch v2" in told
+    )
     assert examples("hf:team/mails@v2", download=True) == WANTED
     put(tmp_path / "datasets--team--mails" / "refs" / "v2", "abc123")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -506,8 +508,15 @@ def test_hugging_face_errors(monkeypatch) -> None:
         f"not in the cache; if the data set is not in the local cache, add --download to fetch it{advice}"
         in (refused("hf:team/mails"))
     )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert f"check the name, the network and the free disk space{advice}" in (
         refused("hf:team/mails", download=True)
+    )
+    # A read without `download` makes the process offline.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert (
+        "HF_HUB_OFFLINE=1 forbids downloads in this process; unset it and start Python again"
+        in (refused("hf:team/mails", download=True))
     )
     fake_datasets(monkeypatch, lambda name, revision: {"test": Examples()})
     assert "has no split train (its splits: test)" in refused("hf:team/mails")

@@ -178,7 +178,7 @@ def test_missing_and_damaged_files_raise_errors(tmp_path, monkeypatch) -> None:
 
 def test_fused_layer_of_openelm_raises_error(tmp_path) -> None:
     """OpenELM stores the kernels `gate` and `up` as one matrix, so an adapter of one of them cannot be stored."""
-    with pytest.raises(UserError, match=r"layers\.0\.ffn\.proj_1 of the family openelm fuses"):
+    with pytest.raises(UserError, match=r"layers\.0\.ffn\.proj_1 of the family openelm holds"):
         peft_format.write(tmp_path, adapter(2, 0, (f"stack/blocks/0/{UP}",)), "openelm", None, None)
     assert not any(tmp_path.iterdir())
 
@@ -196,6 +196,9 @@ def test_foreign_adapter_needs_its_base_weights(tmp_path, pretrained) -> None:
         UserError, match=r"json: base_model_name_or_path must be a string .* got 3; correct"
     ):
         adapter_commands.open_adapter(number, mesh)
+    empty = write_foreign(tmp_path / "empty", base_model_name_or_path=str(tmp_path))
+    with pytest.raises(UserError, match=r"^.*empty/adapter_config.json: base_model_name_or_path="):
+        adapter_commands.open_adapter(empty, mesh)
     local = write_foreign(tmp_path / "local", base_model_name_or_path=str(pretrained))
     assert adapter_commands.open_adapter(local, mesh).source == pretrained
 
