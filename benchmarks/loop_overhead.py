@@ -11,7 +11,7 @@ from common.arguments import int_arg
 from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
-"""{ratio of tokens per second: lower bound of the ratio}."""
+"""Name of a ratio of two throughputs -> the smallest ratio that meets the target."""
 
 
 def main() -> None:

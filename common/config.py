@@ -73,8 +73,8 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
 def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.") -> None:
     """Sets the field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
-    A field that is missing in `config` may be an option of a part that `config` names, such as a kind of layer. So the
-    function `PAPER.options.add_to(config)`, if the paper has this function, first adds the options of all named parts.
+    If `config` lacks the field, first adds the fields that single kinds of layers or methods read
+    (`common.user_parts.Option`), by the function `PAPER.options.add_to`, if the paper has such a module.
 
     Args:
       prefix: text before the names of fields in error messages.
@@ -264,7 +264,7 @@ def complete(source: object) -> Iterator[None]:
                 f"{source} is not a configuration of this program: a field has a value of a wrong type"
                 f" ({raised(error)}); correct the field or choose another configuration"
             ) from error
-        # The text is the name of the field, or 'Key "NAME" does not exist ...' if the program sets the missing field.
+        # The field is the last word of the text, or NAME in 'Key "NAME" does not exist ...' if the program sets it.
         field = (re.findall(r'Key "(.+?)"', text) or re.findall(r"[\w.]+", text))[-1]
         raise UserError(
             f"{source} is not a configuration of this program: the field {field} is missing; add the field or choose"

@@ -290,7 +290,7 @@ class ExperimentSuite:
                 or self._kept(name, configs[name], tested=False) is not None,
                 f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and cannot be reused, because its"
                 f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
-                " choose another --out, or delete this folder",
+                f" delete {shown(workdir)} to train this run again, or choose another --out",
             )
         # Copy the requested configurations now: `prepare` may add fields to a configuration, such as the options of a
         # user's kind of layer.

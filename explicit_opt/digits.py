@@ -136,12 +136,16 @@ class Digits(StartTask):
         self.outputs = int(self.splits["train"][1].max()) + 1
         # Check the test images first, because they are also the validation images with held_out=0.
         for split, (pixels, labels) in reversed(self.splits.items()):
+            source = f"--config.data.source={config.data.source}: the {split} images have"
             check(
-                pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
-                f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
-                f" labels up to {labels.max()}, but the first {cut} training images (without the last {held_out},"
-                f" --config.data.held_out) have {self.width} pixels and labels up to {self.outputs - 1}: use images of"
-                " one size, and shuffle the training images, so that they include the highest label of all splits",
+                pixels.shape[1] == self.width,
+                f"{source} {pixels.shape[1]} pixels, but the training images have {self.width}: use images of one size",
+            )
+            check(
+                int(labels.max()) < self.outputs,
+                f"{source} labels up to {labels.max()}, but the {cut} images for training (all except the last"
+                f" --config.data.held_out={held_out}) have labels up to {self.outputs - 1}: shuffle the training"
+                " images, or add images with the missing labels",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
         self.set_examples(self._gather("train"), cut)

@@ -37,7 +37,7 @@ def _spatial(
     causal: bool,
     rngs: nnx.Rngs,
 ) -> Spatial:
-    """Checks the arguments; returns the map over positions. `name` is what error messages call `features`."""
+    """Checks the arguments; returns the map over positions. Error messages call the argument `features` `name`."""
     check_int("length", length)
     check_int("heads", heads)
     check_number("epsilon", epsilon)

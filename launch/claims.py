@@ -74,7 +74,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     print(f"{len(rows)} plans in {path}")
     check(
         not failed,
-        f"{len(failed)} of {len(plans)} plans could not be estimated; correct the errors above: {'; '.join(failed)}",
+        f"{len(failed)} of {len(plans)} plans in {paper}/{claims.CLAIMS} could not be estimated ({'; '.join(failed)}):"
+        " correct the errors above and run the command again",
     )
 
 

@@ -212,7 +212,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     moved = (costs["bytes accessed"] + kernels) * loop_factor(program) if costs else None
     bound = None
     if topology.chip:
-        # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.
+        # Take the larger count: if devices duplicate work, the compiler's count may exceed a device's share.
         share = max(flops / devices, costs.get("flops", 0.0))
         known = None if topology.stands_in else moved
         between = sent.received_between if topology.slices > 1 else None

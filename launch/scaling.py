@@ -131,9 +131,10 @@ def main() -> None:
 
 
 def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterator[tuple]]) -> None:
-    """Replaces or adds the rows of this commit in a table of several commits, `path` without suffix.
+    """Writes PATH.csv and PATH.md with new rows of this commit. Keeps the rows of other commits in PATH.csv.
 
-    `make` returns the rows of a commit, which is shortened to 8 digits, with "+" for uncommitted changes.
+    Args:
+      make: function from the commit (8 digits, with "+" for uncommitted changes) to its rows.
     """
     from common.report.table import publish
     from common.train.workdir import commit

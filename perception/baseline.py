@@ -40,7 +40,7 @@ SOLVED = 20_000_000
 gradient descent (SGD) approximates larger regressions."""
 
 SAMPLE = 50_000
-"""Maximum number of training texts that choose the inverse penalty if SGD fits the regression."""
+"""Maximum number of training texts to which SGD fits the candidates, one for each of INVERSE_PENALTIES."""
 
 DATA = (
     "source",

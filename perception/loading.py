@@ -207,8 +207,8 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     path = workdir / PREDICTIONS
     check(
         path.exists(),
-        f"{shown(path)}, which stores the smallest probability for predicting each class, is missing: finish the"
-        " training with --config.eval.test=true, or restore the file",
+        f"{shown(path)}, which stores the class thresholds, is missing: restore the file or, if the run was not tested,"
+        " repeat its training command with --config.eval.test=true",
     )
     return load_predictions(path).thresholds
 

@@ -80,7 +80,7 @@ class DecodeCache:
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """Returns the cache with `new` as first positions, in `past` unless it is None. The cache must be empty."""
+        """Returns an empty cache with `new` as its first positions, in `past`, or in `recent` if `past` is None."""
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))

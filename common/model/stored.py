@@ -2,7 +2,8 @@
 
 By default, JAX stores every array of a layer that the backward pass of the scan reads, such as four arrays for one
 GELU. Outside of a scan, the compiler avoids this: it computes elementwise operations again where their results are
-read. A scan therefore stores arrays that a layer marks (see `POLICIES`), and computes other arrays again.
+read. Therefore `common.model.scan` stores only the arrays that a policy of `POLICIES` selects, such as arrays that a
+layer marks by `stored`, and computes all others again.
 """
 
 from typing import Any

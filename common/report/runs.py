@@ -315,7 +315,7 @@ def _download(remote: Any, project: str) -> Path | None:
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
         except Exception:
-            # Treat every exception as a missing file (in runs from before commit 15ee7c1, 22 November 2026), because
-            # wandb does not document the exception for a missing file.
+            # Treat every exception as a missing file, because wandb does not document the exception for it. Runs
+            # without test predictions have no file, nor do runs from before commit 288df7f (22 November 2026).
             return None
     return folder

@@ -31,10 +31,11 @@ LOST = 75
 """Exit code after a lost process or a missed rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
-"""Environment variable and default of the seconds without a heartbeat after which a process counts as lost."""
+"""Environment variable with the heartbeat timeout in seconds, and its default. A process without a heartbeat for this
+time counts as lost."""
 
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
-"""Environment variable and default of the seconds within which all processes must connect."""
+"""Environment variable with the seconds within which all processes must connect, and its default."""
 
 AGAIN = "the same command resumes from the last checkpoint, if the run has one, with any number of processes"
 

@@ -31,7 +31,8 @@ from common.storage.mirror import LEASE, Mirror, identity, lease_fields
 from common.storage.stores import Changed
 
 SECONDS = "TRAINLESS_LEASE_SECONDS", 60
-"""Environment variable and default of the seconds without a renewal after which a lease's holder counts as dead."""
+"""Environment variable with the timeout of a lease in seconds, and its default. A holder that does not renew its lease
+for this time counts as dead."""
 
 
 class Lease:

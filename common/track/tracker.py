@@ -98,7 +98,10 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
       UserError: the file is missing, or a complete line is damaged.
     """
     path = Path(workdir) / METRICS
-    check(path.exists(), f"{shown(path.parent)} has no {METRICS}: give the workdir of a run")
+    check(
+        path.exists(),
+        f"{shown(path.parent)} has no {METRICS}: restore the file, or choose another run",
+    )
     return [values for _, values in _lines(path)]
 
 

@@ -20,7 +20,10 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Context manager that adds the time of its block only to section `name`; to no section if `name` is None."""
+        """Context manager that adds the time of its block to section `name`; to no section if `name` is None.
+
+        The time of a nested section counts for the nested section alone.
+        """
         before = self._switch(name)
         try:
             yield

@@ -101,8 +101,8 @@ class Step:
     """The training step, compiled once per batch shape and loss function.
 
     Attributes:
-      accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
-        weights, or by 1 if this sum is below 1.
+      accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of the
+        weights that `Task.loss` returns, or by 1 if this sum is below 1.
       reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
       scanned: abstract model in which repeating layers share stacked arrays (`common.model.layers`). Parameters,
         gradients, optimizer state and frozen values of the step have this form. None: use `abstract_model`, with a

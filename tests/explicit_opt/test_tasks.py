@@ -444,7 +444,9 @@ def test_unusable_images_raise_errors_that_name_the_split_and_the_held_out_image
     digits.data.source = f"files:{images}"
     idx(images / "train-labels-idx1-ubyte.gz", np.arange(20) // 10)
     digits.data.held_out = 10
-    message = r"the test images .* the first 10 training images \(without the last 10, --config.data.held_out\)"
+    message = (
+        r"the test images .* labels up to 1, but the 10 images for training \(all except the last"
+    )
     with pytest.raises(UserError, match=message):
         Digits(digits, mesh)
     digits.data.held_out = 0

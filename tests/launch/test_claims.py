@@ -63,11 +63,15 @@ def test_failing_plan_does_not_stop_the_others(paper, capsys):
             raise UserError("the step does not fit")
         return found(2.0)
 
-    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated; .*: --config=a"):
+    with pytest.raises(
+        UserError, match=r"1 of 2 plans in .*claims.csv could not be estimated \(--config=a"
+    ):
         claims.write(paper, claims.plans_path(paper), ask)
     assert "error: --config=a: the step does not fit" in capsys.readouterr().err
     assert report.chip_hours(paper) == {"--config=b": "2.00"}
-    with pytest.raises(UserError, match=r"1 of 2 plans could not be estimated; .*: --config=a"):
+    with pytest.raises(
+        UserError, match=r"1 of 2 plans in .*claims.csv could not be estimated \(--config=a"
+    ):
         claims.write(paper, claims.plans_path(paper), lambda plan: found(None))
     assert "the number of steps is 0, or unknown without data" in capsys.readouterr().err
 
