@@ -157,7 +157,9 @@ def test_a_second_call_adapts_other_layers_and_keeps_the_first_adapters():
     with pytest.raises(UserError, match="'query' matches no linear layer without an adapter"):
         lora(model, ["query"], rngs=nnx.Rngs(3))
     lora(model, rngs=nnx.Rngs(4))  # adapts all layers that are not adapted yet
-    with pytest.raises(UserError, match="all linear layers of the model have an adapter: merge"):
+    with pytest.raises(
+        UserError, match="all linear layers of the model have an adapter: call merge"
+    ):
         lora(model, ["query"], rngs=nnx.Rngs(5))
 
 

@@ -79,7 +79,7 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models excludes the row"
     assert missing("wmt: T Reservoir", depths={4: 0}) == "--depths leaves no reservoirs"
     sweep = {"sweep": {"optimizer.learning_rate": ("1e-3",)}}
-    assert "use it with fig2" in missing("sst2: Transformer", **sweep)
+    assert "fig2 tunes fine-tuning" in missing("sst2: Transformer", **sweep)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_lora_adapters_of_all_linear_layers_change_the_output():
 
 def test_invalid_arguments_are_rejected():
     for width, hidden in ((8, 7), (7, 0)):
-        with pytest.raises(ValueError, match=r"each direction has half of them, got 7$"):
+        with pytest.raises(ValueError, match="two directions has half of them, got 7: change"):
             BiGru(width, hidden=hidden, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="a bidirectional GRU reads later positions"):
         golden()[0].cache(1, None, Context())

@@ -123,7 +123,7 @@ def test_data_set_without_random_access_raises_user_error(data, monkeypatch):
             raise NotImplementedError(f"Random access data source for {split} is not supported")
 
     monkeypatch.setattr(tfds, "builder", lambda *_, **__: Tfrecord())
-    assert "with file_format='array_record' in another directory, and set" in fault(data)
+    assert "with file_format='array_record' in another directory DIR, and set" in fault(data)
 
 
 def test_invalid_tfds_name_raises_user_error(data):
