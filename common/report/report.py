@@ -88,7 +88,7 @@ def write(
         for name, table in tables.items():
             publish(out / name, *table)
             if name == "verdicts":
-                print(explanation(verdicts, compared))
+                print(explanation(verdicts, {"": compared}))
         for name, figure in drawn.items():
             figure.savefig(out / f"{name}.png")
     print(f"figures: {', '.join(shown(out / f'{name}.png') for name in drawn)}")
@@ -101,12 +101,19 @@ def write_verdicts(
     margins: Mapping[str, float],
     metrics: Sequence[str] = (),
 ) -> None:
-    """Prints a table of the verdicts on several data sets (`against_first`), and writes it to `out`."""
+    """Prints a table of the verdicts on several data sets, and writes it to `out`.
+
+    For the arguments see `against_first`. Raises its errors, and a UserError if a data set has a single group.
+    """
+    for data, compared in sets.items():
+        check(
+            len(compared) > 1,
+            f"--sets compares groups with the first group, but {data} has a single group: give at least two groups",
+        )
     verdicts = against_first(sets, margins, metrics)
-    check(bool(verdicts), "--sets compares groups with the first group: give at least two groups")
     with output(out):
         publish(out / "verdicts", *verdict_table(verdicts))
-    print(explanation(verdicts, [group for compared in sets.values() for group in compared]))
+    print(explanation(verdicts, sets))
 
 
 def against_first(
@@ -143,20 +150,28 @@ def _check_compared(
     margins: Mapping[str, float],
     metrics: Sequence[str],
 ) -> None:
-    """Raises a UserError if no comparison has one of the metrics of --margin or --metrics."""
+    """Raises a UserError if a metric of --margin or --metrics has no effect on the comparisons."""
     names = {one.comparison.metric for one in verdicts}
-    curves = {group.curves[0].name for compared in sets.values() for group in compared}
-    known = names & MODES.keys() | curves
-    for metric, margin in margins.items():
-        check(
-            metric in known,
-            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
-            f" {', '.join(sorted(known))}: leave it out",
-        )
+    check(
+        bool(names) or not metrics,
+        "--metrics compares groups with the first group: give at least two groups, or leave out --metrics",
+    )
     for metric in metrics:
         check(
             metric in names,
             f"--metrics: the runs are not compared by {metric!r}: choose from {', '.join(sorted(names))}",
+        )
+    # The margin of the metric of the curves also applies to "best valid METRIC" and "mean METRIC over AXIS".
+    chosen = set(metrics) or names
+    curves = {group.curves[0].name for compared in sets.values() for group in compared}
+    if metrics:
+        curves = {name for name in curves if any(name in metric.split() for metric in metrics)}
+    known = chosen & MODES.keys() | curves
+    for metric, margin in margins.items():
+        check(
+            metric in known,
+            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
+            f" {', '.join(sorted(known or chosen))}: leave it out",
         )
 
 
@@ -199,8 +214,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(("data", *columns) if verdicts[0].data else columns, rows)
 
 
-def explanation(verdicts: Sequence[Verdict], compared: Sequence[Group]) -> str:
-    """Returns the notes below the table of verdicts."""
+def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]) -> str:
+    """Returns the notes below the table of verdicts. `sets` is the argument of `against_first`."""
     decidable = sum(one.comparison.decidable for one in verdicts)
     lines = [
         "equivalent: the difference is smaller than the margin (p < 0.05), which requires that the whole interval lies"
@@ -211,13 +226,20 @@ def explanation(verdicts: Sequence[Verdict], compared: Sequence[Group]) -> str:
         lines.append(
             f"The {decidable} comparisons are corrected together by Holm's method; the intervals are not corrected."
         )
-    without = [run.name for g in compared for run in g.runs if run.predictions() is None]
+    without = [
+        f"{data}: {run.name}" if data else run.name
+        for data, compared in sets.items()
+        for group in compared
+        for run in group.runs
+        if run.predictions() is None
+    ]
     if without:
         lines.append(
             "A comparison of two groups leaves out the test metrics if a run has no predictions.npz:"
             f" {', '.join(without[:3])}{' ...' * (len(without) > 3)}."
         )
-    if not runs_alternated([group.runs for group in compared]):
+    # Runs on different data sets are never compared, so they need not have taken turns with each other.
+    if not all(runs_alternated([group.runs for group in compared]) for compared in sets.values()):
         lines.append(
             "Seconds are compared only between groups whose runs took turns on the machine (--turns=N)."
         )

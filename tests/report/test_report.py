@@ -319,11 +319,19 @@ def test_example_table_of_classes(tmp_path, report):
             ["a", "b", "--metrics=blue"],
             "--metrics: the runs are not compared by 'blue': choose from",
         ),
+        (["a", "--metrics=accuracy"], "--metrics compares groups with the first group: give at"),
+        (
+            ["a", "b", "--metrics=accuracy", "--margin=weighted_f1=2"],
+            "--margin=weighted_f1=2 has no effect, because the runs are compared only by accuracy: ",
+        ),
         (
             ["a", "{}", "--sets=b"],
             "--sets=b: a must contain {}, which stands for a data set's name",
         ),
-        (["{}", "--sets=a"], "--sets compares groups with the first group: give at least two"),
+        (
+            ["{}", "--sets=a"],
+            "--sets compares groups with the first group, but a has a single group: give at least",
+        ),
         (["{}", "--sets=a,a"], "--sets=a,a names a twice"),
         (["{}", "--sets=,"], "--sets=, names no data set"),
         (
