@@ -67,7 +67,7 @@ def check_installed(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     check(
         not missing,
-        f"this benchmark needs the packages {', '.join(missing)}, which are not installed: pip install -r"
+        f"this benchmark needs packages that are not installed ({', '.join(missing)}): pip install -r"
         " benchmarks/requirements.txt",
     )
 

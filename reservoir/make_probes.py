@@ -30,7 +30,7 @@ def main() -> None:
         "--documents",
         default="line",
         choices=DOCUMENTS,
-        help="unit of text at whose end every sentence ends: line (default), paragraph or file",
+        help="unit of text that sentences do not cross: line (default), paragraph or file",
     )
     parser.add_argument(
         "--tasks",

@@ -70,10 +70,11 @@ def main() -> None:
         middle = time.monotonic()
         table.add(task, features)
         count, cut = (sum(map(size, task.sentences.values())) for size in (len, read.cut))
+        plural = "s" * (cut != 1)
         print(
             f"{task.name}: {count:,} sentences read in {middle - start:.0f} s, classifiers trained"
             f" in {time.monotonic() - middle:.0f} s",
-            *([f"({cut:,} sentences truncated to the model's maximum length)"] if cut else []),
+            *[f"({cut:,} sentence{plural} truncated to the model's maximum length)"] * bool(cut),
             flush=True,
         )
     with output(out):
