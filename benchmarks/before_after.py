@@ -53,8 +53,8 @@ def exchanges(results: Path) -> Iterator[Change]:
 
     A case is a topology, a mesh and a dtype of the exchange. If several commits were measured in a case, `before` is
     the first commit in exchange.csv and `after` the last. Otherwise `before` is the commit's traffic with one
-    microbatch and `after` with four. The target with four microbatches is 2 % above the last commit's traffic with one
-    microbatch.
+    microbatch and `after` with four; a case without four microbatches is left out. The target with four microbatches is
+    2 % above the last commit's traffic with one microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}

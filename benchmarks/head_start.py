@@ -69,6 +69,7 @@ def started(start: str, train: Split, seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def cross_entropy(head: tuple[jax.Array, jax.Array], features_EM, labels_E) -> jax.Array:
+    """Returns the mean cross-entropy of a head (kernel, bias) in nats."""
     logits_EN = features_EM @ head[0] + head[1]
     return optax.softmax_cross_entropy_with_integer_labels(logits_EN, labels_E).mean()
 

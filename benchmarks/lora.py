@@ -22,7 +22,10 @@ LORA_TARGETS = {"bert": 0.80, "qwen2": 0.66}
 
 
 def make(side: str, family: str, finetune: str, dtype: str) -> Callable[[], float]:
-    """Returns a function that runs a training step and returns the loss. `side` is "ours" or "torch"."""
+    """Returns a function that runs a training step and returns the loss.
+
+    `side` is "ours" or "torch", `family` a key of SIZES, and `finetune` "full" or "lora".
+    """
     arguments = (family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES)
     if side == "torch":
         from benchmarks.peers import lora_torch

@@ -189,6 +189,7 @@ def classifier_step(
 
     Args:
       family, sizes: a key of `benchmarks.lora.SIZES`, and sizes in the order of its values.
+      finetune: "full" or "lora".
       optimizer: "adafactor", or "adamw" with PyTorch's epsilon.
     """
     *sizes, vocabulary = sizes

@@ -73,8 +73,8 @@ def formula(suite: ExperimentSuite) -> None:
 def _readings(context: int) -> list[tuple[str, float, int]]:
     """Returns the readings of eq. (3) for K = `context` tokens: (name, exponent of f, sign of the exponent).
 
-    Eq. (3) has the sign -, the sentence before eq. (3) the sign +. For K = 1 the exponent (K - 1) / K is 0, so the sign
-    has no effect.
+    Eq. (3) has the sign -, the sentence before eq. (3) the sign +. The sign + is left out for K = 1,
+    where the exponent (K - 1) / K is 0.
     """
     printed, other = (context - 1) / context, context / (context + 1)
     readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]

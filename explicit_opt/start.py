@@ -33,7 +33,7 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
 
 
 def validate_start(config: ConfigDict) -> None:
-    """Raises a UserError for invalid values of the configuration fields that both tasks share."""
+    """Raises a UserError for invalid fields that language models and digit classifiers share."""
     check_choice("--config.start", config.start, STARTS)
     check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
     check(

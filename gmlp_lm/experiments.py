@@ -264,7 +264,10 @@ def fig4(suite: ExperimentSuite) -> None:
 def _draw(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
 ) -> None:
-    """Draws {corpus: {model: one curve per seed}}, a panel per corpus. A ring marks the best value of each curve."""
+    """Draws {corpus: {model: one curve per seed}}, a panel per corpus. A ring marks the best value of each curve.
+
+    A curve is a list of (step, bits per byte).
+    """
     figure, axes = panels(len(curves))
     for part, (corpus, models) in zip(axes, curves.items(), strict=True):
         for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):

@@ -51,7 +51,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]], option: str = "adapters")
     The rank of a layer is the sum of its ranks in the adapters that have the layer.
 
     Args:
-      option: command-line option that lists the adapters, for error messages.
+      option: command-line option or argument that lists the adapters, for error messages.
 
     Raises:
       UserError: the fingerprints of two adapters are known and differ, or the shapes of A B differ in a layer.

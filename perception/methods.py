@@ -1,8 +1,8 @@
 """The methods of fine-tuning: which parameters are trained, and where the encoder starts.
 
 A new method is an entry of `METHODS`, or a `Method` in a module outside this project, selected by
---config.finetune=my_package.ways:mine. Configurations import this module, so JAX may be
-imported only inside `change` functions.
+--config.finetune=my_package.ways:mine. Configurations import this module, so only `change` functions
+may import JAX.
 """
 
 from collections.abc import Callable, Mapping

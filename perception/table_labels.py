@@ -141,7 +141,7 @@ def _list(value: Any) -> list | None:
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:
-    """Returns a label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
+    """Returns a label as text. Replaces an index by its entry in `names`, unless its digits are a name in `names`."""
     text = str(value).strip()
     if has_surrogate(text):
         raise ValueError(

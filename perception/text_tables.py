@@ -152,7 +152,8 @@ def _check_added(place: str, there: Iterable[str], added: Columns) -> None:
     """Raises a UserError if a table has a column with the name of an added column.
 
     The first added column is the label. If only label columns (NAME, NAME_2) are in conflict, the error advises another
-    --label=NAME, which does not rename the columns of probabilities.
+    --label=NAME. Otherwise it advises to rename columns of the input, because --label does not rename the columns of
+    probabilities.
     """
     taken = sorted(set(there) & set(added))
     if not taken:

@@ -72,7 +72,8 @@ def _cudnn_supports(query_BTHK: jax.Array, key_BSGK: jax.Array) -> bool:
     """Returns whether JAX's cuDNN attention supports these shapes, also in training.
 
     Head sizes are multiples of 8, at most 256 on Hopper and later GPUs, at most 128 on earlier GPUs. In training, JAX
-    refuses odd numbers of queries or keys.
+    refuses odd numbers of queries or keys: JAX passes an empty bias to the kernel, and cuDNN's gradient of a bias needs
+    even numbers.
     """
     length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]
     if length % 2 or other % 2 or size % 8 or size > 256:

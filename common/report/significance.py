@@ -54,7 +54,8 @@ class Sample:
     """Values of one metric for the runs of one group.
 
     Attributes:
-      values: one value for each run. For a count without noise, such as the number of parameters, the mean over runs.
+      values: one value for each run. For a count without noise, such as the number of parameters, a single value: the
+        mean over runs.
       seedless: whether the seed variance is 0, because the values are counts, or because the runs have no randomness,
         such as an exactly solved logistic regression.
       resampled_RB: the metric of each of R runs on B resampled test sets. None for a metric without test examples.
@@ -126,7 +127,7 @@ class Comparison:
     def _spread(self, more: int = 0) -> tuple[float, float]:
         """Returns the standard error and the degrees of freedom of A - B.
 
-        `more` is a number of additional seeds in each group with randomness; the seed variances stay the same.
+        Predicts both for `more` additional seeds in each group with randomness, if the seed variances stay the same.
         """
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):

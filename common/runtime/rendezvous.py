@@ -96,7 +96,7 @@ def _listen(host: str, port: int, count: int) -> socket.socket:
 def _receive(
     server: socket.socket, count: int, token: str, seconds: float, settings: dict[str, str]
 ) -> Rendezvous:
-    """Runs on process 0: accepts all connections, then sends the host names or the error to the other processes."""
+    """Runs on process 0: accepts connections of all other processes, then sends them the host names or the error."""
     until = time.monotonic() + seconds
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:

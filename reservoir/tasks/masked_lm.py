@@ -123,7 +123,8 @@ class MaskedLm(Backskipping, Task):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Masks a batch and returns logits (B, M, V), targets (B, M) and weights (B, M).
 
-        With key=None, the id of a row determines its masked tokens, so all evaluations mask the same tokens.
+        In training, the step's key determines the masked tokens, so checkpoints need not store them. With key=None, the
+        id of a row determines its masked tokens, so all evaluations mask the same tokens.
         """
         tokens_BL = batch["tokens"]
         if key is None:
