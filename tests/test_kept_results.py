@@ -184,25 +184,30 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets(tmp_path):
-    """A command of results/perception/README.md prints the verdicts of its tables on four data sets."""
+    """Two commands of results/perception/README.md print the verdicts of its two tables on four data sets."""
+    page = (RESULTS / "perception/README.md").read_text()
+    commands = re.findall(r"^ {4}python -m (common.report) (.* --metrics=.*)$", page, re.MULTILINE)
+    verdicts = {}  # (data set, group, first group) -> row of the table of verdicts
+    for (name, arguments), count in zip(commands, (16, 4), strict=True):
+        text = programs.call(f"{name}.__main__", *shlex.split(arguments), f"--out={tmp_path}")
+        assert f"The {count} comparisons are corrected together" in text
+        with (tmp_path / "verdicts.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                against = next(column for column in row if column.startswith("against "))
+                verdicts[row["data"], row["model"], against.removeprefix("against ")] = row
     titles = {"emotion": "emotion", "clickbait": "clickbait", "sst2": "SST-2"}
     titles["snli"] = "SNLI, pairs"
-    page = (RESULTS / "perception/README.md").read_text()
-    (command,) = re.findall(r"^ {4}python -m (.* --sets=.*)$", page, re.MULTILINE)
-    name, *arguments = shlex.split(command.replace("common.report", "common.report.__main__"))
-    assert "The 16 comparisons are corrected together" in programs.call(
-        name, *arguments, f"--out={tmp_path}"
+    pairs = (
+        [("random weights", "LoRA"), ("TF-IDF", "LoRA")],
+        [("all pretrained weights", "all random weights"), ("all pretrained weights", "LoRA")],
     )
-    with (tmp_path / "verdicts.csv").open(newline="") as file:
-        verdicts = {(row["data"], row["model"]): row for row in csv.DictReader(file)}
     for data, title in titles.items():
-        # The first row of a data set has two models; the second row, in another table, has the last model.
+        # A data set has a row in each of the two tables, which ends in two differences, each with its verdict.
         rows = re.findall(rf"^\| {title} \| (.*) \|$", page, re.MULTILINE)
-        models = ["random weights", "TF-IDF"], ["all pretrained weights"]
-        for row, shown in zip(rows, models, strict=True):
-            cells = [cell.strip() for cell in row.split("|")][-2 * len(shown) :]
-            for model, difference, word in zip(shown, cells[::2], cells[1::2], strict=True):
-                verdict = verdicts[data, model]
+        for row, compared in zip(rows, pairs, strict=True):
+            cells = [cell.strip() for cell in row.split("|")][-4:]
+            for pair, difference, word in zip(compared, cells[::2], cells[1::2], strict=True):
+                verdict = verdicts[data, *pair]
                 assert word == verdict["verdict"].partition(" (")[0]
                 # The page has one digit after the decimal point, the table two.
                 expected = _numbers(f"{verdict['difference']} {verdict['95% interval']}")
