@@ -169,8 +169,7 @@ because no older program was measured on these machines.
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.before_after")
-    parser.description = __doc__
+    parser = parser_for("benchmarks.before_after", __doc__)
     parser.parse_args()
     print(write())
 

@@ -38,8 +38,7 @@ def page(results: Path) -> str:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.claims")
-    parser.description = __doc__
+    parser = parser_for("benchmarks.claims", __doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     options = parser.parse_args()
     path = options.results / "CLAIMS.md"

@@ -44,9 +44,7 @@ def make_parser(
       types: whether to add the option --types, the dtypes to time.
       peers: whether to add the option --without_torch.
     """
-    parser = parser_for(f"benchmarks.{name}")
-    parser.description = description
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_for(f"benchmarks.{name}", description)
     parser.add_argument(
         "--rounds", type=int_arg("--rounds"), default=rounds, help="timed calls per case"
     )

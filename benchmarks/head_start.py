@@ -111,7 +111,7 @@ def measured(
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.head_start")
+    parser = parser_for("benchmarks.head_start", __doc__)
     parser.add_argument(
         "--mnist", type=Path, help="folder with MNIST's files (default: scikit-learn's digits)"
     )

@@ -75,8 +75,7 @@ def imported(paper: str, config: str) -> list[Path]:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.imported_lines")
-    parser.description = __doc__
+    parser = parser_for("benchmarks.imported_lines", __doc__)
     parser.parse_args()
     rows = [(paper, *counts(imported(paper, config))) for paper, config in CONFIGS.items()]
     rows.append(("common/ in all", *counts((ROOT / "common").rglob("*.py"))))

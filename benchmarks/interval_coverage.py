@@ -123,7 +123,7 @@ def measure(qualities: tuple[float, float], seeds: int, examples: int, experimen
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.interval_coverage")
+    parser = parser_for("benchmarks.interval_coverage", __doc__)
     parser.add_argument("--experiments", type=int_arg("--experiments"), default=1000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/interval_coverage"))
     options = parser.parse_args()

@@ -37,7 +37,7 @@ def keep(run: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.keep")
+    parser = parser_for("benchmarks.keep", __doc__)
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()

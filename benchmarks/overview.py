@@ -167,7 +167,7 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.overview")
+    parser = parser_for("benchmarks.overview", __doc__)
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of the kept runs (default: results/)"
     )

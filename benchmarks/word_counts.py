@@ -66,8 +66,7 @@ def sentences_of(folder: Path) -> dict[int, list[str]]:
 def main() -> None:
     from benchmarks.harness import machine, peak_bytes, write_json
 
-    parser = parser_for("benchmarks.word_counts")
-    parser.description = __doc__.splitlines()[0]
+    parser = parser_for("benchmarks.word_counts", __doc__)
     parser.add_argument("--data", required=True, type=Path, help="folder with train.jsonl.gz")
     parser.add_argument("--rows", type=int_arg("--rows"), default=650_000)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/word_counts.json"))

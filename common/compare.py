@@ -75,7 +75,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
 def main() -> None:
     from common.reproduce import add_fairness, make_mesh_of
 
-    parser = config.parser_for("common.compare")
+    parser = config.parser_for("common.compare", __doc__)
     parser.add_argument(
         "--config", required=True, metavar="FILE[:ARG]", help="configuration file of all cases"
     )

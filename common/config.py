@@ -44,7 +44,7 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
         f"{option}={spec}: {path} is not a Python file; give a file whose name ends in .py",
     )
     try:
-        # No module has this run_name, so a user's file perception.py may import the module configs.perception.
+        # No module has this run_name, so a user's file may have the name of a module of `configs` that it imports.
         module = runpy.run_path(path, run_name=f"configs.<{Path(path).stem}>")
         check(
             "get_config" in module,
@@ -367,9 +367,14 @@ class _Parser(argparse.ArgumentParser):
             raise
 
 
-def parser_for(program: str) -> argparse.ArgumentParser:
-    """Returns an argument parser that raises a UserError for a wrong command line, instead of printing the usage."""
-    return _Parser(prog=f"python -m {program}", allow_abbrev=False)
+def parser_for(program: str, description: str | None = None) -> argparse.ArgumentParser:
+    """Returns an argument parser that raises a UserError for a wrong command line, instead of printing the usage.
+
+    `description` is printed by --help with its line breaks.
+    """
+    layout = argparse.RawDescriptionHelpFormatter
+    name = f"python -m {program}"
+    return _Parser(name, description=description, formatter_class=layout, allow_abbrev=False)
 
 
 def _nearest(name: str, known: Any, prefix: str = "") -> str:

@@ -22,9 +22,9 @@ CLAIMS = "claims"
 """Name of the target that every paper has: the table of the paper's claims."""
 
 
-def reproduce_parser(paper: str, targets: Iterable[str]) -> ArgumentParser:
+def reproduce_parser(paper: str, targets: Iterable[str], description: str | None) -> ArgumentParser:
     """Returns a parser with the options of `reproduce` that all papers share. `targets` names tables and figures."""
-    parser = config.parser_for(f"{paper}.reproduce")
+    parser = config.parser_for(f"{paper}.reproduce", description)
     parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument(
         "--scale",

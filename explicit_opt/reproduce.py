@@ -34,7 +34,7 @@ PROTOCOLS = ("ours", "printed")
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("explicit_opt", TARGETS)
+    parser = reproduce_parser("explicit_opt", TARGETS, __doc__)
     parser.add_argument(
         "--protocol",
         default="ours",

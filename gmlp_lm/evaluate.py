@@ -12,8 +12,10 @@ def main() -> None:
     from common.storage.addresses import shown
     from common.storage.folders import open_file, open_folder
 
-    parser = parser_for("gmlp_lm.evaluate")
-    parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
+    parser = parser_for("gmlp_lm.evaluate", __doc__)
+    parser.add_argument(
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
+    )
     parser.add_argument(
         "--text",
         required=True,

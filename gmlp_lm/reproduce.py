@@ -22,7 +22,7 @@ TARGETS = {
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("gmlp_lm", TARGETS)
+    parser = reproduce_parser("gmlp_lm", TARGETS, __doc__)
     parser.add_argument(
         "--recipe",
         default="fixed",

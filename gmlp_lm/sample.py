@@ -15,8 +15,10 @@ def main() -> None:
     from common.errors import check
     from common.storage.folders import open_file, open_folder
 
-    parser = parser_for("gmlp_lm.sample")
-    parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
+    parser = parser_for("gmlp_lm.sample", __doc__)
+    parser.add_argument(
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
+    )
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--prompt", default="\n", help="text to continue (default: a line feed)")
     given.add_argument(
@@ -52,7 +54,9 @@ def main() -> None:
         default=1.0,
         help="sample from the likeliest bytes or subwords with total probability P or more; 1 (default) means all",
     )
-    parser.add_argument("--seed", type=int_arg("--seed", 0), default=1)
+    parser.add_argument(
+        "--seed", type=int_arg("--seed", 0), default=1, help="seed of the sampling (default: 1)"
+    )
     parser.add_argument(
         "--stream",
         action="store_true",

@@ -129,7 +129,7 @@ def main() -> None:
 
     # Suppress XLA's log messages. The variable must be set before JAX is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    parser = parser_for("launch.claims")
+    parser = parser_for("launch.claims", __doc__)
     parser.add_argument("paper", help="folder of a paper with claims.csv, such as reservoir")
     parser.add_argument(
         "--quick",

@@ -167,14 +167,20 @@ def table_rows(found: Traffic) -> list[tuple[str, str, str]]:
 def main() -> None:
     from common import config
 
-    parser = config.parser_for("launch.decoding")
+    parser = config.parser_for("launch.decoding", __doc__)
     parser.add_argument(
         "--topology",
         default="v5e:2x4",
         metavar="KIND:SHAPE",
         help="devices, as in launch.plan (default: v5e:2x4)",
     )
-    parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/launch"),
+        metavar="DIR",
+        help="folder of the tables and figures (default: runs/launch)",
+    )
     options = parser.parse_args()
     check_folder("--out", options.out)
 

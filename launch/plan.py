@@ -21,7 +21,7 @@ def arguments() -> ArgumentParser:
     from common.arguments import float_arg
     from common.config import parser_for
 
-    parser = parser_for("launch.plan")
+    parser = parser_for("launch.plan", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="configuration file")
     parser.add_argument(
         "--topology",

@@ -74,13 +74,19 @@ ATTENTION_COLUMNS = (
 def main() -> None:
     from common import config
 
-    parser = config.parser_for("launch.scaling")
+    parser = config.parser_for("launch.scaling", __doc__)
     parser.add_argument(
         "--kind",
         choices=("v5e", "v6e", "cpu"),
         help="device kind of the weak scaling (default: v5e)",
     )
-    parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/launch"),
+        metavar="DIR",
+        help="folder of the tables and figures (default: runs/launch)",
+    )
     parser.add_argument(
         "--exchange",
         action="store_true",

@@ -23,7 +23,7 @@ def main() -> None:
     from common.storage.folders import open_folder, output
     from perception.quantized import KINDS
 
-    parser = config.parser_for("perception.adapters")
+    parser = config.parser_for("perception.adapters", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
     folder = {"type": open_folder, "metavar": "DIR"}

@@ -2,7 +2,7 @@
 
     python -m perception.train --config=configs/perception.py:laptop --config.backbone=auto --config.pretrained=DIR \\
         --config.finetune=full_pretrained --config.data.source=files:DATA --workdir=runs/a
-    python -m perception.bits --runs runs/a --out=results/perception
+    python -m perception.bits --runs runs/a --out=runs/bits
 
 Stores the encoder of each run with its kernels in each format: float32, bfloat16, int8, NF4, and 4 bits with 16 evenly
 spaced levels from the minimum to the maximum of a block. Reads the stored encoder, and classifies the test examples
@@ -44,7 +44,7 @@ def main() -> None:
     from common.storage.folders import open_folder, output
     from perception.encoder_evaluation import parse
 
-    parser = config.parser_for("perception.bits")
+    parser = config.parser_for("perception.bits", __doc__)
     parser.add_argument(
         "--runs",
         required=True,

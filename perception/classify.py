@@ -48,7 +48,7 @@ def _parser() -> ArgumentParser:
     from common.config import parser_for
     from common.storage.folders import open_file, open_folder
 
-    parser = parser_for("perception.classify")
+    parser = parser_for("perception.classify", __doc__)
     folder, file = {"type": open_folder, "metavar": "DIR"}, {"type": open_file, "metavar": "FILE"}
     parser.add_argument(
         "--run", "--workdir", required=True, action=_Run, **folder, help="directory of the run"

@@ -43,9 +43,9 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
     parser.add_argument(
         "--out",
         type=open_folder,
-        default=Path("results/perception"),
+        default=Path("runs/perception"),
         metavar="DIR",
-        help=f"directory for {tables} (default: results/perception)",
+        help=f"directory for {tables} (default: runs/perception)",
     )
     parser.epilog = "Further options: --config.mesh.*"
     fields, rest = split_fields(sys.argv[1:])

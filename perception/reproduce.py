@@ -18,7 +18,7 @@ TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("perception", TARGETS)
+    parser = reproduce_parser("perception", TARGETS, __doc__)
     parser.add_argument(
         "--recipe",
         default="fixed",

@@ -31,7 +31,7 @@ def main() -> None:
     from common.storage.folders import open_folder, output
     from perception.encoder_evaluation import parse
 
-    parser = config.parser_for("perception.task_vectors")
+    parser = config.parser_for("perception.task_vectors", __doc__)
     parser.add_argument(
         "--runs",
         required=True,

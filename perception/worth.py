@@ -53,7 +53,7 @@ def _parser() -> ArgumentParser:
     from common.storage.folders import open_folder
     from perception.ways import TRAINABLE
 
-    parser = config.parser_for("perception.worth")
+    parser = config.parser_for("perception.worth", __doc__)
     parser.add_argument(
         "--data",
         default="",

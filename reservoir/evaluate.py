@@ -13,7 +13,7 @@ def main() -> None:
     from reservoir.parallel_sources import read_parallel
     from reservoir.parallel_text import load_parallel
 
-    parser = loading.parser("reservoir.evaluate")
+    parser = loading.parser("reservoir.evaluate", __doc__)
     parser.add_argument(
         "--split",
         metavar="NAME",

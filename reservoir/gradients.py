@@ -21,7 +21,7 @@ def main() -> None:
     from common.config import parser_for
     from common.storage.addresses import copy_of
 
-    parser = parser_for("reservoir.gradients")
+    parser = parser_for("reservoir.gradients", __doc__)
     parser.add_argument(
         "runs",
         nargs="+",

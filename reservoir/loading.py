@@ -22,9 +22,9 @@ from reservoir import saved
 from reservoir.tasks.translation import Translator, search_of
 
 
-def parser(program: str) -> argparse.ArgumentParser:
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the common options of reservoir.translate and reservoir.evaluate."""
-    options = parser_for(program)
+    options = parser_for(program, description)
     options.add_argument(
         "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
     )

@@ -18,7 +18,7 @@ def main() -> None:
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences
 
-    parser = parser_for("reservoir.make_probes")
+    parser = parser_for("reservoir.make_probes", __doc__)
     parser.add_argument(
         "--text",
         required=True,

@@ -16,7 +16,7 @@ def main() -> None:
     from reservoir.probing.features import POOLS, open_reader
     from reservoir.probing.table import Table
 
-    parser = parser_for("reservoir.probe")
+    parser = parser_for("reservoir.probe", __doc__)
     parser.add_argument(
         "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
     )

@@ -24,7 +24,7 @@ TARGETS = {
 def main() -> None:
     from common.reproduce import reproduce, reproduce_parser
 
-    parser = reproduce_parser("reservoir", TARGETS)
+    parser = reproduce_parser("reservoir", TARGETS, __doc__)
     parser.add_argument(
         "--settings",
         default="",
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="list the runs and their cost without training",
+        help="list the runs of a table or figure and their cost without training",
         dest="dry_run",
     )
     reproduce("reservoir", TARGETS, parser, _own)

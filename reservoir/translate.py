@@ -38,7 +38,7 @@ def main() -> None:
     from common.storage.folders import open_file, output
     from reservoir import loading
 
-    parser = loading.parser("reservoir.translate")
+    parser = loading.parser("reservoir.translate", __doc__)
     parser.add_argument(
         "--input",
         type=open_file,

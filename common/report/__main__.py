@@ -11,7 +11,7 @@ from common.storage.addresses import copy_of
 
 
 def _parser() -> ArgumentParser:
-    parser = parser_for("common.report")
+    parser = parser_for("common.report", __doc__)
     parser.add_argument(
         "runs",
         nargs="*",
