@@ -36,7 +36,7 @@ class Printed(NamedTuple):
 
     Attributes:
       best, final: lowest and last validation loss in nats per byte. (The paper's heading says bits per character.)
-      perplexity: as printed. It is not the exponential of a loss in the same row.
+      perplexity: as printed. It is the exponential of neither loss of the row.
       seconds: training time of 100 steps.
     """
 
@@ -62,8 +62,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes:
       recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (nearly equal parameter counts).
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> file or folder of its text. The default is data/CORPUS, or at the scale "tiny" the Python
-        manual (embedded:python).
+      data_paths: corpus -> file or folder of its text. The default is the source in `language.CORPORA`, or at the scale
+        "tiny" the Python manual (embedded:python).
     """
 
     recipe: str = "fixed"
@@ -288,7 +288,7 @@ samples of the nearest evaluations."""
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or, without it, the first of `corpora`.
+    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or else on the first of the suite's corpora.
 
     All samples continue the same prompt with the same random key. Steps without a sample of every model are left out.
     """

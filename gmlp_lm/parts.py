@@ -37,7 +37,7 @@ def _spatial(
     causal: bool,
     rngs: nnx.Rngs,
 ) -> Spatial:
-    """Checks the arguments; returns the map over positions. Error messages call the argument `features` `name`."""
+    """Checks the arguments; returns the map over positions. Messages use `name`, the caller's name of `features`."""
     check_int("length", length)
     check_int("heads", heads)
     check_number("epsilon", epsilon)

@@ -1,7 +1,7 @@
 """Reproduces the paper's tables and figure: python -m gmlp_lm.reproduce table3 --scale=tiny
 
-Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. --config.FIELD=VALUE
-overrides a field of every run's configuration, except the seed, as in gmlp_lm.train. Tables 1 and 2 train nothing.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. As in gmlp_lm.train,
+--config.FIELD=VALUE overrides a field of every run's configuration, but not the seed. Tables 1 and 2 train nothing.
 """
 
 from argparse import Namespace
@@ -39,7 +39,7 @@ def main() -> None:
         default=[],
         metavar="CORPUS=PATH",
         help="one file, which is split 90/5/5 into train, valid and test, or a folder with a file for each split"
-        " (default: data/CORPUS)",
+        " (default: the folder data/CORPUS; for enwik8 and enwik9 the file CORPUS in this folder)",
     )
     reproduce("gmlp_lm", TARGETS, parser, _own)
 

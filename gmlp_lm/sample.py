@@ -157,7 +157,7 @@ def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
 
 
 def _stream_several(prompts: Sequence[bytes], chunks: Iterator[Iterable[bytes]]) -> None:
-    """Prints JSON lines: the number and the prompt of each text, then its number and each piece as it is generated."""
+    """Prints JSON lines: first the number and prompt of each text, then the number of a text and its next piece."""
 
     def write(number: int, **piece: str) -> None:
         if any(piece.values()):
