@@ -1,7 +1,7 @@
 """Reservoir Transformers, with layers that stay frozen at random values (reservoirs).
 
-`freeze` and `Backskip` (skips the gradient of reservoirs in some steps) also work in other Flax NNX models;
-`reservoir.parts` documents the limits.
+`freeze` and `Backskip` (skips the gradient of reservoirs in some steps) also work in other Flax NNX models: see
+`reservoir.parts`.
 """
 
 from typing import TYPE_CHECKING

@@ -16,8 +16,9 @@ from common.model.linear import Linear
 class DynamicConvolution(Sublayer):
     """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
 
-    t is a position, h a head and w a tap; the softmax is over the taps. Outside the tokens of a sequence, v is 0. If W
-    is odd or the layer is causal, the layer equals fairseq's dynamic convolution.
+    t is a position, h a head and w a tap; the softmax is over the taps. Before and after the positions of x, and
+    at padding unless the layer is causal, v is 0. If W is odd or the layer is causal, the layer equals fairseq's
+    dynamic convolution.
 
     Args:
       taps: number of taps W.

@@ -63,7 +63,8 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
         "--average_best",
         type=int_arg("--average_best"),
         metavar="N",
-        help="average the parameters of the N best checkpoints; the run must keep N (--config.checkpoint.keep_best)",
+        help="average the parameters of the N best checkpoints; the run must have kept N or more"
+        " (--config.checkpoint.keep_best)",
     )
     return options
 

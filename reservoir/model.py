@@ -189,7 +189,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     )
     check(
         bool(stacks),
-        f"--config.model.reservoir={name} but no layer is a reservoir:"
+        f"--config.model.reservoir={name}, but no layer is a reservoir:"
         f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}; {advice}, or set"
         " --config.model.reservoir=none",
     )

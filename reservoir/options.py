@@ -11,7 +11,7 @@ from reservoir.kinds import RESERVOIRS, find
 
 
 def add_to(config: ConfigDict) -> None:
-    """Adds missing options to a configuration: of kinds and placements (`add`) and, for fine-tuning, of the methods.
+    """Adds missing options of kinds and placements (`add`) and, for fine-tuning, of methods to a configuration.
 
     Raises:
       UserError: the method of fine-tuning or the kind of reservoir is unknown, or a user's method, kind or placement

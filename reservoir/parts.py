@@ -111,8 +111,8 @@ def freeze(
     )
     check(
         bool(found["selected"]),
-        f"only={only!r:.80} selects no parameter, or only parameters that are frozen already: choose a filter that"
-        " matches an nnx.Param of the module",
+        f"only={only!r:.80} selects no nnx.Param of the module (a frozen parameter is not an nnx.Param): choose another"
+        " filter",
     )
     return changed
 
@@ -198,8 +198,8 @@ class Backskip(nnx.Module):
       deterministic: whether calls return F(x), without noise.
 
     Args:
-      function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each element of X is one position with
-        one reward.
+      function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each index of the axes X is a position,
+        which has one reward.
       width: number D of input features.
       estimator: "policy", or a control. In skipping steps, "identity" gives the layers below F the gradient at the
         output of F (needs D = N), and "zero" gives them no gradient. "noise" adds noise, but never skips F.

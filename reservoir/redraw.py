@@ -19,11 +19,11 @@ INITIALIZERS = {
     "ones": lambda: initializers.ones,
     "zeros": lambda: initializers.zeros,
 }
-"""Name of a distribution in `common.freezing.draw` -> function from its parameters, such as a gain, to initializer."""
+"""Name of a distribution in `common.freezing.draw` -> function from parameters, such as a gain, to an initializer."""
 
 
 def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
-    """Re-initialises all trainable parameters of `module` with the distributions of `common.freezing.freeze`.
+    """Re-initialises all trainable parameters of `module` with the distributions that `freezing.freeze` would use.
 
     Args:
       matrix: name and parameters of the distribution of matrices, such as ("orthogonal", 1.0).

@@ -47,7 +47,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {shown(workdir / 'curve.png')}   summary: {shown(workdir / 'summary.json')}")
-    # A user's task may have the objective "bleu" or "perplexity" too.
+    # Choose by the task, because a user's task may also have the objective "bleu" or "perplexity".
     if next_command := _NEXT.get(summary["config"].get("task")):
         next_command(summary, workdir)
 
@@ -73,6 +73,6 @@ _NEXT = {"translation": _translate, "masked_lm": _fine_tune}
 
 
 def _python() -> str:
-    """Returns the Python interpreter as a path in the working directory, or "python" if it lies elsewhere."""
+    """Returns the Python interpreter as a path relative to the working directory, or "python" if it lies elsewhere."""
     path = Path(sys.executable)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"

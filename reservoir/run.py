@@ -28,7 +28,7 @@ def task_module(config: ConfigDict) -> ModuleType:
 def validate(config: ConfigDict) -> None:
     """Checks the configuration without reading the data. Adds missing options of reservoir kinds and user placements.
 
-    For a user's task, only checks the fields of the training loop and that the task's class exists, and adds nothing.
+    For a user's task, only checks the fields of the training loop and the task's class, and adds nothing.
 
     Raises:
       UserError: a field is missing or invalid.

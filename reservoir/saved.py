@@ -1,4 +1,4 @@
-"""Reads the configuration and the trained translator of a run, also of a run of an older version."""
+"""Reads the configuration of a run, and loads a trained translator. Also reads runs of older versions."""
 
 import importlib
 from pathlib import Path

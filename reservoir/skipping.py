@@ -10,7 +10,7 @@ from common.model.dropout import Key
 
 
 class Backskipping:
-    """Mixin for a task with backskipping: adds a loss that skips the reservoirs, and so a second compiled step."""
+    """Mixin for a task with backskipping: adds a loss that skips the reservoirs, which needs a second compiled step."""
 
     config: ConfigDict
     loss: Callable

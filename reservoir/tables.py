@@ -110,7 +110,7 @@ def _best(group: Group) -> list[float]:
 
 
 def _test(group: Group) -> list[float]:
-    """Returns the test BLEU of each run (of its averaged best checkpoints, if the run keeps several), or NaN."""
+    """Returns each run's test BLEU (of its averaged best checkpoints, if the run keeps several); NaN without a test."""
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]
 

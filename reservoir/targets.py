@@ -37,7 +37,7 @@ class Setting:
     curve_depth: int
 
     def reservoirs(self, scale: str, layers: int) -> int:
-        """Returns the number of reservoirs of `layers` layers: the number at the nearest depth of the scale."""
+        """Returns the number of reservoirs in a stack of `layers` layers: the number at the scale's nearest depth."""
         known = self.depths[scale]
         return known[min(known, key=lambda depth: abs(depth - layers))]
 

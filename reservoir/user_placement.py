@@ -1,7 +1,7 @@
 """A user's placement of reservoirs, --config.model.placement=MODULE:FUNCTION.
 
-The function has the signature of the functions in `reservoir.placement.PLACEMENTS`. Its keyword-only parameters are
-options: fields of `config.model` with the parameter's default.
+The function has the positional parameters of the functions in `reservoir.placement.PLACEMENTS`. Its keyword-only
+parameters are options: each becomes a field of `config.model` with the parameter's default.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def indices(
         if isinstance(error, ValueError) and str(error):
             raise
         raise UserError(
-            f"{strategy}(layers, reservoirs) fails, or does not return indices: {raised(error)}; correct this function"
+            f"{strategy}(layers, reservoirs) gives no indices: {raised(error)}; correct this function"
         ) from error
     if not len(found) == reservoirs == len(set(found) & set(range(layers))):
         raise ValueError(

@@ -91,12 +91,12 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
             lambda: freeze(model(), lambda key, shape: jnp.ones(3), rngs=rngs()),
             NO_ARRAY + r"an array .*\(3,\)",
         ),
-        (lambda: freeze(model(), None, only="layers"), "only='layers' selects no parameter"),
+        (lambda: freeze(model(), None, only="layers"), "only='layers' selects no nnx.Param"),
         (
             lambda: freeze(
                 freeze(model(), None, only=nnx.PathContains(0)), only=nnx.PathContains(0), init=None
             ),
-            "selects no parameter, or only parameters that are frozen already",
+            r"selects no nnx.Param of the module \(a frozen parameter is not an nnx.Param\)",
         ),
         (lambda: freeze(model(), None, only=3), "only must be an NNX filter, .* got 3"),
         (lambda: freeze(model(), None, only=model()), "only must be an NNX filter, .* got Seq"),

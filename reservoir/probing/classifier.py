@@ -1,4 +1,4 @@
-"""SentEval's classifier (Conneau and Kiela, 2018), trained on the sentence vectors of all layers at once.
+"""SentEval's classifier (Conneau and Kiela, 2018) of sentence vectors: one for each layer, all trained at once.
 
 The classifier has one hidden layer of sigmoid units, or none if the hidden size is 0. Training: Adam, batches of 64, an
 L2 penalty on all parameters. Validation accuracy selects the hidden size, the dropout rate before the sigmoid, and the

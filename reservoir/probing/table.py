@@ -17,7 +17,7 @@ class Table:
     """Trains the probing classifiers of each task, and collects their accuracies in percent.
 
     Args:
-      layers: kind of each layer, in the order of the features: "embeddings", then "trained" or "reservoir".
+      layers: kind of each of the P layers: "embeddings", then "trained" or "reservoir".
       seeds: number of training runs of each classifier.
       grid: a key of `GRIDS`.
     """

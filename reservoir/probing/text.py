@@ -78,7 +78,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
 
     Never swaps the first token or punctuation. Drops sentences with double quotes. Also drops sentences without two
     words to swap, because a classifier could recognise these sentences as originals. Drops a sentence if its swapped
-    form is another sentence of the task or text.
+    form is another sentence of the task or of the text.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}
@@ -108,7 +108,7 @@ def _shiftable(sentence: Sentence) -> list[int]:
 
 
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Makes the task word_content: which of n target words does a sentence contain? Each contains exactly one.
+    """Makes the task word_content: which of n target words does a sentence contain? Each sentence has exactly one.
 
     Target words are the most frequent words of at least four letters, except the 2n most frequent tokens (words and
     punctuation marks) of the text. Words are compared in lower case.

@@ -254,8 +254,8 @@ class Translation(Backskipping, Task):
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
         """Returns the beam search of a batch in the largest evaluation bucket, to compile the search without data.
 
-        `Decoding.tokens` counts one batch, as if the weights were gathered for each batch. But `translate_corpus`
-        gathers the weights only once for all batches.
+        `Decoding.tokens` assumes that the weights are gathered for each batch, although `translate_corpus` gathers them
+        once for all batches.
         """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)
@@ -330,7 +330,7 @@ def teacher_forcing(
 def _token_losses(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the label-smoothed cross-entropy and the weight 1 of each target token, both (B, T), and 0 at padding."""
+    """Returns the label-smoothed cross-entropy and the weight 1 of each target token, (B, T) each; 0 at padding."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != PAD).astype(jnp.float32)

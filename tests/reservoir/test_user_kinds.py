@@ -414,7 +414,7 @@ def test_user_placement(make_config, user_package):
         ),
         (
             {"placement": "my_package.placements:refuses"},
-            r":refuses\(layers, reservoirs\) fails, or does not return indices: ValueError in .*line \d+\); correct",
+            r":refuses\(layers, reservoirs\) gives no indices: ValueError in .*line \d+\); correct",
         ),
         (
             {"placement": "my_package.placements:no_reservoirs"},
