@@ -33,7 +33,7 @@ def compile_ahead(
     """
     step, losses = run.train_step, run.task.losses()
     threads = futures.ThreadPoolExecutor(cores(), thread_name_prefix="compile")
-    # Lower the steps in this thread: lowering is Python code, and in a thread it would slow the steps of this process.
+    # Lower in this thread: lowering is Python code, and in another thread it would slow the training loop.
     with run.clock.section("compile"):
         for batch in chain([first], (put(sample, run.mesh) for sample in samples)):
             for loss in losses:

@@ -1,9 +1,9 @@
 """Writes and reads the checkpoints of a run.
 
 A checkpoint has a JSON part, `meta` (`Run.metadata` and a checksum), the dictionaries {path: array} "trainable" and
-"frozen" and, only if its kind is "latest", the optimizer state "optimizer". A run writes its frozen values, except
-pretrained weights, once, to a checkpoint of the kind "frozen", which has only "frozen" and its own `meta`
-(`save_frozen`). In all other checkpoints, "frozen" is empty, unless the run is from before commit 939e222.
+"frozen" and, only if its kind (see `Checkpoints`) is "latest", the optimizer state "optimizer". A run writes its frozen
+values, except pretrained weights, once, to a checkpoint of the kind "frozen", which has only "frozen" and its own
+`meta` (`save_frozen`). In all other checkpoints, "frozen" is empty, unless the run is from before commit 939e222.
 """
 
 import itertools
@@ -83,8 +83,8 @@ class _KeepBest(PreservationPolicy):
 class Checkpoints:
     """The checkpoints of a workdir, with a folder for each kind. All processes must call every method.
 
-    Kinds are "latest" (to resume from), "best" (steps with a new best validation objective; `_KeepBest` deletes older
-    steps), "top" (the `keep_best` steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen
+    Kinds are "latest" (to resume from), "best" (steps with a new best validation objective; `_KeepBest` decides which
+    are kept), "top" (the `keep_best` steps with the best objectives), "snapshots" (permanent) and "frozen" (the frozen
     values).
 
     If a run of several processes is in a bucket, and the processes do not share their local copy of the workdir, then
@@ -131,7 +131,7 @@ class Checkpoints:
         # the path may differ between hosts.
         prefix = f"{self.directory.parent.name}/{kind}"
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
-        if self._copies:  # each process manages its own copy of the folder
+        if self._copies:  # orbax must not wait for other processes
             me = jax.process_index()
             hosts = ocp.options.MultiprocessingOptions(
                 primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{prefix}{me}"
@@ -186,7 +186,8 @@ class Checkpoints:
             self._delete(kind, known)
 
     def _delete(self, kind: str, known: Collection[int] = ()) -> None:
-        if self._leads:  # Other processes must not list the folder while its leader deletes.
+        # Other processes must not list the folder while its leader (`mirror.roles`) deletes.
+        if self._leads:
             for step in sorted(set(self._manager(kind).all_steps()) - set(known)):
                 self._manager(kind).delete(step)
         if self._copies:
@@ -213,7 +214,7 @@ class Checkpoints:
     def save_frozen(self, values: Params, meta: dict) -> None:
         """Starts writing frozen values, {path: array} without pretrained weights.
 
-        First deletes frozen values that a killed start of the run has written.
+        First deletes frozen values from an earlier start of the run that was killed before its first checkpoint.
         """
         self._delete("frozen")
         self.save_as("frozen", 0, {"frozen": values}, meta)
@@ -273,9 +274,9 @@ class Checkpoints:
         return {"trainable": mean, "frozen": arrays["frozen"]}, meta
 
     def read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a checkpoint, with the shardings of the abstract `target`.
+        """Returns arrays and `meta` of a checkpoint. Omits frozen values that the checkpoint does not contain.
 
-        Omits the frozen values of `target` that the checkpoint does not contain.
+        `target`, a tree of abstract arrays such as `model_arrays`, has the arrays to read and their shardings.
 
         Raises, on all processes, a UserError if the arrays do not fit into memory, or if the parameters differ in name
         or shape from `target`. Raises an exception of any type if reading fails otherwise or the checksum is wrong.
@@ -370,7 +371,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns {part: tree of shapes and dtypes} of a checkpoint. Raises a ValueError if the list is damaged."""
+    """Returns {part: tree of shapes and dtypes} of a checkpoint. May raise any exception if the files are damaged."""
     with ocp.StandardCheckpointer() as reader:
         found = reader.metadata(path / "state").item_metadata
         if found is None:

@@ -25,8 +25,8 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: an id for each start or resume of the run. Runs that train in turns have the same id, if their first
-        steps are at most one turn apart. The id of all other runs is "alone".
+      sessions: an id for each start or resume of the run. Runs that train in turns have the same id, if the steps at
+        which they begin are at most one turn apart. The id of all other runs is "alone".
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Sums losses and gradients over the batch with one exchange between devices: each device first sums its own rows.
 
 If a parameter is split over the mesh axis fsdp, each device holds one shard of it, and gathers the shards over fsdp
-whenever the model reads the parameter. A split over the mesh axis tensor remains. With rematerialization, the backward
-pass gathers the shards again.
+whenever the model reads the parameter. The mesh axis tensor still splits the gathered parameter. With
+rematerialization, the backward pass gathers the shards again.
 
 A scan over layers (`common.model.scan`) gathers the parameters of one layer at a time. Unless blocks are
 rematerialized, the scan stores the gathered parameters for the backward pass. Without gradient accumulation, the
@@ -47,7 +47,7 @@ def local_sums(
       function: (batch, *arguments) -> tree of sums over the rows of the batch.
       arguments: trees of arrays.
       shardings: trees of shardings, one for each of the first `len(shardings)` arguments. If fsdp splits an array of
-        these arguments, `function` gets one shard of the array. `function` gets all other arrays whole.
+        these arguments, `function` gets one shard of the array. It gets all other arrays of `arguments` whole.
     """
 
     def of_shard(batch: Any, *arguments: Any) -> Any:
@@ -78,8 +78,8 @@ def add_up(sums: Any, shardings: Any, mesh: Mesh, dtype: str, scattered: Collect
       shardings: tree with the sharding of each total.
       dtype: dtype of the exchange, float32 or bfloat16. Scalars, such as the loss, keep their dtype in the exchange;
         the stacked scalars of several layers do not. Totals have the dtypes of the sums.
-      scattered: names of the totals, keys of dictionaries in `sums`, that `gathering` has already reduce-scattered if
-        fsdp splits them.
+      scattered: names (keys of dictionaries in `sums`) of stacked parameters. If fsdp splits such a parameter, the
+        backward pass has already reduce-scattered its gradient (see `gathering`).
     """
 
     def total(path: tuple, stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -142,9 +142,9 @@ def gathering(
 
     Returns:
       (stand-ins, build) with stand-ins {path: array of zeros}. The model reads the gathered parameter in place of the
-      zeros. If the path is in `scattered`, the stand-in has the shape of this device's shard, and if fsdp splits the
-      parameter, its gradient is this device's shard of the gradient summed over fsdp. All other stand-ins have the
-      shape of the whole parameter, and their gradients are sums over the rows of this device.
+      zeros. A stand-in has the shape of the whole parameter, and its gradient is a sum over the rows of this device.
+      But a stand-in with a path in `scattered` has the shape of this device's shard. If fsdp splits this parameter, the
+      gradient of the stand-in is this device's shard of the sum over fsdp.
     """
     shards, shardings = trainable | frozen, {**shardings[0], **shardings[1]}
     stand_ins, constants = (

@@ -32,7 +32,7 @@ class Hook:
 
         Args:
           step: number of the step, from 1.
-          metrics: loss, weight, gradient_norm and learning_rate.
+          metrics: "loss", "weight" (see `Task.loss`), "gradient_norm" and "learning_rate".
           flops: FLOPs of the step over all devices.
         """
 

@@ -68,7 +68,8 @@ def fit(
     If the run had ended and its summary is reused, returns {} on all processes except process 0.
 
     Raises:
-      UserError: `validate`, `open_run`, `train` or `finish` fails, or the profile traces no step.
+      UserError: `validate`, `Profile.check`, `open_run`, `train` or `finish` fails, or `profile` is given for a run
+        that has ended.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
     begun = time.perf_counter()
@@ -82,8 +83,8 @@ def fit(
         if run.state.stop_reason:
             check(
                 profile is None,
-                f"--profile: the run in {shown(workdir)} has ended, so no step can be traced: raise"
-                " --config.train.steps, or choose another --workdir",
+                f"--profile: the run in {shown(workdir)} has ended, so no step can be traced: leave out --profile, or"
+                " choose another --workdir",
             )
             from common.train.finished import kept_summary
 
@@ -109,8 +110,8 @@ def train(
 ) -> Iterator[None]:
     """Trains until a hook stops the run.
 
-    Yields at each step that is a multiple of `turn`, so that other runs can take their turns. At a yield, no step of
-    this run is in flight, and the run's clock is stopped.
+    Yields after each step that is a multiple of `turn`, except the last step, so that other runs can take their turns.
+    At a yield, no step of this run is in flight, and the run's clock is stopped.
 
     Args:
       begun: value of `time.perf_counter()` before the setup of the run.
@@ -197,7 +198,7 @@ def _steps(
 
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
-    """Waits for the metrics of a step, adds weight and FLOPs to the run state, and passes the metrics to the hooks.
+    """Waits for the metrics of a step, adds tokens and FLOPs to the run state, and passes the metrics to the hooks.
 
     `unread` is (step, metrics, FLOPs), or None to do nothing. Returns None, so that `unread = _read(run, hooks,
     unread)` marks the step as read. Raises a UserError if the loss or the gradient norm is not finite.
@@ -207,7 +208,7 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     step, metrics, flops = unread
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-        # Suggest another workdir if this one has checkpoints, because it then does not accept another learning rate.
+        # Suggest another workdir if this one has checkpoints: a run cannot resume with another learning rate.
         other = " and another --workdir" if has_checkpoints(run.workdir) else ""
         remedy = f"start again with a lower --config.optimizer.learning_rate{other}"
         if step == 1:  # No update has used the learning rate.

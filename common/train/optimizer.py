@@ -56,13 +56,13 @@ SCHEDULES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {
 
 
 _UNDECAYED = ("bias", "positions/table")
-"""Path suffixes of two-dimensional arrays without weight decay: biases of gate heads, and position embeddings."""
+"""Path suffixes of matrices without weight decay: biases of spatial gates (heads, positions), position embeddings."""
 
 
 def matrices(params: Any) -> Any:
     """Returns the weight-decay mask of `decay="matrices"`: a tree of booleans.
 
-    Arrays of at least two dimensions decay, as in GPT-2's public recipes, except paths that end as in `_UNDECAYED`
+    Arrays of at least two dimensions decay, as in GPT-2's public recipes, except arrays whose paths end in `_UNDECAYED`
     (GPT-2's recipes decay position embeddings). The layer axis of a stacked array does not count as a dimension.
     """
 

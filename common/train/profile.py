@@ -56,5 +56,7 @@ class Profile(Hook):
             return
         jax.profiler.stop_trace()
         if is_main():
-            print(f"trace of this command's steps from {self.first} to {self.last}: {self.folder}")
+            print(
+                f"trace of steps {self.first} to {self.last}, as far as this command trained them: {self.folder}"
+            )
         self.folder = None

@@ -18,7 +18,7 @@ class RunState:
 
     Attributes:
       data_state: data state from which to continue (see `Task.batches`); None at the start.
-      tokens: sum of the weights of all batches, such as the number of tokens, in the task's `unit`.
+      tokens: number of tokens so far, or of other units (`Task.unit`): sum of the weights that `Task.loss` returned.
       flops: FLOPs of all training steps so far.
       stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
       evals_since_best: number of evaluations since the best evaluation, for early stopping.

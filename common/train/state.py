@@ -55,7 +55,7 @@ def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: M
     shardings, seed = sharding.shardings(abstract_model.trainable, mesh), np.uint32(seed)
     sizes = variables.count(abstract_model)
     # Compiled, `make` allocates only the trainable values. Run eagerly, `make` also allocates the frozen values, so it
-    # runs eagerly only for models with few frozen values.
+    # runs eagerly only for models with fewer frozen than trainable values.
     if mesh.size == 1 and len(shardings) >= _MANY_ARRAYS and sizes["frozen"] < sizes["trainable"]:
         return jax.device_put(make(seed), shardings)
     # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
@@ -256,11 +256,11 @@ class Step:
             self.compile_now(key, *self.lower(loss, batch))
 
     def compile_now(self, key: tuple, lowered: jax.stages.Lowered, count: int) -> None:
-        """Compiles the training step with the `cache_key` `key` in this thread, from the result of `lower`."""
+        """Compiles the training step with the `cache_key` `key` in the calling thread, from the result of `lower`."""
         self.compiled[key] = CompiledStep(lowered.compile(), float(count))
 
     def cancel(self) -> None:
-        """Cancels all compilations in threads that have not begun."""
+        """Empties `compiling`, and cancels its compilations that have not begun."""
         while self.compiling:
             self.compiling.popitem()[1].cancel()
 

@@ -25,7 +25,7 @@ class ModelState:
       trainable, frozen: path -> array on the mesh.
       interruption: function that an evaluation must call between batches. After a signal, the function raises an
         exception that must end the evaluation.
-      keep: function (split, predictions) that `Task.evaluate` calls with its predictions.
+      keep: function (split, predictions) that `Task.evaluate` calls with the result of `Task.predict`.
     """
 
     abstract_model: AbstractModel
@@ -56,7 +56,7 @@ class BatchSpec(NamedTuple):
     """Shapes of a global training batch.
 
     Attributes:
-      arrays: name -> shape and dtype of each array of `Task.batches`, at the maximum sequence length.
+      arrays: name -> shape and dtype of each array of the batch, at the maximum sequence length.
       tokens: number of tokens in the batch, including padding; number of examples if rows are not sequences.
     """
 
@@ -105,10 +105,10 @@ class Task:
     """Name, in messages, of the split that selects the best step. `evaluate` gets "valid", whatever the name is."""
 
     unit = "tokens"
-    """Unit of the weights of `loss`, such as "tokens" or "examples"."""
+    """Unit of the weight that `loss` returns, such as "tokens" or "examples"."""
 
     seedless = False
-    """True if training uses no randomness. The summary then has no seed."""
+    """True if training uses no randomness. The field `seed` of the summary is then null."""
 
     tests_last = False
     """Whether to test the parameters of the last step in addition to the parameters of the best step."""
@@ -151,17 +151,17 @@ class Task:
         return self.loss
 
     def losses(self) -> Sequence[Callable]:
-        """Returns the loss functions that `loss_at` may return, to compile the training step ahead.
+        """Returns the loss functions that `loss_at` may return, to compile the training step in advance.
 
-        The default returns the loss function of the first step. The step of a loss function that is missing in the
-        result is compiled when training first needs it.
+        The default returns the loss function of the first step. If `loss_at` returns another function, training waits
+        until the step with this function is compiled.
         """
         return (self.loss_at(0),)
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
-        """Returns {name: constant learning rate} of the parameters that Adam trains instead of the run's optimizer.
+        """Returns {name: constant learning rate}, for parameters that Adam trains instead of the run's optimizer.
 
-        A parameter belongs to a name, such as "head", if the name is a component of its path.
+        A name, such as "head", selects all parameters whose paths have this component.
         """
         return {}
 
@@ -185,7 +185,7 @@ class Task:
         """
 
     def batch_samples(self) -> Iterator[Batch]:
-        """Yields one batch (this process's rows) of each shape of `batches`, to compile the training step ahead.
+        """Yields a batch (this process's rows) of each shape that `batches` yields, to compile the step in advance.
 
         The default yields no batch: the step is compiled when the first batch of a shape arrives.
         """
@@ -202,8 +202,8 @@ class Task:
         """Returns metrics on the split "valid" or "test", equal on every process, from the result of `predict`.
 
         A metric is a Python number or a text. The metric `objective` must be present, and must be a number. An override
-        that adds metrics should call this method with `super()`: then the test of a run writes the same predictions,
-        and does not call `predict` again.
+        that adds metrics should call this method with `super()`: the test of a run then also writes the predictions of
+        this call, instead of calling `predict` again.
         """
         predictions = self.predict(values, split)
         check(

@@ -170,7 +170,7 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
         file.truncate(0)
         file.write(uuid.uuid4().hex)  # `lock_word` reads this text
         file.flush()
-        # Without fsync, a network file system may show the word to other hosts after a minute.
+        # Without fsync, a network file system may not show the word to other hosts for a minute.
         os.fsync(file.fileno())
         if not address(workdir):
             yield lambda: None
