@@ -35,7 +35,7 @@ SILENCE = "TRAINLESS_LOST_SECONDS", 60
 time counts as lost."""
 
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
-"""Environment variable with the seconds within which all processes must connect, and its default."""
+"""Environment variable with the time limit of the rendezvous in seconds, and its default."""
 
 AGAIN = "the same command resumes from the last checkpoint, if the run has one, with any number of processes"
 
@@ -152,8 +152,8 @@ def end(process: int, line: str) -> NoReturn:
     """Prints an error line and exits this process, number `process`, with code LOST, without cleanup."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
-    # JAX aborts the other processes when process 0 exits: process 0 waits until their heartbeat threads have named the
-    # lost process.
+    # JAX aborts the other processes when process 0 exits: process 0 waits, so that their heartbeat threads can first
+    # name the lost process.
     _exit(LOST, 2 if process == 0 else 0)
 
 

@@ -27,8 +27,8 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
     the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
 
     Args:
-      joins: whether `main` calls `processes.initialize`. If False, a launcher of several processes causes a UserError,
-        because each process would do all the work.
+      joins: whether `main` calls `processes.initialize`. If False, and a launcher has started several processes, exits
+        with an error, because each process would do all the work.
     """
     keep_compiled(Path(".cache"))
     # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved.

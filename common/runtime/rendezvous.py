@@ -25,8 +25,8 @@ LONGEST = 2**20
 """Number of bytes after which process 0 refuses a line without a newline."""
 
 _REFUSES = (
-    "refuses this process: TRAINLESS_TOKEN or TRAINLESS_NUM_PROCESSES differs, or the port belongs to another run;"
-    " start all processes of the run again with one launcher"
+    "refuses this process: TRAINLESS_TOKEN or TRAINLESS_NUM_PROCESSES differs between the two processes, or the port"
+    " belongs to another run; start all processes of the run again with one launcher"
 )
 
 

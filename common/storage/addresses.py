@@ -37,5 +37,5 @@ def address(folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """Returns the name of a folder or file for messages: the address of a local copy, the path of any other folder."""
+    """Returns the name of a folder or file for messages: its address if it is a local copy, otherwise its path."""
     return address(folder) or str(folder)

@@ -192,7 +192,7 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
 def _update(
     mirror: Mirror, objects: dict[str, Object], files: dict[str, os.stat_result], ours: bool
 ) -> None:
-    # Without its marker, a checkpoint was not uploaded completely, so only the local copy may have all files.
+    # A checkpoint without its marker was not uploaded completely: do not download its files.
     marked = {checkpoint_of(path) for path in objects if path.endswith(f"/{_MARKER}")} | {""}
     complete = {path for path in objects if checkpoint_of(path) in marked}
     for path in sorted(complete, key=order):
@@ -272,7 +272,7 @@ def identity() -> str:
 def roles(word: str) -> tuple[bool, bool]:
     """Returns whether the processes of a run have different local copies, and whether this process leads its copy.
 
-    If the copies differ, the first process of each copy leads: only this process downloads to the copy, and deletes in
+    If the copies differ, the first process of each copy leads: only the leader downloads to the copy, and deletes in
     it. If all processes share one copy, the second value is True on every process. All processes must call this
     function.
 

@@ -19,7 +19,7 @@ from common.errors import UserError, missing_package, reason_of
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
-"""Environment variable and default of the seconds after which a store that does not respond counts as unavailable."""
+"""Environment variable with the seconds for which a failing request is repeated, and its default."""
 
 _CONNECT, _ANSWER = 10, 60
 """Connect timeout and read timeout of a request, in seconds."""

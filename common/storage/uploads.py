@@ -54,8 +54,8 @@ class Uploads:
     def release(self) -> None:
         """Uploads the last changes and releases the lease.
 
-        Raises the first error of the threads or of these requests: a UserError if the store refused a request or was
-        unavailable for too long, or if another process has taken the lease.
+        Raises the first error of the threads or of these requests: a UserError if a request to the store failed, or if
+        the lease was deleted or taken by another process.
         """
         for thread, last_call in (
             (self._uploading, self.upload),

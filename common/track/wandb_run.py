@@ -42,7 +42,7 @@ class WandbRun:
 
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
-    """Returns the run's wandb id, a file in the workdir. If `anew`, or if the file is missing, writes a new id."""
+    """Returns the wandb id that a file in the workdir stores. If `anew`, or without the file, first stores a new id."""
     path = workdir / "wandb_id"
     if anew or not path.exists():
         write_whole(path, secrets.token_hex(4) + "\n")
