@@ -17,8 +17,8 @@ def outline(
 
     The paper does not state how to draw the line. This function makes these choices:
     - The line joins the validation points, each at the best value so far (unless `held` is False).
-    - A metric that is maximised starts at (0, 0). A metric that is minimised, such as bits per character, starts with
-      its first value, because an initial 0 would be a perfect score.
+    - For a metric that is maximised, the line starts at (0, 0). For a metric that is minimised, such as bits per
+      character, it starts at the first value, because an initial 0 would be a perfect score.
     - The line is constant after the last point.
     - A horizon between two points ends the line at an interpolated value.
 

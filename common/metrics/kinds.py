@@ -36,7 +36,7 @@ MODES = {
 def load(path: Path) -> Predictions:
     """Reads predictions that `Predictions.save` has written.
 
-    Raises a UserError if the file cannot be read, is damaged, or contains no examples or NaN.
+    Raises a UserError if the file cannot be read, is damaged, contains NaN, or contains no examples.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

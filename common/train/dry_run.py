@@ -1,4 +1,4 @@
-"""The dry run: prints parameters, first batch, memory and FLOPs of the compiled step, without training."""
+"""The dry run: prints parameter counts, shapes of the first batch, memory and FLOPs of a step, without training."""
 
 import math
 from collections.abc import Mapping

@@ -181,7 +181,7 @@ def _show_evaluation(run: Run, metrics: dict[str, float | str], best: bool) -> N
 
 
 class Save(Hook):
-    """Saves checkpoints to resume from, at regular steps or seconds and when the loop stops."""
+    """Saves checkpoints to resume from (`checkpoint.steps`, `checkpoint.seconds`), also when the loop stops."""
 
     def start(self, run: Run) -> None:
         self._last = time.perf_counter()
