@@ -1,7 +1,7 @@
 """Writes two tables that are not in the paper.
 
-`formula` evaluates eq. (3) with several exponents. `sensitivity` trains digit classifiers with several optimizers and
-starts.
+`formula` evaluates eq. (3) with several exponents and signs. `sensitivity` trains digit classifiers with several
+optimizers and starts.
 """
 
 import math
@@ -82,7 +82,7 @@ def _readings(context: int) -> list[tuple[str, float, int]]:
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram: a lower bound for K = 1."""
+    """Returns the training perplexity of the maximum-likelihood bigram, the lowest of all models with K = 1."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]

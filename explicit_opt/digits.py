@@ -134,7 +134,7 @@ class Digits(StartTask):
         }
         self.width = train[0].shape[1]
         self.outputs = int(self.splits["train"][1].max()) + 1
-        # Check the test images first, because they are also the validation images with held_out=0.
+        # Check the test images first: with held_out=0 they are also the validation images, but errors must say "test".
         for split, (pixels, labels) in reversed(self.splits.items()):
             source = f"--config.data.source={config.data.source}: the {split} images have"
             check(

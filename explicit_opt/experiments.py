@@ -102,9 +102,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self._override(config, "mnist", values)
 
     def _override(self, config: ConfigDict, corpus: str, values: dict[str, object]) -> ConfigDict:
-        """Applies the command line's overrides, then `eval.start`, `data` and `values`, to `config`. Returns it.
+        """Applies the overrides of the command line, and then the suite's fields, to `config`; returns `config`.
 
-        Raises a UserError if the command line overrides one of these fields, or an override is invalid.
+        The suite's fields are `values`, `eval.start` and, if `data` has a directory for `corpus`, `data.source`. Raises
+        a UserError if the command line overrides one of the suite's fields, or an override is invalid.
         """
         if directory := self.data.get(corpus):
             values["data.source"] = f"files:{shown(directory)}"
@@ -158,8 +159,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
 def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     """Drops overrides "--config.a.b=VALUE" of fields that only models of the other corpus have.
 
-    Keeps overrides of fields that no model has, so that applying them raises a UserError. Raises a UserError itself for
-    an override of data.source, which both corpora have.
+    Keeps overrides of fields that no model has, so that applying them raises a UserError. Raises a UserError for an
+    override of data.source, because both corpora have this field.
     """
     babylm, mnist = (set(flatten(config)) for config in (explicit.babylm("sum"), explicit.mnist()))
     others = babylm - mnist if corpus == "mnist" else mnist - babylm
@@ -337,7 +338,8 @@ def fig2(suite: ExperimentSuite) -> None:
 def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:
     """Returns the test metrics of a run, and its validation curve of (epoch, accuracy in %, loss).
 
-    The protocol "printed" validates on the test images and reports the last epoch as test metrics.
+    With the protocol "printed", the validation images are the test images, and the test metrics are those of the last
+    epoch.
     """
     points = _points(ran, "accuracy", "loss")
     if suite.protocol == "ours":
@@ -364,8 +366,8 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
     """Measures the explicit solution's test accuracy for the priming numbers K = 1, 2, ... (section 3.2.1).
 
     Returns:
-      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), for K up to the
-      number of pixels, and the mean L1 norm of the training features.
+      First, a list of (K, accuracy of eq. (3) in %, accuracy of `separate_intercept` in %) for K up to the number of
+      pixels. Second, the mean L1 norm of the training features.
     """
     features, labels = jnp.asarray(task.features("test")), task.splits["test"][1]
     train = task.features("train")

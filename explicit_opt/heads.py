@@ -104,8 +104,8 @@ class HeadStart:
         check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
         self._random = np.random.default_rng(seed)
-        # `_origin_M` is subtracted from all features before they are summed, because sums of large products would lose
-        # small differences.
+        # `_origin_M` is subtracted from all features before they are summed. Otherwise, rounding errors of the sums
+        # could exceed the differences between examples.
         self._origin_M = np.zeros(0)
         self._sums_NM = np.zeros((0, 0))
         self._mass_N = np.zeros(0)
@@ -166,7 +166,7 @@ class HeadStart:
         self._check_width(other._sums_NM.shape[1])
         if not self._origin_M.size:
             self._origin_M = other._origin_M
-        # Move the other head's sums to the origin of this head: x - a = (x - b) + (b - a).
+        # Move the other head's sums from its origin b to the origin a of this head: x - a = (x - b) + (b - a).
         move_M = other._origin_M - self._origin_M
         sums_NM = other._sums_NM + np.outer(other._mass_N, move_M)
         products_MM = other._products_MM

@@ -16,7 +16,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def read_mnist(place: str) -> tuple[Images, Images]:
-    """Returns the training images and the test images in the folder `place`, DIR of --config.data.source=files:DIR.
+    """Returns the training images and the test images of a folder. `place` is DIR in --config.data.source=files:DIR.
 
     Raises a UserError if the folder is missing, `read_idx` fails, or images and labels are empty or do not match.
     """
@@ -25,13 +25,17 @@ def read_mnist(place: str) -> tuple[Images, Images]:
 
 
 def _read_part(directory: Path, part: str) -> Images:
-    pixels = read_idx(directory, f"{part}-images-idx3-ubyte")
-    labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
+    images_name, labels_name = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+    pixels, labels = read_idx(directory, images_name), read_idx(directory, labels_name)
     check(
-        pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"{shown(directory)}: the shapes of {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte must be"
-        f" (images, height, width) and (images,), with at least one image, got {pixels.shape} and"
-        f" {labels.shape}: download both files again",
+        pixels.ndim == 3 and labels.ndim == 1,
+        f"{shown(directory)}: {images_name} must have 3 axes and {labels_name} 1 axis, got {pixels.ndim} and"
+        f" {labels.ndim}: download both files again",
+    )
+    check(
+        len(pixels) == len(labels) > 0,
+        f"{shown(directory)}: {images_name} has {len(pixels)} images, {labels_name} has {len(labels)} labels, but there"
+        " must be a label for each image and at least one image: download both files again",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 

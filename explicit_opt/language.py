@@ -43,7 +43,7 @@ _UNUSED = 2
 TOKENIZER = "tokenizer.npz"
 
 FINEST = 100_000
-"""Largest denominator of the fraction `data.held_out_share`."""
+"""Largest denominator of the fraction to which `held_out` rounds `data.held_out_share`."""
 
 STRETCH = 64
 """Number of consecutive tokens that form one test example; the last example may have fewer. A test example has several
@@ -159,9 +159,9 @@ class Windows:
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
     """Returns the lines of each document, without blank lines.
 
-    Contexts do not cross the boundaries of documents, which `data.documents` sets unless a user's function returns the
-    documents. Each line is tokenized on its own. With more than a million training lines, the boundaries also change
-    which lines train the tokenizer.
+    `data.documents` sets the boundaries of documents, unless a user's function returns the documents. Contexts do not
+    cross boundaries. Each line is tokenized on its own. With more than a million training lines, the boundaries also
+    change which lines train the tokenizer.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]
@@ -294,7 +294,7 @@ class NextToken(StartTask):
 
     @property
     def training_stride(self) -> int:
-        """Distance between the training tokens that give the training perplexity.
+        """Distance between the training tokens on which the training perplexity is measured.
 
         The smallest distance that selects at most `eval.train_tokens` tokens; 1 (all tokens) if that field is 0.
         """

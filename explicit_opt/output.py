@@ -48,8 +48,8 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
     kernel, bias = (values.trainable.get(f"{layer}/{name}") for name in ("kernel", "bias"))
     if kernel is None:
         linear = [n.removesuffix("/kernel") for n in values.trainable if n.endswith("/kernel")]
-        advice = f"choose one of these: {', '.join(linear)}" if linear else "the model has none"
-        raise UserError(f"no trainable layer {layer!r} with a kernel; {advice}")
+        advice = f"choose one of {', '.join(linear)}" if linear else "use a model that has one"
+        raise UserError(f"no trainable layer {layer!r} with a kernel: {advice}")
 
     def record(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, ...]:
         model = values.abstract_model.build(trainable, frozen)

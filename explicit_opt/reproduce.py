@@ -46,8 +46,8 @@ def main() -> None:
         action="append",
         default=[],
         metavar="CORPUS=DIR",
-        help="directory of babylm (texts) or mnist (IDX files); may be repeated; default data/CORPUS, or small data"
-        " that need no download with --scale=tiny",
+        help="directory of babylm (texts) or mnist (IDX files); may be repeated; default data/CORPUS, or with"
+        " --scale=tiny small data that need no download",
     )
     reproduce("explicit_opt", TARGETS, parser, _own)
 

@@ -44,8 +44,8 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
     """Returns the configuration for the training loop, and the task.
 
-    With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. The exception is a language
-    model with `data.tokens` above 0, the number of tokens that is assumed for an epoch. Raises a UserError if the
+    With `read_data=False` the length of an epoch is unknown, so the number of steps is 0. Only for a language model
+    with `data.tokens` above 0, an epoch is assumed to have `data.tokens` tokens. Raises a UserError if the
     configuration or the data are invalid.
     """
     validate(config)

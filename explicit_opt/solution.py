@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from common.errors import check
 
 FLOOR = 1e-12
-"""Lower bound of co-occurrences, because the logarithm of 0 is infinite."""
+"""Lower bound of numbers whose logarithm is taken, because the logarithm of 0 is infinite."""
 
 # Up to this number of outputs, co-occurrences are a product with one-hot targets; with more outputs, a segment sum.
 _FEW_OUTPUTS = 256
@@ -54,10 +54,10 @@ def explicit_solution(
     )
     targets = np.asarray(targets)
     check(
-        targets.shape == features.shape[:1] and targets.dtype.kind in "iu",
-        f"targets must be integers of the shape ({len(features)},), one for each example, got {targets.dtype} of the"
-        f" shape {targets.shape}",
+        targets.shape == features.shape[:1],
+        f"targets must have the shape ({len(features)},), a target for each example, got {targets.shape}",
     )
+    check(targets.dtype.kind in "iu", f"targets must be integers, got {targets.dtype}")
     check(targets.min() >= 0, f"targets must be at least 0, got {targets.min()}")
     outputs = int(targets.max()) + 1 if outputs is None else outputs
     check(
@@ -145,7 +145,7 @@ def _one_pass(features_EM, targets_E, outputs: int) -> tuple[jax.Array, float]:
 
 
 def _on_host(features_EM, targets_E, outputs):
-    """Computes `_one_pass` with NumPy. Reads each block of features once, because memory bounds the speed."""
+    """Computes `_one_pass` with NumPy. Reads each block of features once, because memory bandwidth limits the speed."""
     found_NM, lowest = np.zeros((outputs, features_EM.shape[1])), np.inf
     number_N = np.arange(outputs)[:, None]
     for start in range(0, len(features_EM), _BLOCK):

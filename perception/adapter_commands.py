@@ -79,7 +79,7 @@ def merge(options: Namespace) -> None:
 
 
 def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: Mesh) -> None:
-    """Checks that `base` is the model that a run or an adapter was trained on, or its copy in the format `kind`.
+    """Checks that `base` is the model that a run or an adapter was trained on, or this model quantized to `kind`.
 
     Prints a warning with the quantization errors if `kind` is a quantized format and `base` has another format.
 
@@ -271,7 +271,7 @@ def _base_of_adapter(
     weights: Path | None,
     weights_option: str = "--pretrained",
 ) -> Pretrained:
-    """Returns the base model of a run; raises a UserError unless base model and adapter contain the whole encoder."""
+    """Returns the base model of a run. Raises a UserError unless base model and adapter are the whole encoder."""
     check(
         find(config.finetune).adapters,
         f"{option}={shown(path)} has no adapter: the run used --config.finetune={config.finetune}; name a run that"

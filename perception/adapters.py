@@ -45,7 +45,9 @@ def main() -> None:
     unmerge.add_argument("--merged", required=True, **folder)
     unmerge.add_argument("--out", required=True, **folder)
 
-    add = command("add", "writes the weighted sum of adapters that share base weights, for PEFT")
+    add = command(
+        "add", "writes the weighted sum of adapters that share base weights, in PEFT's format"
+    )
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
     add.add_argument("--pretrained", **base)
     add.add_argument("--out", required=True, **folder)

@@ -33,8 +33,8 @@ class Relative:
     Attributes:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
         which every layer projects to queries and keys (DeBERTa).
-      buckets: number of groups of distances, of earlier and of later keys together; for "disentangled", half of this
-        number. A group of small distances has one distance; a group of larger distances has several.
+      buckets: number of groups of distances, of earlier and of later keys together, if `kind` is "bias"; half of this
+        number if `kind` is "disentangled". Each small distance has its own group; larger distances share groups.
       farthest: all distances of at least `farthest` are in the last group of earlier keys or in the last group of later
         keys, which may also have smaller distances.
     """

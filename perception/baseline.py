@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate inverse penalties (scikit-learn's C). The weighted F1 on "valid", or else on "test", chooses one."""
+"""Candidate inverse penalties (scikit-learn's C). `fit` chooses the one with the best weighted F1."""
 
 SOLVED = 20_000_000
 """Largest number of nonzero TF-IDF values of the training texts for which liblinear fits the regression. Stochastic
 gradient descent (SGD) approximates larger regressions."""
 
 SAMPLE = 50_000
-"""Maximum number of training texts to which SGD fits the candidates, one for each of INVERSE_PENALTIES."""
+"""Maximum number of training texts to which SGD fits the models that compare INVERSE_PENALTIES."""
 
 DATA = (
     "source",
@@ -181,8 +181,8 @@ class Baseline(NamedTuple):
     """A fitted baseline.
 
     Attributes:
-      chosen_f1: weighted F1 in percent on the split that chose the inverse penalty ("valid", or "test" without
-        "valid").
+      chosen_f1: weighted F1 in percent on the split on which the inverse penalty was chosen ("valid", or "test"
+        without "valid").
       seconds: wall time of `fit`.
       predictions: predictions for the test examples.
       notes: sentences about approximations for large data; empty without approximations.
@@ -201,8 +201,8 @@ def fit(
 ) -> Baseline:
     """Trains on "train", chooses the inverse penalty on "valid" (or on "test" without "valid"), and predicts "test".
 
-    The texts of an example are joined with a space. If a text may have several classes, the split that chooses the
-    inverse penalty also chooses the thresholds.
+    The texts of an example are joined with a space. If a text may have several classes, the thresholds are chosen on
+    the same split as the inverse penalty.
 
     Args:
       balance: whether all classes have equal total weight in the loss (`objective.balanced_weights`).

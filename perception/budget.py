@@ -16,8 +16,8 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried with seed 1 for every method with training steps. The weighted F1 on the split
-`eval.select` chooses one for each method."""
+"""Learning rates that are tried with seed 1 for every method with training steps. Each method then uses the rate with
+the best weighted F1 on the split `eval.select`."""
 
 SEEDS = 3
 """Number of seeds that a verdict needs (`common.report.significance.LEAST_SEEDS`)."""

@@ -205,7 +205,8 @@ def main() -> None:
         classes, thresholds = model.names, model.thresholds
     else:
         classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, run)
-    # Lines of text have no column names, so the name of the run's label cannot collide with other names.
+    # Lines of text are written without column names. The fixed name "label" differs from all other column names, which
+    # the name of the run's label might not.
     answers = Answers("label" if ranked else label, classes, options.top, ranked, thresholds)
     count = 0
     if options.input:

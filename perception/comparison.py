@@ -192,7 +192,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
-        """Returns overrides that pad or truncate texts to one or two lengths, for which a run compiles few programs.
+        """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
         The lengths are the median and the 95 % quantile of the numbers of tokens in at most MEASURED_TEXTS examples,
         rounded up to multiples of 16, at most `data.max_length`. Returns [] if an override sets `data.max_length` or
@@ -335,7 +335,7 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
 def write_tables(
     suite: ExperimentSuite, found: Mapping[str, Sequence[Run]]
 ) -> tuple[Table, dict[tuple[str, str], Comparison], Table]:
-    """Writes the tables `worth` and `verdicts`, prints nonempty tables. Returns `worth`, the verdicts, their table."""
+    """Writes two tables and prints them unless empty. Returns the table `worth`, the verdicts, the table `verdicts`."""
     table = conclusions.results(found)
     suite.write("worth", *table)
     verdicts = conclusions.judge(found, suite.margin)

@@ -149,7 +149,7 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
 
 
 def _score_interval(sample: Sample, shared_variance: float) -> tuple[float, float]:
-    """Returns the interval of a weighted F1, from 0 to 100: the interval of its difference from a score of 0."""
+    """Returns the interval of a weighted F1, clipped to [0, 100]: the interval of its difference from 0."""
     zero = Sample((0.0,), seedless=True)
     one = Comparison(METRIC, "max", sample, zero, 0.0, shared_variance)
     return max(one.low, 0.0), min(one.high, 100.0)
@@ -204,7 +204,7 @@ def answer(
 
     Args:
       size: number of training examples, of tokens in the training examples, and of test examples.
-      select: split that selected the best steps and the methods: "valid" or "test".
+      select: split on which the best steps and the methods were selected: "valid" or "test".
       shots: number of training examples per class, drawn again for each seed; 0 if the runs used all examples.
       pretrained: whether --config.pretrained is set.
     """
@@ -229,7 +229,7 @@ def answer(
         )
     lines = [
         f"Best classifier, {selected}: {find(way).name}, {reaches}.",
-        f"Trained on {examples:,} examples (about {tokens:,.0f} tokens), weighted F1 of each way: {reached}.",
+        f"Trained on {examples:,} examples (about {tokens:,.0f} tokens), weighted F1 of each method: {reached}.",
     ]
     if chosen and chosen != way:
         lines.append(f"Best use of the pretrained weights, {selected}: {find(chosen).name}.")

@@ -30,7 +30,7 @@ class DataSet:
       source: "tfds:NAME" (TensorFlow Datasets) or "hf:NAME" (Hugging Face).
       fields: name of the text field, or names of two text fields. "a|b" takes the first field that exists.
       label: name of the label field.
-      classes: number of classes; 0 accepts any number.
+      classes: required number of classes (see `load_labelled`); 0 accepts any number.
       unlabelled: whether the label -1 means no label. Examples with this label are then dropped.
       splits: split -> its name in the source; "a|b" takes the first split that exists. A split "valid" or "test" that
         has the name "" or does not exist is cut from the training examples.
@@ -109,7 +109,7 @@ def validate(config: ConfigDict) -> None:
         f" instead of {config.eval.select}",
     )
     shots = config.data.shots
-    check(shots >= 0, f"--config.data.shots must be at least 0 (all examples), got {shots}")
+    check(shots >= 0, f"--config.data.shots must be at least 1, or 0 for all examples, got {shots}")
 
 
 def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:

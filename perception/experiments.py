@@ -131,13 +131,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
     def check(self) -> None:
-        """Raises a UserError if `cases` fails, or if the configuration of a cell that lacks no option is invalid."""
+        """Raises a UserError if `cases` fails or a configuration is invalid. Skips cells that lack an option."""
         for case in self.cases():
             if not self.missing(case):
                 run.validate(self.configuration(case, 1))
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
-        """Returns the configuration of one run of a cell that lacks no option (see `missing`).
+        """Returns the configuration of one run of a cell. `missing` must return "" for the cell.
 
         Raises:
           UserError: the command line overrides a field of FIXED or the seed, or an override is invalid.
@@ -171,8 +171,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def side(self, text: str) -> Side:
         """Returns the experiment that a claim names "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
-        At the scale "tiny", the Python manual replaces the data set, and the cell is in the row of `stand_ins` for the
-        family of the backbone.
+        At the scale "tiny", the Python manual replaces the data set, and the backbone of `stand_ins` with the same
+        family replaces arctic_xs. A claim about a backbone that `stand_ins` lacks then has no experiment.
 
         Raises:
           UserError: a name in `text` is unknown, the configuration is invalid, or --datasets or --data is used at the

@@ -203,8 +203,8 @@ def solves_head(config: ConfigDict) -> bool:
 def resolve(config: ConfigDict) -> ConfigDict:
     """Returns a copy of `config` in which derived fields are set.
 
-    - The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone. If the backbone
-      is "auto", the dtype becomes "auto".
+    - The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone, or by "auto" if
+      the backbone is "auto".
     - The learning rate 0 is replaced by `config.learning_rates[config.finetune]`. Without such an entry (a user's
       method), the learning rate becomes `Method.learning_rate`.
     - `learning_rates` is removed.

@@ -45,7 +45,7 @@ class Solution(NamedTuple):
     Attributes:
       kernel_MC, bias_C: float32 parameters of the head, for features that are not standardised.
       inverse_penalty: the chosen inverse penalty.
-      f1: weighted F1 in percent on the examples that chose the penalty.
+      f1: weighted F1 in percent on the examples on which the penalty was chosen.
     """
 
     kernel_MC: np.ndarray
@@ -130,7 +130,7 @@ class SolvedHead(TextClassification):
 
     @property
     def seedless(self) -> bool:
-        """Whether the result does not depend on the seed: False if `reinitialize` or `data.shots` is set."""
+        """Whether all seeds give the same result: False if `reinitialize` or `data.shots` is set."""
         return not self.config.reinitialize and not self.config.data.shots
 
     def pretrained_weights(self, abstract_model: AbstractModel) -> PretrainedWeights:

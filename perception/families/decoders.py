@@ -87,7 +87,7 @@ def _stretch_json(stretch: Stretch | None) -> dict[str, Any]:
 
 
 def _kv_heads(fields: Fields, default: int) -> int:
-    """Returns the number of key-value heads: `default` if the field is missing, one for each query head if null."""
+    """Returns the field `num_key_value_heads`: `default` if it is missing, the number of query heads if it is null."""
     null = "num_key_value_heads" in fields.values
     return fields.count("num_key_value_heads", heads_of(fields) if null else default)
 
@@ -116,9 +116,14 @@ def _decoder(
     size = fields.count("head_dim", made.size)
     rotated = int(size * partial)
     check(
-        rotated % 2 == 0 and rotated <= size,
-        f"{fields.place}: the number of rotated features of a head must be even and at most {size}, got {rotated} (the"
-        f" head size {size}, which is head_dim or else hidden_size / num_attention_heads, times partial_rotary_factor"
+        rotated <= size,
+        f"{fields.place}: partial_rotary_factor, the fraction of rotated features of a head, must be at most 1, got"
+        f" {partial:g}; correct the file",
+    )
+    check(
+        rotated % 2 == 0,
+        f"{fields.place}: the number of rotated features of a head must be even, got {rotated} (the head size {size},"
+        " which is head_dim or else hidden_size / num_attention_heads, times partial_rotary_factor"
         f" {partial:g}, rounded down); correct one of these fields",
     )
     absent = "num_key_value_heads" not in fields.values

@@ -123,7 +123,7 @@ def _json(shape: Backbone) -> dict[str, Any]:
 
 
 def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backbone:
-    """Returns a copy of `shape` whose table of positions starts with `first` rows that no position uses (RoBERTa)."""
+    """Returns a copy of `shape` for `family`. No position uses the first `first` rows of the table of positions."""
     check(
         shape.learned > first,
         f"{fields.place}: max_position_embeddings={shape.learned} must exceed {first}, because no position uses the"
@@ -180,7 +180,7 @@ def write_distilbert(shape: Backbone) -> dict[str, Any]:
 
 
 def read_mpnet(fields: Fields) -> Backbone:
-    fields.only(relative_attention_num_buckets=32)  # transformers always uses 32 groups
+    fields.only(relative_attention_num_buckets=32)  # transformers always uses 32 buckets
     made = _first_at(fields, _read(fields, types=0), "mpnet", 2)
     return replace(made, relative=Relative("bias", 32, 128))
 
@@ -229,7 +229,7 @@ def read_modernbert(fields: Fields) -> Backbone:
     fields.only(mlp_dropout=0.0, rope_scaling=None)
     layers, width, hidden, heads = sizes(fields)
     every = fields.count("global_attn_every_n_layers", 3)
-    # transformers 5 writes a kind for each layer, and the rotary fields of each kind.
+    # transformers 5 writes the kind of attention of each layer, and the rotary fields of each kind.
     known = {"full_attention": False, "sliding_attention": True}
     default = [list(known)[layer % every != 0] for layer in range(layers)]
     kinds = fields.layer_kinds(layers, known, default)

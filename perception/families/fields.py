@@ -190,8 +190,8 @@ class Names:
       outside: module path in this project -> module path in the files, for modules outside the layers. A path in this
         project may also be an embedding table, such as "embed/types".
       inside: module path in this project -> module path in the files, both relative to a layer. Modules with the same
-        path in the files have a single matrix there: their matrices in the order of `inside`, concatenated along the
-        outputs.
+        path in the files are stored there as one matrix: their matrices, concatenated along the outputs in the order of
+        `inside`.
     """
 
     prefix: str

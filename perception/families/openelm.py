@@ -42,7 +42,8 @@ OPENELM = Names(
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
     """Returns one scale per layer from the field `name`.
 
-    The field is a number, a list with one number per layer, or a list of two numbers, which are interpolated linearly.
+    The field is a number, a list with one number per layer, or a list of two numbers (of the first and the last layer),
+    which are interpolated linearly.
     """
     value = fields.get(name, default)
     if is_number(value):

@@ -246,8 +246,8 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS, [0, -1, 1], {}, "labels must be at least 0, got -1"),
         (ROWS, [-3, -3, -2], {}, "labels must be at least 0, got -3"),
         (ROWS, [0, 1, 2], {"outputs": 2}, "labels must be below outputs=2, got 2"),
-        (ROWS, np.full((3, 2), 0.7), {}, "add up to 1"),
-        (ROWS, [[1.5, -0.5]] * 3, {}, "lowest probability of -0.5 and sums from 1 to 1"),
+        (ROWS, np.full((3, 2), 0.7), {}, "add up to 1 for each example, got the sum 1.4"),
+        (ROWS, [[1.5, -0.5]] * 3, {}, "probabilities in labels must be at least 0, got -0.5"),
         (
             ROWS,
             np.full((3, 2), 0.5),

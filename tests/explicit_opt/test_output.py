@@ -142,7 +142,7 @@ def test_nonnegative_features_need_no_bias():
 @pytest.mark.parametrize(
     ("layer", "bias", "batches", "message"),
     [
-        ("head", True, 1, "no trainable layer 'head' with a kernel; choose one of these: encoder/"),
+        ("head", True, 1, "no trainable layer 'head' with a kernel: choose one of encoder/"),
         ("output", False, 1, "layer output has negative input features, so the explicit"),
         ("output", True, 0, "no example has a weight above 0"),
     ],

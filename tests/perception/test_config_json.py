@@ -339,7 +339,7 @@ FIELDS = {
     "rotation of more features than a head has": (
         "phi",
         {"partial_rotary_factor": 1.5},
-        "must be even and at most 8, got 12",
+        "partial_rotary_factor, the fraction .*, must be at most 1, got 1.5",
     ),
     "odd head": (
         "openelm",
