@@ -28,9 +28,13 @@ def _read_part(directory: Path, part: str) -> Images:
     images_name, labels_name = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
     pixels, labels = read_idx(directory, images_name), read_idx(directory, labels_name)
     check(
-        pixels.ndim == 3 and labels.ndim == 1,
-        f"{shown(directory)}: {images_name} must have 3 axes and {labels_name} 1 axis, got {pixels.ndim} and"
-        f" {labels.ndim}: download both files again",
+        pixels.ndim == 3,
+        f"{shown(directory)}: {images_name} must have 3 axes (images, height, width), got {pixels.ndim}: download the"
+        " file again",
+    )
+    check(
+        labels.ndim == 1,
+        f"{shown(directory)}: {labels_name} must have 1 axis, got {labels.ndim}: download the file again",
     )
     check(
         len(pixels) == len(labels) > 0,

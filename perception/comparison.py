@@ -138,7 +138,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the finished runs of each method in --out. Reads neither data nor pretrained weights.
 
         Raises:
-          UserError: --out has no finished runs of perception.worth, runs of another program, or a damaged summary.
+          UserError: --out has runs of another program, a damaged summary, or no finished runs of perception.worth.
         """
         names = [path.parent.name for path in (self.out / "runs").glob(f"*/{SUMMARY}")]
         ways = {re.split(r"_seed\d", name)[0] for name in names}

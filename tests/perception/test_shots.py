@@ -64,7 +64,7 @@ def test_shots_leave_the_test_whole(tmp_path) -> None:
         sizes.append({name: len(x) for name, x in datasets.load(config)[0].items()})
     assert sizes == 2 * [{"train": 16, "valid": 16, "test": 60}]
     config.data.shots = -1
-    with pytest.raises(UserError, match="shots must be at least 0"):
+    with pytest.raises(UserError, match="shots must be at least 1, or 0 for all examples"):
         datasets.validate(config)
 
 
