@@ -116,7 +116,7 @@ def _decoder(
     size = fields.count("head_dim", made.size)
     rotated = int(size * partial)
     check(
-        rotated <= size,
+        partial <= 1,
         f"{fields.place}: partial_rotary_factor, the fraction of rotated features of a head, must be at most 1, got"
         f" {partial:g}; correct the file",
     )

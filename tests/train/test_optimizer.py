@@ -255,8 +255,8 @@ def test_learning_rate_of_a_run_shorter_than_its_warm_up_only_rises(schedule: st
         ({"warmup_init": -1.0}, rf"^--config.optimizer.warmup_init {FINITE} of at least 0, got -1"),
         ({"clip": -0.5}, rf"^--config.optimizer.clip {FINITE} of at least 0, got -0\.5$"),
         ({"weight_decay": -0.1}, rf"^--config.optimizer.weight_decay {FINITE} of at least 0"),
-        ({"beta1": 1.0}, r"^--config.optimizer.beta1 must be in \[0, 1\), got 1\.0$"),
-        ({"beta2": -0.1}, r"^--config.optimizer.beta2 must be in \[0, 1\), got -0\.1$"),
+        ({"beta1": 1.0}, r"^--config.optimizer.beta1 must be at least 0 and below 1, got 1\.0$"),
+        ({"beta2": -0.1}, r"^--config.optimizer.beta2 must be at least 0 and below 1, got -0\.1$"),
     ],
 )
 def test_invalid_optimizer_settings_raise_user_errors(fields: dict, message: str):
