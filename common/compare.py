@@ -1,7 +1,7 @@
 """Trains several cases of an experiment: python -m common.compare --config=FILE --case A --case B model.width=64
 
-Each case is the configuration with overrides of its own, such as model.width=64. All cases are trained with the same
-seeds, and all other cases are compared with the first case. --sweep tunes every case on the same grid.
+Each case is the configuration FILE with overrides of its own, such as model.width=64. All cases are trained with the
+same seeds, and all other cases are compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re
@@ -92,7 +92,8 @@ def main() -> None:
         "--seeds",
         type=int_arg("--seeds"),
         default=3,
-        help="number of seeds of each case; the seeds are 1, 2, ... (default: 3, the minimum for most verdicts)",
+        help="number of seeds of each case; the seeds are 1, 2, ... (default: 3; with fewer seeds, verdicts are"
+        " undecided unless the runs have no randomness)",
     )
     out_help = "folder of runs, tables and figures (default: runs/compare)"
     parser.add_argument(

@@ -73,15 +73,14 @@ def load(spec: str, option: str = "--config") -> ConfigDict:
 def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.") -> None:
     """Sets the field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
-    If `config` lacks the field, first adds the fields that single kinds of layers or methods read
-    (`common.user_parts.Option`), by the function `PAPER.options.add_to`, if the paper has such a module.
+    If `config` lacks the field, and the paper has a module `options`, first calls its function `add_to`, which adds the
+    options (`common.user_parts.Option`) of the kinds of layers and of the methods of fine-tuning.
 
     Args:
       prefix: text before the names of fields in error messages.
 
     Raises:
-      UserError: the field does not exist or is a group, `text` cannot be converted, or a part that `config` names is
-        unknown, invalid or cannot be imported.
+      UserError: the field does not exist or is a group, `text` cannot be converted, or `add_to` raises a UserError.
     """
     known = flatten(config)
     if key not in known and _has_module(config.get("paper", ""), "options"):
@@ -105,7 +104,7 @@ def _has_module(paper: str, name: str) -> bool:
 
 
 def run_module(config: ConfigDict) -> ModuleType:
-    """Imports and returns the module `run` of the paper that a configuration names. Raises a UserError without one."""
+    """Imports and returns the module `run` of a configuration's paper. Raises a UserError if the module is missing."""
     paper = str(config.get("paper") or "")
     check(
         _has_module(paper, "run"),
@@ -246,9 +245,9 @@ def _is_real(value: object) -> bool:
 def complete(source: object) -> Iterator[None]:
     """Context manager that turns the exception for a missing configuration field into a UserError.
 
-    Also turns the AttributeError for a field whose value has a wrong type. The message begins with `source`, the file
-    or option of the configuration. A UserError that the block raises gets the same beginning, unless `source` is
-    "--config", because its message then already names the option.
+    Does the same for the AttributeError that a field with a value of a wrong type causes. The message begins with
+    `source`, the file or option of the configuration. A UserError that the block raises gets the same beginning, unless
+    `source` is "--config", because its message then already names the option.
     """
     try:
         yield
@@ -264,7 +263,7 @@ def complete(source: object) -> Iterator[None]:
                 f"{source} is not a configuration of this program: a field has a value of a wrong type"
                 f" ({raised(error)}); correct the field or choose another configuration"
             ) from error
-        # The field is the last word of the text, or NAME in 'Key "NAME" does not exist ...' if the program sets it.
+        # The field is the last word of the text, or NAME in 'Key "NAME" does not exist', the error of setting a field.
         field = (re.findall(r'Key "(.+?)"', text) or re.findall(r"[\w.]+", text))[-1]
         raise UserError(
             f"{source} is not a configuration of this program: the field {field} is missing; add the field or choose"
@@ -273,7 +272,10 @@ def complete(source: object) -> Iterator[None]:
 
 
 def check_paper(file: str, config: ConfigDict, program: str) -> None:
-    """Raises a UserError if the configuration from `file` names another paper than `program`, "PAPER.NAME", does."""
+    """Raises a UserError if the field `paper` of `config` is neither empty nor the PAPER of `program`, "PAPER.NAME".
+
+    `file` is the file of the configuration, for the message.
+    """
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
@@ -290,7 +292,7 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str], prefix: str = "--config.") -> None:
-    """Applies overrides to `config`: `fields` has texts "a.b=VALUE" after `prefix`. For the errors see `override`.
+    """Applies overrides to `config`: each of `fields` is `prefix` and "a.b=VALUE". For the errors see `override`.
 
     Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """

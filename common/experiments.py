@@ -32,7 +32,7 @@ from common.train.turns import Job, fit_in_turns
 from common.train.workdir import has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
-"""File in the workdir of a finished run with the configuration that the suite requested. See `fit_all` for its use."""
+"""Name of the file, in the workdir of a finished run, that holds the configuration that the suite requested."""
 
 
 class Side(NamedTuple):
@@ -236,11 +236,11 @@ class ExperimentSuite:
     def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
         """Trains the unfinished runs of `configs`, {name: configuration}. Returns all runs in the order of `configs`.
 
-        A run is finished if its workdir has a summary, and REQUESTED_CONFIG with the same configuration, apart from the
-        paths that `portable` removes, and from `eval.test` if the new configuration sets `eval.test` to False. If the
-        workdir still has checkpoints, the summary must also be newer than the data files, the user's data module and
-        the pretrained weights. If the workdir has no checkpoints, fields that the code has gained since the run may be
-        missing in REQUESTED_CONFIG, unless the command line sets them.
+        A run is finished if its workdir has a summary, and a REQUESTED_CONFIG that equals the run's configuration in
+        `configs`. The comparison ignores the paths that `portable` removes, and `eval.test` if `configs` sets it to
+        False. If the workdir has checkpoints, the summary must also be newer than the input files (`changed`). Without
+        checkpoints, REQUESTED_CONFIG may lack fields that were added to the code after the run, unless the command line
+        sets them.
         """
         summaries = {name: self._kept(name, config) for name, config in configs.items()}
         missing = {name: config for name, config in configs.items() if summaries[name] is None}
@@ -283,7 +283,7 @@ class ExperimentSuite:
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():
-            # Do not refuse a run at the chosen point of a sweep that only lacks test results: it is trained again.
+            # A run at the chosen point of a sweep may lack only the test results: train this run again.
             check(
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()

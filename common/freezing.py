@@ -16,7 +16,7 @@ ORTHOGONAL = ("orthogonal", 1.0)
 def variables_below(
     module: nnx.Module, kind: type[nnx.Variable]
 ) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
-    """Yields (path, submodule, variable) for each attribute of type `kind` of a submodule. Callers may replace it."""
+    """Yields (path, submodule, variable) for each variable of type `kind`. Callers may replace the variable."""
     for path, part in list(nnx.iter_modules(module)):
         for name, variable in list(vars(part).items()):
             if isinstance(variable, kind):

@@ -114,7 +114,7 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if an option in `fields` has a minimum, and is not a number of at least this minimum.
+    """Raises a UserError if the value in `fields` of an option with a minimum is not a number of at least the minimum.
 
     `prefix` is the text before the name of an option in the message, such as "--config.".
     """

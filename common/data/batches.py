@@ -43,7 +43,10 @@ def iterate(
 
 
 def check_rows(rows: int, multiple: int, option: str = "--config.data.batch") -> None:
-    """Raises a UserError that names `option` unless `rows` of a global batch are a positive multiple of `multiple`."""
+    """Raises a UserError unless `rows`, the number of rows of a global batch, is a positive multiple of `multiple`.
+
+    The message names `option`, the command-line option of `rows`.
+    """
     check(
         rows >= 1 and rows % multiple == 0,
         f"{option}={rows} must be a positive multiple of {multiple}, the product of --config.mesh.data,"

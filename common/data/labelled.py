@@ -41,7 +41,7 @@ class Field(NamedTuple):
 
     Attributes:
       names: name of the field. "a|b" is the first of the fields a and b that exists.
-      remedy: advice for the error message about a missing field.
+      remedy: advice for error messages about the field.
     """
 
     names: str
@@ -62,7 +62,7 @@ def load_labelled(
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     """Returns {split: labelled examples}, and the class names.
 
-    The class names come from the list in labels.json (in DIR, or beside FILE), from TFDS, from Hugging Face or from
+    The class names come from the list in labels.json (in the folder of the files), from TFDS, from Hugging Face or from
     embedded:NAME. If the source has no class names, they follow from the training labels:
     - If all labels are integers from 0 on: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the
       sorted labels if fewer than half of the integers from 0 to the largest label are labels.
@@ -71,7 +71,8 @@ def load_labelled(
     Args:
       data: a configuration with these fields:
         `source`, `tfds_dir`: see `open_records`.
-        `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
+        `splits`: split -> its name in the source. For "files:DIR", the split NAME is the file NAME.jsonl or NAME.csv in
+          DIR, plain or .gz.
         `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
           that exists.
         `label`: name of the label field (default "label").

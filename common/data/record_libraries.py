@@ -58,9 +58,10 @@ def _located(source: str, split: str, examples: Iterable[Mapping[str, Any]]) -> 
 def _choose(
     splits: Mapping[str, str], available: Container[str], optional: Container[str]
 ) -> dict[str, str]:
-    """Resolves names "a|b" to the first available name; returns {split: name}. Omits optional splits without a name.
+    """Resolves names "a|b" to the first available name. Returns {split: name}.
 
-    A required split without an available name gets the last name of "a|b", so that reading fails with an error message.
+    Omits an optional split if none of its names is available. A required split then gets the last name of "a|b", so
+    that reading fails with an error message.
     """
     chosen = {}
     for split, names in splits.items():

@@ -65,7 +65,7 @@ class Subwords(LosslessTokenizer):
         self._id_of_byte = np.array([single[bytes([n])] for n in range(256)], np.int32)
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Returns the token ids of a text, (tokens,). Encodes a line as bytes if its tokens decode to other bytes."""
+        """Returns the token ids of a text, (tokens,). Encodes a line as bytes if its subwords would change the line."""
         lines, tokens = text.splitlines(keepends=True), [np.zeros(0, np.int32)]
         for start in range(0, len(lines), _BLOCK):
             block = lines[start : start + _BLOCK]
@@ -82,7 +82,7 @@ class Subwords(LosslessTokenizer):
         return b"".join([self._pieces_V[token] for token in tokens])
 
     def cached_tokens(self, text: np.ndarray, data: ConfigDict) -> np.ndarray:
-        """Memory-maps the token ids of a text in `data.cache_dir`, which the first call for the text stores.
+        """Returns the token ids of a text, memory-mapped. The first call for a text stores them in `data.cache_dir`.
 
         Raises a UserError if the cached file is damaged, or the cache cannot be read or written.
         """

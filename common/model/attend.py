@@ -39,8 +39,9 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel if `common.model.fused` supports the arrays, but not with bias or dropout. The TPU kernel has no
-    dropout. cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
+    On GPUs and TPUs, uses a fused kernel if `common.model.fused` supports the arrays, and there is no bias and no
+    dropout. The TPU kernel has no dropout. cuDNN takes the seed of its dropout at compilation, so dropout masks would
+    not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.

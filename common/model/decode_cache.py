@@ -23,8 +23,8 @@ class CacheSpec:
     Attributes:
       length: maximum number of positions.
       dtype: dtype of the cached values, unless `empty` gets another dtype.
-      recent: number of positions in `DecodeCache.recent`, the most that a loop of decoding steps may write before
-        `settle`. 0 for a cache with a single array of `length` positions.
+      recent: number of positions in `DecodeCache.recent`. A loop of decoding steps may write at most this number
+        before `settle`. 0 for a cache with a single array of `length` positions.
     """
 
     length: int
@@ -34,7 +34,7 @@ class CacheSpec:
     def empty(
         self, shape: tuple[int, ...], axis: int, dtype: Any = None, value: int = 0
     ) -> "DecodeCache":
-        """Returns an empty cache filled with `value`.
+        """Returns an empty cache, whose free space is filled with `value`.
 
         Args:
           shape: shape of the values of one position.
@@ -80,7 +80,10 @@ class DecodeCache:
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """Returns an empty cache with `new` as its first positions, in `past`, or in `recent` if `past` is None."""
+        """Returns this cache, which must be empty, with `new` written from position 0 on.
+
+        Writes to `past`, or to `recent` if `past` is None.
+        """
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))

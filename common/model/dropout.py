@@ -49,10 +49,10 @@ def fold(key: Key, number: int) -> Key:
 
 
 def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Returns 32 random bits for each element of an array (B, ...) of this device's rows of a batch.
+    """Returns a random 32-bit word for each element of an array (B, ...) that holds this device's rows of a batch.
 
-    Equals this device's rows of `jax.random.bits(key, shape of the global array)`. Outside of `jax.shard_map` over the
-    batch, `shape` is the shape of the global array.
+    The words equal this device's rows of `jax.random.bits(key, shape of the global array)`. `shape` is the shape of
+    this device's rows; outside of `jax.shard_map` over the batch, of the global array.
     """
     shard = sharding.batch_shard()
     if shard is None:

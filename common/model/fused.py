@@ -24,11 +24,11 @@ def attend(
 ) -> jax.Array | None:
     """Returns the output of attention, (B, T, H, K), or None if no kernel supports the arrays.
 
-    - `platform` "gpu": cuDNN, for bfloat16 and float16, if `_cudnn_supports` the shapes, and the attention is causal or
-      has no window.
+    - `platform` "gpu": cuDNN, for bfloat16 and float16, if `_cudnn_supports` returns True for the shapes, and the
+      attention is causal or has no window.
     - `platform` "tpu": `common.model.splash`, for bfloat16, if T and S are at least `splash.LANES`.
 
-    Both need a mesh axis tensor that divides the number of key-value heads: the compiler cannot partition a kernel.
+    The mesh axis "tensor" must divide the number of key-value heads: the compiler cannot partition a kernel.
     """
     heads, dtype = (query_BTHK, key_BSGK, value_BSGK), query_BTHK.dtype
     if key_BSGK.shape[2] % num_shards("heads"):
@@ -71,8 +71,8 @@ def on_each_device(kernel: Callable[..., jax.Array], *arrays: jax.Array) -> jax.
 def _cudnn_supports(query_BTHK: jax.Array, key_BSGK: jax.Array) -> bool:
     """Returns whether JAX's cuDNN attention supports these shapes, also in training.
 
-    Head sizes are multiples of 8, at most 256 on Hopper and later GPUs, at most 128 on earlier GPUs. In training, JAX
-    refuses odd numbers of queries or keys: JAX passes an empty bias to the kernel, and cuDNN's gradient of a bias needs
+    Head sizes must be multiples of 8, at most 256 on Hopper and later GPUs, else at most 128. In training, JAX refuses
+    odd numbers of queries or keys: JAX passes an empty bias to the kernel, and cuDNN's gradient of a bias needs
     even numbers.
     """
     length, other, size = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[-1]

@@ -82,7 +82,7 @@ def is_target(path: tuple[str, ...], target: str) -> bool:
 
 
 def adapt(model: nnx.Module, targets: Collection[str], lora: Lora, *, rngs: nnx.Rngs) -> None:
-    """Freezes all parameters at their current values, and adds a trainable adapter to each target linear layer."""
+    """Freezes all parameters (`freeze_loaded`), and adds a trainable adapter to each target (`is_target`)."""
     freeze_loaded(model)
     for path, parent in linear_layers(model).items():
         if any(is_target(path, target) for target in targets):

@@ -24,8 +24,8 @@ def runs(kinds: Sequence[Hashable]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     For example, "LLLRLRLLL" has the runs "LLL", "RLRL" and "LL". Returns the indices of the copies of each element of a
     pattern: here ((0, 1, 2),), ((3, 5), (4, 6)) and ((7, 8),).
 
-    Works greedily from left to right. At each start, chooses the period with which the most elements repeat earlier
-    elements, in a tie the shortest period.
+    Works greedily from left to right. Each run has the pattern whose repetitions cover the most elements; in a tie, the
+    shortest pattern.
     """
     found, start = [], 0
     while start < len(kinds):
@@ -157,8 +157,9 @@ def _frozen_loop(
     """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1.
 
     The returned function can be called in the body of a scan. A scan saves the residuals of its body in every
-    iteration, here arrays for all frozen blocks each time. The returned function instead writes the residuals of each
-    frozen block once, into arrays that all iterations share, with one slot per frozen block.
+    iteration. These would be arrays for all frozen blocks, because the number of blocks that an iteration runs varies.
+    The returned function instead writes the residuals of each frozen block once, into arrays that all iterations share,
+    with one slot per frozen block.
 
     One scan can then run the whole stack, so a trained block compiles once. In a translation model with 32 encoder
     layers, the scans of `runs` compile a trained block three times, and compiling the training step takes 1.4 times the

@@ -87,7 +87,7 @@ def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
 
 
 class Spatial(nnx.Module):
-    """Computes W v + b over positions. At initialization W is near 0 and b is 1, so that the gate is about 1.
+    """Computes W v + b over positions. At initialization W is near 0 and b is 1, so that the output is about 1.
 
     Args:
       length: maximum sequence length.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SKIP = 2**16
 """Number that is folded into a block's key to draw whether the block is skipped. The block folds the index of each
-residual into the same key, so the number of residuals must be smaller."""
+residual into the same key, so a block must have fewer residuals than this number."""
 
 REMAT = {
     "none": None,

@@ -169,7 +169,7 @@ def _compare_sets(options: Namespace) -> None:
     names = _split(options.sets)
     check(bool(names), f"--sets={options.sets} names no data set: give names such as sst2,emotion")
     twice = sorted({name for name in names if names.count(name) > 1})
-    check(not twice, f"--sets={options.sets} names {', '.join(twice)} twice")
+    check(not twice, f"--sets={options.sets} names {', '.join(twice)} twice: give each name once")
     sets = {
         name: named_groups([argument.replace("{}", name) for argument in options.runs])
         for name in names

@@ -34,7 +34,7 @@ class Convergence:
     not all curves end at 0 on the axis.
 
     Attributes:
-      groups: the groups. Lists of values have the order [group][run].
+      groups: the groups. `curves`, `best` and the areas are lists in the order [group][run].
       axis: x-axis of the curves, AUCCs and times.
       horizon: end of the curves.
     """
@@ -142,7 +142,7 @@ class Convergence:
             "seeds": [len(group.runs) for group in self.groups],
             f"best {shown_name(curve)}": cells(best, best_digits),
             f"AUCC, {unit}": cells(areas, digits, scale),
-            # Empty unless the runs took turns, because the load of the machine may differ between runs.
+            # On an axis of time, empty unless the runs took turns: the load of the machine may differ between runs.
             "AUCC / largest": cells(self.normalised_areas(), 3) if self.comparable else empty,
             f"as measured, {unit}": cells(self.areas(held=False), digits, scale),
         }

@@ -119,8 +119,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if at least one argument has the form NAME=GROUP, or if there are several arguments and at
-    least one names several runs. This requires that the runs of each argument have the same configuration and device.
+    Each argument is a group under two conditions: the runs of each argument have the same configuration and device, and
+    at least one argument has the form NAME=GROUP or there are several arguments and at least one names several runs.
     Otherwise, the runs of all arguments are pooled and grouped by configuration and device (`groups`), and each NAME is
     ignored.
 

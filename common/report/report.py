@@ -119,17 +119,16 @@ def write_verdicts(
 def against_first(
     sets: Mapping[str, Sequence[Group]], margins: Mapping[str, float], metrics: Sequence[str] = ()
 ) -> list[Verdict]:
-    """Compares, on each data set, each other group with the first group (`compare`).
+    """Compares the first group of each data set with all other groups of the data set (`compare`).
 
-    Holm's correction (`correct`) is for all comparisons together.
+    Corrects the p-values of all comparisons together (`correct`).
 
     Args:
       sets: name of a data set -> its groups.
       margins: metric -> margin of equivalence that replaces the margin in `MARGINS`.
       metrics: metrics to compare; () for all metrics of `compare`.
 
-    Raises the errors of `check_distinct` and `compare`, and a UserError if two runs of a data set have different data,
-    or if a margin or a metric has no comparison.
+    Raises the errors of `check_distinct`, `_check_data`, `compare` and `_check_compared`.
     """
     verdicts = []
     for data, (first, *others) in sets.items():
@@ -171,7 +170,7 @@ def _check_compared(
         check(
             metric in known,
             f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
-            f" {', '.join(sorted(known or chosen))}: leave it out",
+            f" {', '.join(sorted(known or chosen))}: leave out the margin",
         )
 
 
@@ -235,8 +234,8 @@ def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]
     ]
     if without:
         lines.append(
-            "A comparison of two groups leaves out the test metrics if a run has no predictions.npz:"
-            f" {', '.join(without[:3])}{' ...' * (len(without) > 3)}."
+            f"Runs without predictions.npz: {', '.join(without[:3])}{' ...' * (len(without) > 3)}. Comparisons with"
+            " these runs leave out the test metrics."
         )
     # Runs on different data sets are never compared, so they need not have taken turns with each other.
     if not all(runs_alternated([group.runs for group in compared]) for compared in sets.values()):

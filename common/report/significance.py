@@ -198,8 +198,8 @@ class Comparison:
         """Number of additional seeds per group that would decide the comparison; None if MOST_SEEDS seeds would not.
 
         Assumes that means and variances stay the same. Applies Holm's correction of the smallest p-value, which is the
-        largest correction. If a group with randomness has a single seed, its variance is unknown: the value is then
-        the number of seeds that this group lacks to reach LEAST_SEEDS.
+        largest correction. If the variance is unknown (`half_width` is NaN), the value is the most seeds that a group
+        with randomness lacks to reach LEAST_SEEDS, or None if no group lacks seeds.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -267,8 +267,8 @@ def compare(
       margins: metric -> margin of equivalence.
 
     Raises:
-      UserError: two runs have different test examples or metrics, a run's predictions are damaged, or a margin is not a
-        finite number of at least 0.
+      UserError: all runs have predictions, but of different test examples or metrics; a run's predictions are damaged;
+        or a margin is not a finite number of at least 0.
     """
     for name, margin in margins.items():
         check_number(f"the margin of {name}", margin)
@@ -361,7 +361,7 @@ def shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}, the same for all runs."""
+    """Returns for each run {metric: values (B,) on B bootstrap resamples}. All runs share the resamples."""
     counts_BE = _counts(len(predicted[0]), resamples)
     found = []
     for one in predicted:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises a UserError for an invalid field of `eval`, or an invalid dtype, length, batch, limit or shares."""
+    """Raises a UserError for an invalid dtype, length, batch size, limit, share, stride, token count or prompt."""
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))

@@ -160,7 +160,8 @@ def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
         keep(tmp_path / name, classes(share, 1), seed=1, reservoir=name)
     with pytest.raises(
         UserError,
-        match=r"^--margin=bleu=\S+ has no effect, because the runs are compared only by (\w+, )*\w+: leave it out$",
+        match=r"^--margin=bleu=\S+ has no effect, because the runs are compared only by (\w+, )*\w+:"
+        " leave out the margin$",
     ):
         report("a", "b", "--margin=bleu=0.5")
     report("a", "b", "--margin=weighted_f1=0.5")
