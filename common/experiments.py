@@ -39,7 +39,8 @@ class Side(NamedTuple):
     """One of the two cases that a claim compares.
 
     Attributes:
-      name: name of the case, equal for equal experiments. "" if this scale or the options exclude the case.
+      name: name of the case. Sides with the same experiment have the same name. "" if this scale or the options exclude
+        the case.
       experiment: function from a seed to the configuration of the run; None if `name` is "".
       missing: reason why the case cannot be trained at this scale or with these options; "" if it can be trained.
     """

@@ -131,11 +131,11 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
 def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
     """Context manager that turns any exception of a user's code into a UserError.
 
-    The message names the function, file and line that `place_of` finds; for a ValueError, only its text.
+    The message has the text of the exception and, except for a ValueError, the place of the exception (`place_of`).
 
     Args:
       option: command-line option that names the user's object, for the error message.
-      kind: type of the object, such as a dataclass with the field `options`; None if the object has no options.
+      kind: dataclass of the object, with the field `options`; None if the object has no options.
       fields: configuration group that the object reads, such as "model", for the error message.
     """
     try:

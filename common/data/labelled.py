@@ -141,7 +141,7 @@ def _classes(train: Sequence[Row], label: Field, count: int) -> list[str]:
     labels = {text for _, _, labels in train for text in labels}
     check(
         bool(labels),
-        f"no training example has a class in the field {label.names!r}: {label.remedy}",
+        f"no training example has a class in the field {label.names!r}: add classes, or {label.remedy}",
     )
     if all(label.isdecimal() for label in labels):
         indices = count or max(map(int, labels)) + 1

@@ -1,9 +1,9 @@
 """Decoding by rows: every device holds all weights and decodes its own rows of a batch, without communication.
 
 A decoding step is small, so a collective operation in each step would cost more than the step. The weights are
-therefore gathered once, before the loop over tokens. The rows are split over all mesh axes, including the axis tensor,
-which splits matrix products in training. A loop over tokens may stop when the rows of its device are complete, so it
-must not contain a collective operation: devices in the loop would wait forever for devices that have stopped.
+therefore gathered once, before the loop over tokens. The rows are split over all mesh axes, including "tensor", which
+splits matrix products in training. A loop over tokens may stop when the rows of its device are complete, so it must not
+contain a collective operation: devices in the loop would wait forever for devices that have stopped.
 """
 
 from collections.abc import Callable

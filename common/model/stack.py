@@ -58,7 +58,7 @@ class Stack(nnx.Module):
     def _block_keys(key: Key, blocks: int) -> jax.Array | list[None]:
         """Returns a key for each block; None for each block if `key` is None.
 
-        Calls `fold_in` once for all blocks, because the compiler would compile the call of each block separately.
+        Calls `fold_in` once for all blocks, because the compiler would compile each of several calls separately.
         """
         if key is None:
             return [None] * blocks

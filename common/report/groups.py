@@ -119,8 +119,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 def named_groups(arguments: Sequence[str]) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group under two conditions: the runs of each argument have the same configuration and device, and
-    at least one argument has the form NAME=GROUP or there are several arguments and at least one names several runs.
+    Each argument is a group if these two conditions hold:
+    - The runs of each argument have the same configuration and device.
+    - An argument has the form NAME=GROUP, or one of several arguments names several runs.
     Otherwise, the runs of all arguments are pooled and grouped by configuration and device (`groups`), and each NAME is
     ignored.
 

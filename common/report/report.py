@@ -108,7 +108,7 @@ def write_verdicts(
     for data, compared in sets.items():
         check(
             len(compared) > 1,
-            f"--sets compares groups with the first group, but {data} has a single group: give at least two groups",
+            f"--sets compares groups, but the data set {data} has a single group: give at least two groups",
         )
     verdicts = against_first(sets, margins, metrics)
     with output(out):
@@ -153,7 +153,7 @@ def _check_compared(
     names = {one.comparison.metric for one in verdicts}
     check(
         bool(names) or not metrics,
-        "--metrics compares groups with the first group: give at least two groups, or leave out --metrics",
+        "--metrics has no effect on a single group: give at least two groups, or leave out --metrics",
     )
     for metric in metrics:
         check(

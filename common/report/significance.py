@@ -198,8 +198,8 @@ class Comparison:
         """Number of additional seeds per group that would decide the comparison; None if MOST_SEEDS seeds would not.
 
         Assumes that means and variances stay the same. Applies Holm's correction of the smallest p-value, which is the
-        largest correction. If the variance is unknown (`half_width` is NaN), the value is the most seeds that a group
-        with randomness lacks to reach LEAST_SEEDS, or None if no group lacks seeds.
+        largest correction. If the variance is unknown (`half_width` is NaN), the value is the largest number of seeds
+        that a group with randomness lacks to reach LEAST_SEEDS, or None if no group lacks seeds.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):

@@ -53,9 +53,11 @@ def check_complete(
     check(bool(abstract_model.trainable), f"{option} freezes all parameters: train at least one")
     found = {**abstract_model.trainable, **abstract_model.frozen}
     for name, wanted in known.items():
+        check(name in found, f"{option} removes the parameter {name}: keep this parameter")
+        shape = found[name].shape
         check(
-            name in found and found[name].shape == wanted,
-            f"{option} removes the parameter {name}, or changes its shape {wanted}: keep the parameter and its shape",
+            shape == wanted,
+            f"{option} changes the shape of the parameter {name} from {wanted} to {shape}: keep the shape",
         )
     for name, variable in found.items():
         axes, ndim = variable.get_metadata("axes", None), len(variable.shape)

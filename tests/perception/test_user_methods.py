@@ -325,7 +325,7 @@ def test_adapters_of_a_users_method_are_merged(make, user_package, mesh, tmp_pat
         ("others:no_axes", r"parameter encoder/gate has 1 dimension and the axes None: name one"),
         ("others:no_value", r"parameter encoder/gate has no value, because the backbone lacks it"),
         ("others:not_loaded", r"encoder/stack/blocks/0/\S+ has no value, because pretrained is F"),
-        ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
+        ("others:missing", r"removes the parameter encoder/stack/blocks/\S+: keep this parameter"),
         (
             "others:not_only_adapters",
             r"has adapters=True, but trains the parameter encoder/embed/\S+, which is no adapter: freeze it, or set",

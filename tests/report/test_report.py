@@ -320,7 +320,7 @@ def test_example_table_of_classes(tmp_path, report):
             ["a", "b", "--metrics=blue"],
             "--metrics: the runs are not compared by 'blue': choose from",
         ),
-        (["a", "--metrics=accuracy"], "--metrics compares groups with the first group: give at"),
+        (["a", "--metrics=accuracy"], "--metrics has no effect on a single group: give at least"),
         (
             ["a", "b", "--metrics=accuracy", "--margin=weighted_f1=2"],
             "--margin=weighted_f1=2 has no effect, because the runs are compared only by accuracy: ",
@@ -331,7 +331,7 @@ def test_example_table_of_classes(tmp_path, report):
         ),
         (
             ["{}", "--sets=a"],
-            "--sets compares groups with the first group, but a has a single group: give at least",
+            "--sets compares groups, but the data set a has a single group: give at least",
         ),
         (["{}", "--sets=a,a"], "--sets=a,a names a twice"),
         (["{}", "--sets=,"], "--sets=, names no data set"),

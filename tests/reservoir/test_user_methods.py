@@ -204,7 +204,7 @@ def test_a_users_method_may_add_parameters(user_package, reservoirs, mesh):
     [
         ("others:no_axes", "parameter encoder/gate has 1 dimension and the axes None: name one"),
         ("others:no_value", "encoder/gate has no value, because the pretraining run lacks it"),
-        ("others:missing", r"removes the parameter encoder/stack/blocks/\S+, or changes its shape"),
+        ("others:missing", r"removes the parameter encoder/stack/blocks/\S+: keep this parameter"),
         ("others:all_frozen", "freezes all parameters: train at least one"),
         ("others:undeclared", "reads_gain .* reads config.gain, but the method declares no option"),
         ("others:divides", r"ZeroDivisionError in fails .*others.py, line \d+\): division by zero"),
