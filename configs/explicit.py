@@ -6,7 +6,7 @@ from configs import training
 
 
 def _base() -> ConfigDict:
-    """Returns the fields that all experiments share. Training stops after the first epoch without improvement."""
+    """Returns the fields of all experiments. Training stops after an epoch without a better validation score."""
     config = training.base("explicit_opt")
     config.start = "warm"
     config.solution = ConfigDict({"exponent": -1.0, "sign": -1})

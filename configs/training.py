@@ -61,13 +61,14 @@ def base(paper: str) -> ConfigDict:
 def recipe_and_size(argument: str, recipes: Sequence[str], sizes: Sequence[str]) -> tuple[str, str]:
     """Returns the recipe and the size in an argument such as "code,tiny"; each is "" if the argument does not name it.
 
-    Raises a ValueError for an unknown word, two recipes or two sizes.
+    Raises a ValueError for an unknown word, several recipes or several sizes.
     """
     words = [word for word in argument.split(",") if word]
     found = [[word for word in words if word in known] for known in (recipes, sizes)]
     unknown = [repr(word) for word in words if word not in (*recipes, *sizes)]
     if unknown or max(map(len, found)) > 1:
-        fault = f"unknown {' and '.join(unknown)}" if unknown else "two recipes or two sizes"
+        several = "several recipes" if len(found[0]) > 1 else "several sizes"
+        fault = f"unknown {' and '.join(unknown)}" if unknown else several
         raise ValueError(
             f"{fault} in the argument {argument!r}: give a recipe ({', '.join(recipes)}), a size ({', '.join(sizes)}),"
             f" or both separated by a comma, such as {recipes[1]},{sizes[-1]}"

@@ -77,7 +77,7 @@ def prepare(
 ) -> Prepared:
     """Returns the labelled examples in three splits, without unusable rows and copies.
 
-    Also removes texts whose most frequent labels are tied, and near-duplicates (`without_leaks`, `cut_splits`).
+    Also removes texts whose most frequent labels are tied, and some near-duplicates (`without_leaks`, `cut_splits`).
 
     Args:
       tables: {split: table} of `read_tables`. {WHOLE: table} is cut into three splits. A missing "valid" or "test" is
@@ -91,9 +91,8 @@ def prepare(
       separator: text that separates the classes in a label; "" if labels have no separator.
 
     Raises:
-      UserError: the text or label columns are missing or ambiguous, a CSV or TSV file seems to have no header, labels
-        are not classes, too few usable examples are left, a class of validation or test has no training example,
-        `strict` rejects a row, or `separator` is set for several label columns.
+      UserError: the columns or labels are unusable, `separator` is set for several label columns, `strict` rejects a
+        row, or the usable examples do not suffice for three splits.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]

@@ -20,7 +20,7 @@ PROBABILITY = "probability"
 
 
 def fields_of(config: ConfigDict) -> tuple[Fields, str]:
-    """Returns the text columns of a run, each as a list of possible names, and the first name of its label column."""
+    """Returns a run's text columns, each as a list of possible names, and the label column's first possible name."""
     known = DATASETS[config.dataset] if config.dataset else USER
     fields, label = config.data.fields or known.fields, config.data.label or known.label
     texts = split_fields(fields)

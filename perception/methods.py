@@ -1,8 +1,8 @@
 """The methods of fine-tuning: which parameters are trained, and where the encoder starts.
 
 A new method is an entry of `METHODS`, or a `Method` in a module outside this project, selected by
---config.finetune=my_package.ways:mine. Configurations import this module, so only `change` functions
-may import JAX.
+--config.finetune=my_package.ways:mine. Configurations import this module, so it imports JAX only inside
+functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ def make_lora(config: ConfigDict) -> "Lora":
 def _lora(
     config: ConfigDict, model: "PooledClassifier", shape: "Backbone", *, rngs: "nnx.Rngs"
 ) -> None:
-    """Freezes the encoder, and adds LoRA adapters to its layers `config.lora.targets` ("": the backbone's `targets`).
+    """Freezes the encoder. Adds LoRA adapters to the layers named in `config.lora.targets`, by default `shape.targets`.
 
     `config.freeze_head` freezes the head at its initial values, like the authors' program.
     """

@@ -67,7 +67,7 @@ def _pairs(text: str) -> list[str]:
 def groups(texts: Sequence[str]) -> np.ndarray:
     """Returns the index of each text's group of near-duplicates, (E,).
 
-    A group is a connected component, so two of its texts may be similar only to a third text.
+    A group is a connected component: two of its texts may be similar to a third text, but not to each other.
     """
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
@@ -115,7 +115,7 @@ def _bands(sets: "csr_matrix") -> np.ndarray:
 
 
 def _candidates(key_E: np.ndarray) -> np.ndarray:
-    """Pairs each text with the first text that has the same key. Returns the pairs (a, b) as numbers a E + b."""
+    """Pairs each text with the first earlier text of the same key, if any. Returns pairs (a, b) as numbers a E + b."""
     _, first, inverse_E = np.unique(key_E, return_index=True, return_inverse=True)
     other_E = first[inverse_E]
     at = np.flatnonzero(other_E != np.arange(len(key_E)))

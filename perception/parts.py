@@ -72,9 +72,8 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
-        adapter, the model has no linear layer, all its linear layers have adapters, `nnx.vmap` has stacked linear
-        layers, or a parameter or target layer is in a tuple.
+      ValueError: an argument is invalid, the model or a target has no linear layer without an adapter, `nnx.vmap` has
+        stacked linear layers, or a parameter or target layer is in a tuple.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)

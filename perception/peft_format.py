@@ -89,10 +89,13 @@ def read_config(directory: Path) -> Fields:
     """Reads adapter_config.json.
 
     Raises:
-      UserError: the file is missing or damaged, or the adapter does not compute x A B times a scale.
+      UserError: the file is missing or damaged, or its fields have unsupported values.
     """
     path = directory / CONFIG
-    check(path.is_file(), f"{shown(directory)} has no {CONFIG}: give the directory of an adapter")
+    check(
+        path.is_file(),
+        f"{shown(directory)} has no {CONFIG}: restore the file, or give another adapter",
+    )
     values = read_object(path)
     fields = Fields(path, values)
     fields.only(peft_type="LORA", bias="none")
@@ -161,11 +164,12 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
             " use an adapter of this family that leaves this layer unchanged",
         )
         check(
-            len(sides) == 2
-            and all(x.ndim == 2 for x in sides.values())
-            and len(sides["A"]) == sides["B"].shape[1],
-            f"{place} is damaged: lora_A or lora_B of {module} is missing or no matrix, or their ranks differ; use an"
-            " undamaged copy",
+            len(sides) == 2 and all(x.ndim == 2 for x in sides.values()),
+            f"{place} is damaged: lora_A or lora_B of {module} is missing or no matrix; use an undamaged copy",
+        )
+        check(
+            len(sides["A"]) == sides["B"].shape[1],
+            f"{place} is damaged: lora_A and lora_B of {module} have different ranks; use an undamaged copy",
         )
         scale = _scale(fields, module, len(sides["A"]))
         a_MR, b_RN = (sides[side].T.astype(np.float32) for side in "AB")

@@ -42,9 +42,8 @@ def write(
       option: command-line option that names `directory`, for error messages.
 
     Raises:
-      UserError: the directory is a file, not empty or not writable; `base` is quantized already, or lacks a tensor; a
-        tensor has an unsupported dtype; or, if `kind` is a quantized format, a kernel has the wrong shape or a value
-        that is not finite.
+      UserError: `directory` is not empty or not writable, `base` is quantized already, or a tensor of `base` is
+        missing, damaged or not supported.
     """
     check(
         base.quantization is None,

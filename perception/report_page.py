@@ -221,7 +221,7 @@ def _confusion(found: Classes) -> Iterable[Element]:
         return
     yield tag(
         "p",
-        "Rows are labels and columns are predictions. The shade is the share of the row.",
+        "Rows are labels and columns are predictions. The shade of a cell is its share of the row's test examples.",
         class_="soft",
     )
     rows = []

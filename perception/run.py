@@ -115,9 +115,8 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
 
     Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints, or if
-      its summary is missing or damaged, has another number of steps or another configuration, lacks test results (with
-      `eval.test`), or is not newer than all input files (`common.train.finished.changed`).
+      The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints or no
+      complete summary of this configuration, or if an input file has changed since (`common.train.finished.changed`).
 
     Raises:
       UserError: the configuration is invalid.

@@ -76,10 +76,9 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
       download: whether a Hugging Face data set may be downloaded.
 
     Raises:
-      UserError: the source cannot be read, is empty, has an unknown format, or is damaged so that rows could be lost
-        (a single damaged row is no error, see `Table.damaged`); a column name is repeated; labels.json is damaged; the
-        files of a folder do not form one table or complete splits; `encoding` is unknown; a package is missing; or a
-        Hugging Face data set has no split "train" or is cached in another revision.
+      UserError: the source cannot be read completely or has no rows, the files of a folder do not form one table or
+        complete splits, a Hugging Face data set has no split "train", `encoding` is unknown, or a package is missing.
+        A damaged row among readable rows is no error (see `Table.damaged`).
     """
     check_encoding(encoding)
     if source.startswith("hf:"):
@@ -249,7 +248,7 @@ def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> N
     """Raises a UserError unless the examples belong to the revision.
 
     Without network access, the package datasets reads the newest version in its cache, whatever the revision. The
-    folder of a version is named like its commit.
+    folder of a version is named after its commit.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -11,9 +11,9 @@ from perception.datasets import SEED
 from perception.table_reader import WHOLE
 
 LEAST = 3
-"""Smallest number of different texts (near-duplicates count once) of a class that is divided among training, validation
-and test. Smaller classes are only in training, except in texts with a rarer class. A text with several classes counts
-only for its rarest class."""
+"""A class is divided among training, validation and test if at least this number of texts count for it; otherwise these
+texts are only in training. Near-duplicates count once. A text with several classes counts only for its rarest class.
+"""
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
 """Split -> its fraction of the different texts of divided classes (see LEAST), and its maximum number of examples."""
@@ -173,9 +173,10 @@ def cut_splits(
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
-            f"{len(rare):,} of {len(counts):,} classes, with fewer than {LEAST} different texts each,"
-            f" {'are' if len(rare) > 1 else 'is'} only in training{', except in texts with a rarer class' * several}:"
-            f" {some}{', ...' * (len(rare) > SHOWN)}."
+            f"{len(rare):,} of {len(counts):,} classes, with fewer than {LEAST} different texts"
+            f" each{' (a text counts only for its rarest class)' * several}, {'are' if len(rare) > 1 else 'is'} only in"
+            f" training{', except in texts that count for another class' * several}: {some}"
+            f"{', ...' * (len(rare) > SHOWN)}."
         )
     classes = sorted(counts.keys() - rare)
     check(
@@ -189,7 +190,7 @@ def cut_splits(
     for split in wanted:
         share, most = SHARES[split]
         # `train_test_split` needs two examples of each class, and in both parts at least as many examples as there are
-        # classes. LEAST examples of each class ensure this.
+        # classes. LEAST and the lower bound of `count` ensure this.
         count = max(min(math.ceil(share * whole), most), len(classes))
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]
@@ -198,7 +199,7 @@ def cut_splits(
         dropped += sum(len(members[n]) - 1 for n in cut)
     if dropped:
         notes.append(
-            f"Of each group of near-duplicates, one text is in {' and '.join(wanted)}: {counted(dropped, 'other')}"
+            f"Of each group of near-duplicates in {' or '.join(wanted)}, one text is kept: {counted(dropped, 'other')}"
             " removed."
         )
     taken = {group[e.place] for some in found.values() for e in some}

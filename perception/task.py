@@ -168,10 +168,10 @@ class TextClassification(Classification):
     def loss(
         self, model: PooledClassifier, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the (weighted) sum of the cross-entropy over examples, and the number of examples.
+        """Returns the sum of `objective.loss` over the examples, and the number of examples.
 
-        The sum is not divided by the sum of the weights. In a small batch of a single class, this division would cancel
-        the weights.
+        The second value is not the sum of the label weights, because dividing by that sum would cancel the weights in a
+        small batch of a single class.
         """
         logits_BC = logits(model, batch, key)
         there_B = batch["ids"] >= 0

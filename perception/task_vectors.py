@@ -4,9 +4,9 @@
 
 A task vector is the difference of fine-tuned and pretrained weights of the whole encoder (Ilharco et al., 2022). Adding
 two vectors to the pretrained weights gives one encoder for two tasks. Subtracting a vector is meant to make the encoder
-forget a task. Each task keeps the head of its run. The mean validation accuracy of both tasks chooses the weight of the
-sum of both vectors. Writes test accuracies to task_vectors.csv and task_vectors.md; with several pairs of runs, their
-means and standard deviations over the pairs.
+forget a task. Each task keeps the head of its run. The weight of the sum of both vectors is the candidate with the best
+mean validation accuracy of both tasks. Writes test accuracies to task_vectors.csv and task_vectors.md; with several
+pairs of runs, their means and standard deviations over the pairs.
 """
 
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 SUMS = (0.4, 0.6, 0.8, 1.0)
-"""Candidate weights of the sum of two task vectors. The mean validation accuracy of both tasks selects one."""
+"""Candidate weights of the sum of two task vectors."""
 
 NEGATIONS = (-0.5, -1.0)
 
@@ -91,9 +91,8 @@ def measure(
       examples: number of examples to evaluate, from the start of each split; None for all.
 
     Raises:
-      UserError: a run did not train all weights from pretrained weights, the two runs of a pair started from different
-        weights, these weights are missing or do not fit a run, `EncoderEvaluation` rejects a run, a run selected its
-        checkpoint on test examples, or two pairs have different test examples.
+      UserError: a run or its pretrained weights are unsuitable, the two runs of a pair started from different weights,
+        or two pairs have different test examples.
     """
     from common.errors import check
     from common.report.table import mean_std
@@ -181,7 +180,7 @@ def _pair(
         return tuple(task(encoder, split).metrics()["accuracy"] for task in tasks)
 
     chosen = max(SUMS, key=lambda weight: sum(accuracies((weight, weight), "valid")))
-    print(f"weight of the sum, chosen by the mean accuracy on validation: {chosen:g}", flush=True)
+    print(f"weight of the sum, chosen by the mean validation accuracy: {chosen:g}", flush=True)
     plan = [(("", ""), (0.0, 0.0)), (("+", ""), (1.0, 0.0)), (("", "+"), (0.0, 1.0))]
     plan += [(("+", "+"), (chosen, chosen))]
     for weight in NEGATIONS:

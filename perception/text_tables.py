@@ -73,9 +73,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is unreadable, damaged, an empty CSV or in another encoding; a row lacks a text column; a
-            value in a text column is not valid text; a pair in plain text has no tab or several tabs; a column name is
-            repeated or occurs in `added`; or pyarrow is missing for a Parquet file.
+          UserError: the file is unreadable, damaged or in another encoding; a row is malformed, or a text column is
+            missing or has no text; a column name is repeated or occurs in `added`; or pyarrow is needed but missing.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:

@@ -119,13 +119,13 @@ def _parser() -> ArgumentParser:
         "--seeds",
         type=int_arg("--seeds"),
         metavar="N",
-        help=f"number of seeds of each training method, with one run per seed (default: 1; with --shots {DRAWS})",
+        help=f"number of seeds of each training method, with one run per seed (default: 1, or {DRAWS} with --shots)",
     )
     parser.add_argument(
         "--ways",
         default="",
         metavar="WAY,WAY",
-        help=f"train TF-IDF and these of {', '.join(TRAINABLE)} (default: all; without --config.pretrained only full)",
+        help=f"methods besides TF-IDF, of {', '.join(TRAINABLE)} (default: all; without --config.pretrained only full)",
     )
     parser.add_argument(
         "--margin",

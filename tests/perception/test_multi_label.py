@@ -197,8 +197,9 @@ def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
     ]
     rare = write_csv(tmp_path / "d.csv", ["text", "label"], cells)
     assert (
-        "1 of 3 classes, with fewer than 3 different texts each, is only in training, except in texts"
-        " with a rarer class: a." in prepare(read_tables(str(rare)), separator=";").notes
+        "1 of 3 classes, with fewer than 3 different texts each (a text counts only for its rarest class), is only in"
+        " training, except in texts that count for another class: a."
+        in prepare(read_tables(str(rare)), separator=";").notes
     )
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):

@@ -147,7 +147,12 @@ ONES = np.ones((2, 2), np.float32)
         (
             {f"base_model.model.{BERT}.lora_B.weight": ONES[:, :1]},
             {},
-            "of .*dense is missing or no matrix, or their ranks differ",
+            "lora_A and lora_B of .*dense have different ranks",
+        ),
+        (
+            {f"base_model.model.{BERT}.lora_B.weight": ONES[0]},
+            {},
+            "lora_A or lora_B of .*dense is missing or no matrix",
         ),
     ],
 )
