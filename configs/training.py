@@ -32,7 +32,7 @@ def base(paper: str) -> ConfigDict:
             "train": {
                 "steps": 100_000,
                 "max_seconds": 0.0,
-                # Microbatches in a batch. Gradients are summed over the microbatches and exchanged once per step.
+                # Number of microbatches in a batch. Their gradients are summed, and the sum is exchanged once per step.
                 "accumulate": 1,
                 # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
                 "reduce_dtype": "float32",

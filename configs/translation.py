@@ -6,7 +6,7 @@ from configs import reservoirs, training
 
 
 def base() -> ConfigDict:
-    """Returns the fields of all translators. Layers have the sizes of fairseq's transformer_iwslt_de_en."""
+    """Returns the fields of all translation recipes. Layers have the sizes of fairseq's transformer_iwslt_de_en."""
     config = training.base("reservoir")
     config.update(
         {

@@ -129,7 +129,7 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     for name in sorted(set(places.values())):
         check(
             (directory / name).is_file(),
-            f"{shown(index)} lists {name}, which does not exist: copy the file to the directory",
+            f"{shown(index)} lists {name}, which does not exist: copy the file to the directory of the index",
         )
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}

@@ -100,7 +100,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes the parameters of every backbone, except the tiny ones, and of its adapters: our counts and the paper's.
+    """Writes the parameter counts of every backbone, except the tiny ones, and of its adapters: ours and the paper's.
 
     The column "original" includes an untied output layer. Adapter parameters are proportional to the rank. The column
     "share" is the number of adapter parameters with rank 32, in percent of the parameters of the backbone without an

@@ -175,7 +175,7 @@ def _stream(file: BinaryIO, compressed: bool) -> AbstractContextManager[BinaryIO
 def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
     """Yields a text stream that writes UTF-8 to `file`, through gzip if `compressed`."""
     with _stream(file, compressed) as stream:
-        # Write a lone surrogate as its escape sequence, as JSON does.
+        # Write a lone surrogate as its escape sequence, which is also valid in JSON.
         text = TextIOWrapper(stream, "utf-8", errors="backslashreplace", newline="")
         try:
             yield text

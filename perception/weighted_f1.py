@@ -18,7 +18,7 @@ def weighted_f1(labels_E: np.ndarray, predictions_E: np.ndarray) -> float:
 
 
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:
-    """Returns for each class the threshold with the best F1 on these (validation) examples.
+    """Returns for each class the threshold with the best F1 on the given examples.
 
     A threshold is halfway between two probabilities of the class that are neighbours when sorted, or between 0 and the
     smallest probability. The threshold of a class without examples is 0.5.
