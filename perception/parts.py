@@ -72,8 +72,8 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument is invalid, the model or a target has no linear layer without an adapter, `nnx.vmap` has
-        stacked linear layers, or a parameter or target layer is in a tuple.
+      ValueError: an argument is invalid, the model has no linear layer without an adapter, a target matches no such
+        layer, `nnx.vmap` has stacked linear layers, or a parameter or target layer is in a tuple.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)

@@ -236,8 +236,8 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
     check(
         "train" in splits,
-        f"{option} has no split train (its splits: {', '.join(there)}): choose another data set, or save its"
-        " examples as a file",
+        f"{option} has no split train (its splits: {', '.join(there)}): choose another data set, or save the"
+        " examples as a CSV file and give it by --data=FILE",
     )
     if revision and not download:
         _check_revision(name, revision, there["train"])

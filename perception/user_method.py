@@ -20,7 +20,7 @@ def check_complete(config: ConfigDict, shape: Backbone, classes: int) -> None:
     option, method = f"{FINETUNE}={config.finetune}", find(config.finetune)
     check(
         method.pretrained or not method.adapters,
-        f"{option} has adapters=True, but pretrained=False: set pretrained=True, because adapters change pretrained"
+        f"{option} has adapters=True, but pretrained=False: set pretrained=True, because adapters need pretrained"
         " weights",
     )
     config = config.copy_and_resolve_references()

@@ -125,7 +125,7 @@ def _parser() -> ArgumentParser:
         "--ways",
         default="",
         metavar="WAY,WAY",
-        help=f"methods besides TF-IDF, of {', '.join(TRAINABLE)} (default: all; without --config.pretrained only full)",
+        help=f"methods besides TF-IDF, among {', '.join(TRAINABLE)} (default: all; without --config.pretrained full)",
     )
     parser.add_argument(
         "--margin",
