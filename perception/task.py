@@ -170,8 +170,8 @@ class TextClassification(Classification):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the sum of `objective.loss` over the examples, and the number of examples.
 
-        The second value is not the sum of the label weights, because dividing by that sum would cancel the weights in a
-        small batch of a single class.
+        The training step divides the first value by the second. The sum of the label weights as second value would
+        cancel these weights in a small batch of a single class.
         """
         logits_BC = logits(model, batch, key)
         there_B = batch["ids"] >= 0

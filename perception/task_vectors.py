@@ -135,7 +135,7 @@ def _pair(
 ) -> tuple[list[str], list[tuple[Signs, tuple[float, float], tuple[float, ...]]]]:
     """Returns the fingerprints of the test examples of both tasks, and the rows of the table for a pair of runs.
 
-    Each row evaluates the base weights plus a weighted sum of the two task vectors. It is (signs of the vectors,
+    Each row evaluates the base weights plus a weighted sum of the two task vectors. A row is (signs of the vectors,
     weights of the vectors, test accuracies of both tasks). A vector with the weight 0 has the sign "".
     """
     from common.errors import check

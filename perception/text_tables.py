@@ -73,8 +73,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is unreadable, damaged or in another encoding; a row is malformed, or a text column is
-            missing or has no text; a column name is repeated or occurs in `added`; or pyarrow is needed but missing.
+          UserError: the file is unreadable, damaged or in another encoding; a row is malformed, lacks a text column or
+            has a value of another type in it; a column name is repeated or occurs in `added`; or pyarrow is missing.
         """
 
     def write(self, file: BinaryIO, added: Columns, blocks: Labelled) -> None:
