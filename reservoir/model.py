@@ -187,6 +187,8 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
         if is_pattern
         else "raise --config.model.reservoirs"
     )
+    if "decoder" in there:
+        advice += " or raise --config.model.decoder_reservoirs"
     check(
         bool(stacks),
         f"--config.model.reservoir={name}, but no layer is a reservoir:"

@@ -93,6 +93,7 @@ def fit(
         else:
             run.state.conditions = run.state.conditions.begin("alone", signals)
             if profile:
+                profile.check(config.train.steps, run.step)
                 stack.callback(profile.close)
             for _ in train(run, make_hooks(signals, profile), signals, begun):
                 pass

@@ -33,12 +33,17 @@ class Profile(Hook):
         )
         return cls(int(first), int(last))
 
-    def check(self, steps: int) -> None:
-        """Raises a UserError if a run with `steps` steps ends before the first traced step."""
+    def check(self, steps: int, trained: int = 0) -> None:
+        """Raises a UserError if no traced step is left in a run of `steps` steps, of which `trained` are trained."""
+        option = f"--profile={self.first}:{self.last}"
         remedy = "choose earlier steps" if steps else "leave out --profile"
         check(
             self.first <= steps,
-            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}: {remedy}",
+            f"{option} begins after the last step of the run, {steps}: {remedy}",
+        )
+        check(
+            trained < self.last,
+            f"{option} ends before the next step of the run, {trained + 1}: choose later steps",
         )
 
     def before_step(self, run: Run) -> None:

@@ -55,6 +55,12 @@ def test_profile_of_an_ended_run_raises_user_error(tmp_path: Path) -> None:
         fit(config, toy.Toy(), tmp_path, toy.mesh(), Profile.parse("1:2"))
 
 
+def test_profile_of_trained_steps_raises_user_error(tmp_path: Path) -> None:
+    fit(toy.config(train__steps=4), toy.Toy(), tmp_path, toy.mesh())
+    with pytest.raises(UserError, match="--profile=2:3 ends before the next step of the run, 5"):
+        fit(toy.config(train__steps=6), toy.Toy(), tmp_path, toy.mesh(), Profile.parse("2:3"))
+
+
 def test_profile_after_the_last_step_raises_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begins after the last step of the run, 6"):
         fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
