@@ -37,7 +37,7 @@ def test_a_damaged_file_is_computed_again(tmp_path, count, text):
     assert json.loads(path.read_text()) == {"key": "a", "value": 1}
 
 
-def test_a_failure_or_a_result_that_is_not_to_be_kept_writes_nothing(tmp_path, count):
+def test_a_failure_or_a_result_not_marked_for_keeping_writes_no_file(tmp_path, count):
     path = tmp_path / "result.json"
     with pytest.raises(ZeroDivisionError):
         cached_json(path, "a", lambda: 1 / 0)

@@ -44,7 +44,7 @@ def test_cases_are_tuned_trained_with_all_seeds_and_compared_with_the_first(tmp_
     assert {r["model"] for r in verdicts} == {"zero"}
     # Two seeds are too few for a verdict.
     assert all(r["verdict"].startswith("undecided") for r in verdicts if "n=2" in r["mean ± sd"])
-    # The repeated command trains nothing and writes the same verdicts.
+    # The repeated command does not train, and writes the same verdicts.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
     assert "step 1/" not in call(*command) and rows(tmp_path / "verdicts.csv") == verdicts
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -75,7 +75,7 @@ def test_config_argument_selects_the_size():
         ("data.none", "1,2", (1, 2)),
     ],
 )
-def test_override(config, key, text, value):
+def test_overrides_have_the_type_of_their_field(config, key, text, value):
     override(config, key, text)
     result = flatten(config)[key]
     assert result == value
@@ -143,7 +143,7 @@ def test_flatten(config):
     }
 
 
-def test_json_and_back(config):
+def test_json_round_trip(config):
     text = json.dumps(to_json(config))
     again = from_json(json.loads(text))
     assert flatten(again) == flatten(config)
@@ -160,7 +160,7 @@ def test_check_choice_names_the_choices_and_the_nearest():
     assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
 
 
-def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
+def test_check_folder_rejects_unwritable_folders_and_creates_no_folder(tmp_path):
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(
@@ -172,7 +172,7 @@ def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_command_line():
+def test_command_line_gives_config_and_default_workdir():
     config, options = parse(
         "reservoir.train", [TINY, "--config.train.steps=7", "--config.data.buckets=8,16"]
     )
@@ -347,7 +347,7 @@ def test_missing_field_is_named(read):
 
 
 @pytest.mark.parametrize("value", [None, 3, 0.5, True, (1, 2)], ids=str)
-def test_value_of_a_wrong_type_is_not_called_a_missing_field(value):
+def test_value_of_a_wrong_type_is_not_reported_as_a_missing_field(value):
     config = ConfigDict({"model": value})
     line = (
         "^file is not a configuration of this program: a field has a value of a wrong type"
@@ -357,12 +357,12 @@ def test_value_of_a_wrong_type_is_not_called_a_missing_field(value):
         config.model.kind  # noqa: B018
 
 
-def test_attribute_error_of_other_objects_is_not_blamed_on_the_configuration():
+def test_attribute_error_of_another_object_is_not_a_missing_field():
     with pytest.raises(AttributeError, match="module 're' has no"), complete("--config"):
         re.kind  # noqa: B018
 
 
 @pytest.mark.parametrize("value", [0, None, "2", True])
-def test_least_value_needs_a_number(value):
+def test_check_least_rejects_small_and_non_numeric_values(value):
     with pytest.raises(UserError, match=f"--config.a.b must be at least 1, got {value!r}"):
         check_least(ConfigDict({"a": {"b": value}}), ["a.b"])

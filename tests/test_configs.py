@@ -243,7 +243,7 @@ The empty tuple is no mark. All other experiments get the mark "slow", because e
     ],
 )
 def test_full_size_step_lowers_for_eight_devices(name):
-    """Lowering allocates and compiles nothing, but checks that shapes, shardings and dtypes fit."""
+    """Lowering neither allocates nor compiles, but checks that shapes, shardings and dtypes fit."""
     config = load(name)
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)

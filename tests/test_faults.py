@@ -171,7 +171,7 @@ COMMAND_LINES = [
 
 
 @pytest.mark.parametrize(("arguments", "told"), COMMAND_LINES)
-def test_command_line(fault, arguments, told):
+def test_invalid_command_line_raises_user_error(fault, arguments, told):
     assert told in fault(train, *arguments)
 
 
@@ -195,13 +195,13 @@ CONFIG_FILES = [
 
 
 @pytest.mark.parametrize(("code", "told"), CONFIG_FILES)
-def test_config_file(fault, tmp_path, code, told):
+def test_invalid_config_file_raises_user_error(fault, tmp_path, code, told):
     path = tmp_path / "mine.py"
     path.write_text(code)
     assert told in fault(train, f"--config={path}")
 
 
-def test_config_without_argument(fault, tmp_path):
+def test_config_file_that_takes_no_argument_raises_user_error(fault, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def get_config():\n    return None\n")
     assert "takes 0 positional arguments" in fault(train, f"--config={path}:tiny")
@@ -304,7 +304,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("field", "told"), FIELDS)
-def test_field(fault, smallest, tmp_path, field, told):
+def test_invalid_field_raises_user_error(fault, smallest, tmp_path, field, told):
     """The program raises the error before it creates the workdir, so before any training."""
     workdir = tmp_path / "run"
     assert told in fault(train, *smallest, f"--config.{field}", f"--workdir={workdir}")
@@ -338,13 +338,13 @@ PAIRS_OF_FIELDS = [
 
 
 @pytest.mark.parametrize(("fields", "told"), PAIRS_OF_FIELDS)
-def test_contradictory_fields(fault, smallest, tmp_path, fields, told):
+def test_contradictory_fields_raise_user_error(fault, smallest, tmp_path, fields, told):
     options = [f"--config.{field}" for field in fields]
     assert told in fault(train, *smallest, *options, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 
 
-def test_data_set_that_is_not_prepared(fault, smallest, tmp_path):
+def test_unprepared_tfds_data_set_raises_user_error(fault, smallest, tmp_path):
     options = ["--config.data.source=tfds:wmt16_translate/de-en"]
     options.append(f"--config.data.tfds_dir={tmp_path}")
     message = fault(train, *smallest, *options)
@@ -352,7 +352,7 @@ def test_data_set_that_is_not_prepared(fault, smallest, tmp_path):
     assert "download_and_prepare" in message
 
 
-def test_tensor_axis_over_several_processes():
+def test_tensor_axis_over_several_processes_raises_user_error():
     devices = [SimpleNamespace(platform="cpu", process_index=number // 2) for number in range(8)]
     with pytest.raises(UserError, match=r"mesh\.tensor=4 spans several processes"):
         make_mesh({"data": -1, "tensor": 4}, devices)
@@ -382,7 +382,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("spoil", "told"), TEXTS)
-def test_text(fault, smallest, tmp_path, spoil, told):
+def test_missing_or_damaged_training_text_raises_user_error(fault, smallest, tmp_path, spoil, told):
     folder = write_text(tmp_path / "text")
     spoil(folder)
     source = f"--config.data.source=files:{folder}"
@@ -391,7 +391,7 @@ def test_text(fault, smallest, tmp_path, spoil, told):
 
 
 @pytest.mark.medium
-def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
+def test_damaged_token_cache_raises_user_error(fault, smallest, tmp_path, shared, trained):
     cache = Path(shutil.copytree(shared / "cache", tmp_path / "cache"))
     for path in cache.glob("tokens-*"):
         path.write_bytes(path.read_bytes()[:50])
@@ -400,7 +400,7 @@ def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
     )
 
 
-def test_workdir_is_a_file(fault, smallest, tmp_path):
+def test_file_as_workdir_is_refused(fault, smallest, tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")
     assert f"--workdir={path} is a file" in fault(train, *smallest, f"--workdir={path}")
@@ -409,7 +409,7 @@ def test_workdir_is_a_file(fault, smallest, tmp_path):
     assert f"cannot write to --workdir={path}/below: Not a directory" in message
 
 
-def test_workdir_of_another_configuration(fault, smallest, trained):
+def test_workdir_of_another_configuration_is_refused(fault, smallest, trained):
     before = contents(trained)
     options = ["--config.model.hidden=64", "--config.seed=2", "--config.train.steps=2"]
     message = fault(train, *smallest, *options, f"--workdir={trained}")
@@ -420,7 +420,7 @@ def test_workdir_of_another_configuration(fault, smallest, trained):
     assert contents(trained) == before
 
 
-def test_workdir_without_a_run_but_with_files(fault, smallest, tmp_path):
+def test_workdir_with_other_files_is_refused(fault, smallest, tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "lock").write_text("a file that happens to have this name")
@@ -431,7 +431,7 @@ def test_workdir_without_a_run_but_with_files(fault, smallest, tmp_path):
     assert contents(folder) == before
 
 
-def test_workdir_in_use(fault, smallest, copied):
+def test_workdir_in_use_is_refused(fault, smallest, copied):
     before = contents(copied)
     with lock_workdir(copied):
         assert "another process is training in" in fault(train, *smallest, f"--workdir={copied}")
@@ -439,21 +439,21 @@ def test_workdir_in_use(fault, smallest, copied):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_workdir_that_cannot_be_written(fault, smallest, tmp_path):
+def test_unwritable_workdir_is_refused(fault, smallest, tmp_path):
     folder = tmp_path / "sealed"
     folder.mkdir(mode=0o500)
     for workdir in (folder, folder / "run"):
         assert "cannot write to --workdir=" in fault(train, *smallest, f"--workdir={workdir}")
 
 
-def test_workdir_with_a_damaged_configuration(fault, smallest, copied):
+def test_resume_with_a_damaged_configuration_is_refused(fault, smallest, copied):
     (copied / "config.json").write_text('{"seed": ')
     before = contents(copied)
     assert "config.json is damaged" in fault(train, *smallest, f"--workdir={copied}")
     assert contents(copied) == before
 
 
-def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_path):
+def test_resume_with_changed_training_text_is_refused(fault, smallest, shared, copied, tmp_path):
     text = write_text(tmp_path / "text")
     path = text / "train.en"
     path.write_text(path.read_text().upper())
@@ -467,7 +467,7 @@ def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_pa
 
 
 @pytest.mark.medium
-def test_nan_loss(call, fault, smallest, copied, capsys):
+def test_nan_loss_stops_training_and_keeps_the_checkpoint(call, fault, smallest, copied, capsys):
     before = contents(copied / "checkpoints")
     more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]
     message = fault(train, *smallest, *more)
@@ -486,7 +486,7 @@ NO_RUN = [translate, evaluate]
 
 
 @pytest.mark.parametrize("program", NO_RUN)
-def test_workdir_without_a_run(fault, tmp_path, program):
+def test_workdir_without_a_run_is_refused(fault, tmp_path, program):
     for workdir in (tmp_path, tmp_path / "none"):
         message = fault(program, f"--workdir={workdir}")
         assert f"--workdir={workdir} holds no run (config.json is missing)" in message
@@ -494,13 +494,13 @@ def test_workdir_without_a_run(fault, tmp_path, program):
 
 
 @pytest.mark.parametrize("program", NO_RUN)
-def test_run_without_a_checkpoint(fault, copied, program):
+def test_run_without_a_checkpoint_is_refused(fault, copied, program):
     shutil.rmtree(copied / "checkpoints")
     assert "no best checkpoint in" in fault(program, f"--workdir={copied}")
 
 
 @pytest.mark.parametrize("program", NO_RUN)
-def test_no_workdir(fault, program):
+def test_missing_workdir_option_raises_user_error(fault, program):
     assert "arguments are required: --workdir" in fault(program)
 
 
@@ -524,7 +524,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("program", "option", "told"), OPTIONS)
-def test_option(fault, trained, program, option, told):
+def test_invalid_option_raises_user_error(fault, trained, program, option, told):
     before = contents(trained)
     assert told in fault(program, f"--workdir={trained}", option)
     assert contents(trained) == before
@@ -536,7 +536,7 @@ def test_unwritable_output_fails_before_translation(fault, trained, monkeypatch)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
-def test_full_disk_is_no_reason_for_another_output_file():
+def test_full_disk_error_does_not_suggest_another_output_file():
     with pytest.raises(UserError, match=r"^cannot write --output=/dev/full: .*; free space$"):
         translate._write(Path("/dev/full"), "eins")
 
@@ -549,7 +549,7 @@ def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):
     assert path.read_text() == "yesterday's"
 
 
-def test_line_that_is_not_utf8(fault, trained, tmp_path):
+def test_line_that_is_not_utf8_raises_user_error(fault, trained, tmp_path):
     lines, path = b"eins\nM\xfcll\n", tmp_path / "text"
     path.write_bytes(lines)
     told = "line 2 is not UTF-8; convert the text to UTF-8"
@@ -558,12 +558,12 @@ def test_line_that_is_not_utf8(fault, trained, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seed": 1, "model": {}}', "\xff"])
-def test_damaged_configuration_of_a_run(fault, copied, text):
+def test_damaged_configuration_of_a_run_raises_user_error(fault, copied, text):
     (copied / "config.json").write_bytes(text.encode("latin-1"))
     assert "config.json is damaged" in fault(translate, f"--workdir={copied}")
 
 
-def test_missing_and_damaged_tokenizer(fault, copied):
+def test_missing_or_damaged_tokenizer_raises_user_error(fault, copied):
     path = copied / "target_tokenizer.npz"
     path.write_bytes(path.read_bytes()[:100])
     assert f"cannot read a tokenizer from {path}" in fault(translate, f"--workdir={copied}")
@@ -571,14 +571,14 @@ def test_missing_and_damaged_tokenizer(fault, copied):
     assert f"cannot read a tokenizer from {path}" in fault(translate, f"--workdir={copied}")
 
 
-def test_damaged_checkpoint(fault, copied):
+def test_damaged_checkpoint_raises_user_error(fault, copied):
     for path in (copied / "checkpoints" / "best").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:10])
     assert "the best checkpoint, " in fault(translate, f"--workdir={copied}")
 
 
-def test_missing_text(fault, copied):
+def test_missing_text_of_a_run_raises_user_error(fault, copied):
     config = json.loads((copied / "config.json").read_text())
     config["data"]["source"] = "files:gone"
     (copied / "config.json").write_text(json.dumps(config))

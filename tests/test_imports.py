@@ -1,7 +1,7 @@
 """Imports follow the order that ARCHITECTURE.md prints, without cycles, and common/ names papers in two places only.
 
 Imports inside functions count. Imports for type checking do not, because they are never executed; ARCHITECTURE.md names
-the modules that close a circle by such an import.
+the modules that close an import cycle by such an import.
 """
 
 import ast
@@ -66,11 +66,11 @@ def levels() -> list[list[str]]:
     return [line.strip().removeprefix("common: ").split(", ") for line in block.splitlines()]
 
 
-def test_modules_do_not_import_each_other_in_a_circle():
+def test_imports_have_no_cycles():
     TopologicalSorter(GRAPH).prepare()  # raises a CycleError that names the cycle
 
 
-def test_architecture_names_the_circles_that_imports_for_type_checking_close():
+def test_architecture_lists_the_cycles_of_type_checking_imports():
     graph = {name: imports(path, ast.walk) - {name} for name, path in MODULES.items()}
 
     def reachable(start: str) -> set[str]:
@@ -92,7 +92,7 @@ def test_architecture_names_the_circles_that_imports_for_type_checking_close():
     assert closing == set(re.findall(r"`(.*?)`", listed))
 
 
-def test_imports_run_from_a_level_to_the_levels_below():
+def test_modules_import_only_from_lower_levels():
     level = {name: number for number, line in enumerate(levels()) for name in line}
     assert level.keys() - {"common"} == {entry(name) for name in MODULES} - {"common"}
     wrong = [

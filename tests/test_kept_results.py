@@ -111,7 +111,7 @@ def _words(table: Path) -> list[str | float]:
     [WORTH[0], *(pytest.param(folder, marks=pytest.mark.medium) for folder in WORTH[1:])],
     ids=lambda path: path.name,
 )
-def test_kept_tables_of_ways_are_printed_again(folder, tmp_path):
+def test_kept_tables_of_ways_are_reproduced(folder, tmp_path):
     (tmp_path / "runs").symlink_to(folder / "runs")
     text = programs.call("perception.worth", "--kept", f"--out={tmp_path}")
     assert "LoRA on pretrained weights" in text
@@ -218,7 +218,7 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"[+-][\d.]+", text)]
 
 
-def test_verdicts_after_10000_steps_are_those_of_the_kept_runs():
+def test_verdicts_after_10000_steps_match_the_kept_runs():
     """On emotion, results/perception/README.md compares LoRA, random weights and TF-IDF, corrected together."""
     runs = load_local(RESULTS / "perception/laptop/runs")
     lora, random = (
@@ -248,7 +248,7 @@ def _cells(one: Comparison) -> list[str]:
     return [f"{one.difference:+.1f} {interval}", str(one).partition(" (")[0]]
 
 
-def test_numbers_of_the_first_page_are_those_of_the_papers_pages():
+def test_numbers_of_the_overview_match_the_pages_of_the_papers():
     """Numbers and verdicts on results/README.md are also on the pages with all results (`PAGES`).
 
     Compares "mean ± standard deviation", differences with intervals, and the verdict after an interval. Two pages may

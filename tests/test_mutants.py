@@ -1,4 +1,4 @@
-"""The list of surviving mutants fits the code, and each module that mutmut changes has tests: see mutants.py."""
+"""Entries of mutants.toml quote lines of the code, and each module that mutmut changes has a test file (mutants.py)."""
 
 import inspect
 import tomllib
@@ -13,7 +13,7 @@ MUTANTS, TESTED_BY = LISTED["mutant"], LISTED["tested_by"]
 
 
 @pytest.mark.parametrize("function", sorted({mutant["function"] for mutant in MUTANTS}))
-def test_a_listed_mutant_changes_lines_that_its_function_has(function: str) -> None:
+def test_listed_mutants_quote_lines_of_their_functions(function: str) -> None:
     parts = function.split(".")
     modules = [n for n in range(1, len(parts)) if _is_module(parts[:n])]
     value = import_module(".".join(parts[: modules[-1]]))

@@ -277,7 +277,7 @@ def test_layers_without_inputs_or_outputs_are_adapted_and_frozen():
         assert changed(np.ones((2, 0))).shape == (2, 0)
 
 
-def test_a_rejected_argument_leaves_the_model_as_it_was():
+def test_a_rejected_argument_does_not_change_the_model():
     made = model()
     for call in (
         lambda: lora(made, [], rngs=rngs()),

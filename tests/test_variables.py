@@ -107,7 +107,7 @@ def test_fingerprint_depends_on_names_and_values_only():
     assert len({whole, *map(fingerprint, others)}) == 5
 
 
-def test_freeze_turns_every_parameter_into_a_frozen_one(pair: Pair):
+def test_freeze_makes_every_parameter_frozen(pair: Pair):
     abstract_model = variables.split(pair)
     assert set(abstract_model.trainable) == {"first/kernel", "first/bias"}
     assert set(abstract_model.frozen) == {
@@ -205,7 +205,7 @@ def test_built_model_has_the_given_values(pair: Pair):
     np.testing.assert_array_equal(zero(x), zero(0 * x))
 
 
-def test_counts(pair: Pair):
+def test_parameters_are_counted_by_kind_and_by_group(pair: Pair):
     abstract_model = variables.split(pair)
     assert variables.count(abstract_model) == {"trainable": 30, "frozen": 110, "total": 140}
     assert variables.count_by_group(abstract_model) == [
@@ -216,7 +216,7 @@ def test_counts(pair: Pair):
 
 
 @pytest.mark.parametrize("seed", [7, jax.random.key(3)])
-def test_param_keys_equal_those_of_nnx(seed):
+def test_param_keys_equal_nnx_paths(seed):
     ours, theirs = variables.ParamKeys(seed), nnx.Rngs(seed)
     for _ in range(3):
         assert (ours.params() == theirs.params()).all()

@@ -30,7 +30,7 @@ def make(end: str = "") -> Case:
 
 
 @pytest.mark.medium
-def test_a_case_that_fails_leaves_the_other_cases(capsys):
+def test_failing_case_does_not_stop_the_other_cases(capsys):
     rows = {
         "a": {"a, ours": make, "a, PyTorch": partial(make, "raise")},
         "b": {"b, ours": make, "b, PyTorch": partial(make, "exit")},
@@ -93,7 +93,7 @@ def test_page_shows_dashes_for_cases_that_failed(cases, cells):
 def test_counted_flops_equal_the_compiled_products(family, sizes, finetune):
     step = ours.classifier_step(family, sizes, finetune, "float32", 8, 16, 3, "adamw")
     products = sum(count * product.flops for product, count in step.products().items())
-    # `products` counts the matrix products of one device, and `flops` those of all devices.
+    # `products` has the matrix products of one device, `flops` the FLOPs of all devices.
     assert step.flops == pytest.approx(products * jax.device_count(), rel=0.02)
 
 

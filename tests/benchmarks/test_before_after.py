@@ -22,7 +22,7 @@ def test_kept_page_matches_the_kept_tables(results: Path) -> None:
     assert page.read_text() == kept
 
 
-def test_a_target_that_is_missed_is_marked(results: Path) -> None:
+def test_missed_target_is_marked(results: Path) -> None:
     table = results / "launch/decoding.csv"
     table.write_text(table.read_text().replace(",0.7843006344660659,", ",5.1,"))
     met = {row.measure: row.cells()[-2] for row in before_after.decoding(results)}

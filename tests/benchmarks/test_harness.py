@@ -1,4 +1,4 @@
-"""benchmarks.harness: peak memory of a process. Wrong options of programs in benchmarks/."""
+"""Peak memory of a process (benchmarks.harness), and errors for invalid options of programs in benchmarks/."""
 
 import resource
 import sys
@@ -18,5 +18,5 @@ def test_peak_memory_is_in_bytes_on_every_platform(platform, size, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["before_after", "claims", "imported_lines", "overview"])
-def test_wrong_options_are_one_line(name):
+def test_wrong_options_raise_one_line_errors(name):
     assert call(f"benchmarks.{name}", "--absent", code=2).count("\n") == 1

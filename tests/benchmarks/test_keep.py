@@ -51,7 +51,7 @@ def test_folder_without_finished_runs_raises_user_error(tmp_path, monkeypatch):
         run(monkeypatch, tmp_path / "runs", tmp_path / "kept")
 
 
-def test_runs_are_not_copied_onto_themselves(tmp_path, monkeypatch):
+def test_copy_of_runs_into_their_own_folder_raises_user_error(tmp_path, monkeypatch):
     made(tmp_path / "plain_seed1")
     with pytest.raises(UserError, match="choose another folder for the copies"):
         run(monkeypatch, tmp_path, tmp_path / "plain_seed1" / "..")

@@ -91,7 +91,7 @@ def test_results_of_the_script_are_compared_on_the_same_test_examples(tmp_path) 
     assert difference == "-26.7" and " to " in interval
 
 
-def test_programs_run_in_turns_and_one_seed_decides_nothing(tmp_path, monkeypatch) -> None:
+def test_programs_run_in_turns_and_one_seed_is_undecided(tmp_path, monkeypatch) -> None:
     ran = []
 
     def fake(command: list[str], log: Path) -> float:

@@ -139,7 +139,7 @@ def test_examples_are_in_the_first_bucket_that_fits(corpora):
         assert needed.min() > shorter
 
 
-def test_small_token_budget_gives_at_least_the_multiple():
+def test_small_token_budget_gives_one_multiple_of_rows():
     batches = BucketedBatches(corpus(9), corpus(9), buckets=(10,), tokens_per_batch=1, multiple=4)
     assert batches[0]["source"].shape == (4, 10)
     assert batches[0]["ids"].tolist().count(-1) == 3
@@ -182,7 +182,7 @@ def test_long_examples_are_dropped_and_counted():
     assert ids_of(epoch(batches)) == [0]
 
 
-def test_only_long_examples_raise_user_error():
+def test_data_without_short_enough_examples_raise_user_error():
     with pytest.raises(UserError, match="all training examples are longer than"):
         BucketedBatches(corpus(4, 5), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
 

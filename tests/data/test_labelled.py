@@ -410,7 +410,7 @@ def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:
         load_labelled(data, classes=5)
 
 
-def test_lists_of_labels_are_in_the_first_field_that_exists(tmp_path) -> None:
+def test_lists_of_labels_are_read_from_the_first_existing_field(tmp_path) -> None:
     data = written(tmp_path, [["a"], ["b", "a"], []])
     data.label, data.multi_label = "tags|label", True
     splits, names = load_labelled(data)

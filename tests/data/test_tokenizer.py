@@ -133,7 +133,7 @@ def test_vocabulary_too_large_raises_user_error(tmp_path):
     assert source.size == largest
 
 
-def test_blank_text_is_not_blamed_on_the_vocabulary(tmp_path):
+def test_blank_text_error_does_not_mention_the_vocabulary(tmp_path):
     with pytest.raises(UserError, match=r"has no line of .* that is not blank: add text to it"):
         build_tokenizers(settings(vocab_size=30), ParallelText([" "] * 5, [" "] * 5), tmp_path)
 

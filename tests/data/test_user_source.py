@@ -37,23 +37,23 @@ def unlabelled(split):
     return [{"text": text, "label": -1} for text in texts(split)]
 
 
-def whole(split):
+def returns_text(split):
     return "ein Haus"
 
 
-def nothing(split):
+def returns_none(split):
     pass
 
 
-def lacks_split():
+def takes_no_split():
     return ["ein Haus"]
 
 
-def broken(split):
+def raises_os_error(split):
     raise OSError("no disk")
 
 
-def silent(split):
+def no_text(split):
     raise OSError
 
 
@@ -61,7 +61,7 @@ def no_python(split):
     return ast.literal_eval("[1, 2")
 
 
-def no_json(split):
+def raises_json_error(split):
     return json.loads(split)
 
 
@@ -70,7 +70,7 @@ def data(function: str) -> ConfigDict:
     return ConfigDict(fields | {"source_language": "de", "target_language": "en"})
 
 
-def test_documents_and_bytes(monkeypatch):
+def test_user_function_gives_documents_and_their_bytes(monkeypatch):
     assert load_text(data("texts"), "train") == ["ein Haus", "zwei Häuser"]
     monkeypatch.setitem(TEXTS, "test", ["vier"])
     found = load_bytes(data("texts"))
@@ -86,12 +86,12 @@ def test_splits_of_blank_texts_raise_errors(monkeypatch):
         load_bytes(data("texts"))
 
 
-def test_sentence_pairs():
+def test_user_function_gives_sentence_pairs():
     text = load_parallel(data("pairs"), "train")
     assert (text.source, text.target) == (["ein Haus", "zwei Häuser"], ["EIN HAUS", "ZWEI HÄUSER"])
 
 
-def test_labelled_texts_may_lack_a_split_that_is_cut_from_training():
+def test_optional_split_of_labelled_texts_may_be_missing():
     splits = dict.fromkeys(TEXTS, "")
     source = data("rows").source
     found, classes = open_records(source, splits, "text", "label", optional=("test",))
@@ -101,7 +101,7 @@ def test_labelled_texts_may_lack_a_split_that_is_cut_from_training():
     assert fields == {"text": "zwei Häuser", "label": 1}
 
 
-def test_splits_without_examples_do_not_advise_options_without_effect(monkeypatch):
+def test_error_of_an_empty_split_advises_no_option_without_effect(monkeypatch):
     monkeypatch.setitem(TEXTS, "valid", [""])
     monkeypatch.setitem(TEXTS, "test", ["vier"])
     config = data("unlabelled")
@@ -118,7 +118,7 @@ def test_errors_name_the_split_that_the_function_receives(monkeypatch):
         load_parallel(config, "train")
 
 
-def test_data_change_when_the_file_of_the_module_changes():
+def test_time_of_change_is_read_from_the_file_of_the_module():
     config = ConfigDict({"data": {"source": f"import:{__name__}:texts"}})
     file = Path(__file__).stat()
     assert changed(config) == max(file.st_mtime, file.st_ctime)
@@ -163,14 +163,14 @@ def test_source_without_a_function_raises_an_error():
             "source=import:.*:missing cannot be imported: .* has no attribute 'missing'",
         ),
         (
-            "broken",
+            "raises_os_error",
             "train",
             "fails for split 'train': OSError in .*test_user_source.py, line .*: no disk",
         ),
         (
-            "silent",
+            "no_text",
             "train",
-            r"fails for split 'train': OSError in silent .*test_user_source.py, line [0-9]*\); correct this function$",
+            r"fails for split 'train': OSError in no_text .*test_user_source.py, line [0-9]*\); correct this function$",
         ),
         (
             "no_python",
@@ -178,7 +178,7 @@ def test_source_without_a_function_raises_an_error():
             "fails for split 'train': SyntaxError in no_python .*test_user_source.py, line ",
         ),
         (
-            "no_json",
+            "raises_json_error",
             "train",
             "fails for split 'train': JSONDecodeError in .*test_user_source.py, line ",
         ),
@@ -189,9 +189,17 @@ def test_source_without_a_function_raises_an_error():
         ),
         ("texts", "test", "returns no example for split 'test'"),
         ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),
-        ("whole", "train", "returns a str for split 'train': return a list of examples"),
-        ("nothing", "train", "fails for split 'train': TypeError: 'NoneType' object is not iter"),
-        ("lacks_split", "train", r"fails for split 'train': TypeError: lacks_split\(\) takes 0"),
+        ("returns_text", "train", "returns a str for split 'train': return a list of examples"),
+        (
+            "returns_none",
+            "train",
+            "fails for split 'train': TypeError: 'NoneType' object is not iter",
+        ),
+        (
+            "takes_no_split",
+            "train",
+            r"fails for split 'train': TypeError: takes_no_split\(\) takes 0",
+        ),
     ],
 )
 def test_invalid_functions_raise_one_line_errors(function, split, line):

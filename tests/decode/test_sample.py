@@ -49,8 +49,8 @@ def test_temperature_0_is_greedy():
     assert draw(LOGITS, Sampling(1e-40), jax.random.key(5), all_rows(1)).tolist() == [1]
 
 
-def test_tokens_depend_on_the_number_of_the_row():
-    """A row gets the same token if only a part of its batch is sampled, or if its batch has more rows."""
+def test_tokens_of_a_row_do_not_depend_on_the_batch():
+    """A row number gives the same token if only a part of the batch is sampled, or if the batch is larger."""
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
     whole = draw(logits, Sampling(), key, all_rows(6))
     for numbers, count in (([3, 4], 6), ([5, 0], 6), ([4], 9)):
@@ -66,7 +66,7 @@ def test_tokens_equal_jax_random_categorical():
 
 
 def counting(tokens_B, cache, index):
-    """A decoding step whose logits are a function of the position and of the sum of all tokens so far."""
+    """Takes a decoding step. The logits depend on the position and on the sum of all tokens so far."""
     cache = cache + tokens_B
     return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
 

@@ -137,7 +137,7 @@ def test_printed_protocol_of_table1_reports_last_epoch(suite):
     assert "X-w" not in row
 
 
-def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
+def test_k_affects_eq_3_less_than_the_form_with_a_separate_intercept(tmp_path):
     """At the priming number K = 1, eq. (3) and the form with a separate intercept are equal.
 
     For K above the mean norm of the features, the accuracy of eq. (3) varies less than the accuracy of the other form:

@@ -60,7 +60,7 @@ def test_lda_equals_scikit_learn(digits):
 
 
 @pytest.mark.parametrize("method", ["lda", "ridge"])
-def test_an_offset_of_the_features_changes_no_logits(method):
+def test_large_offset_of_the_features_loses_no_precision(method):
     """HeadStart subtracts the mean of the first batch from all features, so that sums of products lose no precision."""
     rng = np.random.default_rng(0)
     labels_E = rng.integers(0, 3, 300)
@@ -84,7 +84,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     np.testing.assert_allclose(heads[0].finish()[0], kernel_MN, atol=1e-5)
 
 
-def test_many_outputs_take_memory_for_their_kernel_only():
+def test_labels_are_not_expanded_to_one_hot_arrays():
     """Labels do not become one-hot arrays, which would take 1.6 GB for 10,000 examples and 20,000 outputs."""
     rng = np.random.default_rng(0)
     tracemalloc.start()
@@ -107,7 +107,7 @@ def test_ridge_equals_scikit_learn(digits, penalty):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_and_soft_labels_count_like_copies(digits, method):
+def test_weights_and_soft_labels_equal_repeated_examples(digits, method):
     features_EM, labels_E = digits[0][:300], digits[1][:300]
     weights_E = np.random.default_rng(0).integers(0, 3, 300)
     copies = np.repeat(np.arange(300), weights_E)
@@ -141,7 +141,7 @@ def test_array_types_give_equal_heads(digits, method, kind: Callable):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_merged_heads_equal_one_head(digits, method):
-    """The examples are sorted by digit, so each head sees few digits at a time. The digit 9 is only in late batches."""
+    """The examples are sorted by digit, so each batch has few digits. The digit 9 is only in late batches."""
     order = np.argsort(digits[1], kind="stable")
     features_EM, labels_E = digits[0][order], digits[1][order]
     heads = [HeadStart(method, seed=seed) for seed in (0, 1)]
@@ -169,8 +169,8 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
     np.testing.assert_allclose(head.finish()[0], whole[0], rtol=0.3, atol=1e-3)
 
 
-def test_a_shift_of_the_features_changes_no_logit(digits):
-    """The shift makes features negative. head_start subtracts their minimum, and the bias compensates."""
+def test_shift_to_negative_features_changes_no_logits_of_explicit_heads(digits):
+    """The shift makes features negative. head_start subtracts each minimum; the bias compensates for it."""
     features_EM, labels_E = digits
     assert (features_EM.min(0) == 0).all()
     shift_M = np.random.default_rng(0).uniform(0, 9, features_EM.shape[1])

@@ -94,7 +94,7 @@ def loss_of(task, values, trainable) -> float:
 
 @pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, 8])
-def test_warm_start_sets_output_layer_to_solution_over_its_features(devices):
+def test_warm_start_sets_output_layer_to_explicit_solution(devices):
     task = Topics()
     values = values_of(task, devices)
     started = warm_start(task, values, "output", task.batches(40))

@@ -140,7 +140,7 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
     assert shorter.nats_E[1] != found.nats_E[1]
 
 
-def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, tmp_path):
+def test_run_of_zero_steps_resumes_like_an_uninterrupted_warm_start(digits, mesh, tmp_path):
     """A finished run of zero steps is continued in the same workdir, with the losses of an uninterrupted run."""
     digits.start = "warm"
     straight = fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
@@ -202,7 +202,7 @@ def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, f
     assert "\n" not in str(caught.value)
 
 
-def test_the_largest_possible_vocabulary_in_the_message_is_accepted(words, mesh):
+def test_largest_vocabulary_named_in_the_error_is_accepted(words, mesh):
     words.data.vocab_size = 5000
     with pytest.raises(UserError, match=r"possible is \d+$") as caught:
         NextToken(words, mesh)
@@ -219,12 +219,12 @@ def test_the_largest_possible_vocabulary_in_the_message_is_accepted(words, mesh)
         (0.00001, [0]),
     ],
 )
-def test_held_out_share_of_documents_is_kept_evenly_spaced(share, kept):
+def test_held_out_documents_are_evenly_spaced(share, kept):
     documents = [[str(number)] for number in range(20)]
     assert held_out(documents, share) == [documents[number] for number in kept]
 
 
-def test_held_out_share_with_numerator_1_keeps_every_nth_document():
+def test_held_out_share_of_one_nth_takes_every_nth_document():
     documents = [[str(number)] for number in range(1000)]
     for step in range(1, 200):
         for share in (1 / step, round(1 / step, 8)):
@@ -434,9 +434,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
     assert "\n" not in str(caught.value)
 
 
-def test_unusable_images_raise_errors_that_name_the_split_and_the_held_out_images(
-    images, digits, mesh
-):
+def test_unusable_images_raise_errors_that_name_split_and_held_out_images(images, digits, mesh):
     for source in ("files", "files:"):
         digits.data.source = source
         with pytest.raises(UserError, match=f"source={source} is unknown: use embedded:digits or"):

@@ -133,7 +133,8 @@ def test_the_authors_bits_per_character_are_nats():
     assert authors(math.log(256), 100) * NATS_TO_BITS == pytest.approx(8)
 
 
-def test_the_printed_nats_of_gmlp_are_more_bits_than_gpt_2_needs():
+def test_printed_gmlp_loss_is_below_gpt_2_in_nats_and_above_in_bits():
+    """The paper compares its loss on enwik8, printed in nats, with the 1.16 bits per character of GPT-2."""
     printed = PRINTED["enwik8", "gmlp"].best
     assert printed < 1.16 < printed * NATS_TO_BITS
 
@@ -156,16 +157,16 @@ def test_no_printed_perplexity_follows_from_its_loss():
         assert lengths[1] > 1.8 * lengths[0]
 
 
-def test_the_texts_gains_by_attention_are_not_those_of_table_3():
+def test_attention_gains_of_section_5_and_table_3_differ_on_wikitext():
     """The gains by attention in section 5 and in Table 3 are equal for enwik8, and differ for both WikiText corpora.
 
     Section 5 reports these losses without and with attention: enwik8 1.10 and 0.99, wikitext2 1.03 and 1.01,
     wikitext103 0.99 and 0.95.
     """
-    said = {"enwik8": 0.11, "wikitext2": 0.02, "wikitext103": 0.04}
+    section_5 = {"enwik8": 0.11, "wikitext2": 0.02, "wikitext103": 0.04}
     printed = {
         corpus: round(PRINTED[corpus, "gmlp"].best - PRINTED[corpus, "gmlp_attn"].best, 2)
-        for corpus in said
+        for corpus in section_5
     }
     assert printed == {"enwik8": 0.11, "wikitext2": 0.01, "wikitext103": 0.0}
 
@@ -178,12 +179,12 @@ def test_the_small_attention_adds_25_thousand_parameters():
     assert parameters("gmlp_attn") - parameters("gmlp") == 24_576
 
 
-def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
+def test_gmlp_has_more_parameters_than_the_compared_gpt():
     assert settings.PRINTED_MILLIONS["gmlp"] > settings.PRINTED_MILLIONS["gpt"]
     assert parameters("gmlp") > parameters("gpt") + settings.UNUSED["gpt"]
 
 
-def test_the_gpt_of_the_code_has_no_feed_forward():
+def test_gpt_of_the_authors_code_has_no_feed_forward_layer():
     """In the authors' GPT, each layer has only a norm, attention of width 2 and a projection."""
     config = language.code("gpt", "enwik8")
     abstract_model = variables.abstract(lambda rngs: language_model(config.model, 256, rngs=rngs))
@@ -216,13 +217,15 @@ def gmlp():
     return make
 
 
-def test_gmlp_knows_positions_without_embedding_them(gmlp):
+def test_gmlp_logits_depend_on_token_order_without_position_embeddings(gmlp):
+    """Exchanging the first two tokens changes the logits after the last token."""
     model = gmlp("paper", 0.3)
     text, swapped = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[2, 1, 3, 4, 5, 6]])
     assert float(jnp.abs(model(text) - model(swapped))[0, -1].max()) > 1e-3
 
 
-def test_a_gmlp_begins_with_each_token_on_its_own(gmlp):
+def test_initial_gmlp_logits_depend_on_the_current_token_only(gmlp):
+    """The matrices over positions start at 0, so other first tokens do not change the logits after the last token."""
     text, other = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[9, 8, 7, 4, 5, 6]])
     model = gmlp("code", 0.0)
     np.testing.assert_array_equal(model(text)[0, -1], model(other)[0, -1])
@@ -237,7 +240,7 @@ def test_wikitext_2_has_two_million_words():
 
 
 @pytest.mark.medium
-def test_flops_of_a_step_of_the_code():
+def test_flops_of_a_training_step_in_the_authors_code():
     """The GPT of the authors' code has no feed-forward layers, so its step has about a third of the gMLP's FLOPs.
 
     A small attention adds less than 1 % to the gMLP's FLOPs.

@@ -25,7 +25,7 @@ def parameters(recipe, kind: str) -> int:
     return variables.count(abstract_model)["total"]
 
 
-def test_the_code_has_a_tenth_of_the_printed_parameters():
+def test_authors_code_has_a_tenth_of_the_printed_parameters():
     """Table 1 prints 71 and 72 million parameters; the models of the authors' code have 7.18 and 7.20 million."""
     assert parameters(language.code, "gmlp") == 7_178_864
     assert parameters(language.code, "gmlp_attn") == 7_203_440
@@ -182,7 +182,7 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
         validate(model)
 
 
-def test_windows_of_gpt_are_rejected_first_and_sinusoidal_widths_must_be_even():
+def test_gpt_rejects_windows_and_odd_width_for_sinusoidal_positions():
     """A GPT must have no windows, so the error does not ask for another number of windows."""
     model = language.choose("gpt", "enwik8", "tiny").model
     model.windows = (4,)
@@ -198,7 +198,7 @@ def test_windows_of_gpt_are_rejected_first_and_sinusoidal_widths_must_be_even():
 @pytest.mark.parametrize(
     "kind", ["gpt", *(pytest.param(kind, marks=pytest.mark.medium) for kind in KINDS[1:])]
 )
-def test_fixed_recipe_decays_matrices_only(kind):
+def test_fixed_recipe_applies_weight_decay_to_matrices_only(kind):
     """A step with zero gradients changes only kernels, matrices over positions and the token embeddings."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
 

@@ -53,14 +53,14 @@ def unit(x_BLF: np.ndarray, part: nnx.Module, spatial: nnx.Module, causal: bool)
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [L, 4])
-def test_the_unit_matches_a_loop(causal: bool, length: int):
+def test_spatial_gating_unit_matches_a_loop(causal: bool, length: int):
     made = randomize(SpatialGating(F, L, heads=2, causal=causal, rngs=nnx.Rngs(0)))
     x_BLF = HIDDEN_BLF[:, :length]
     expected = unit(x_BLF, made.norm, made.spatial, causal)
     np.testing.assert_allclose(made(x_BLF), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_block_matches_a_loop(block):
+def test_gmlp_block_matches_a_loop(block):
     gated = block.gated
     hidden = norm(X_BLD, block.norm) @ np.asarray(gated.up.kernel[...]) + np.asarray(
         gated.up.bias[...]
@@ -98,7 +98,7 @@ def test_decoding_equals_the_forward_pass(block):
         np.testing.assert_allclose(y_B1D[:, 0], whole_BLD[:, index], rtol=1e-4, atol=1e-3)
 
 
-def test_a_block_trains_and_is_restored_by_split():
+def test_gmlp_block_trains_and_is_restored_from_nnx_split():
     made = GatedMLP(D, F, L, dropout=0.5, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(made, optax.adam(1e-2), wrt=nnx.Param)
 

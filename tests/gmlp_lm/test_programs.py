@@ -67,7 +67,7 @@ def test_training_lowers_bits_per_byte(trained, capsys):
     assert test["nats_per_byte"] == pytest.approx(test["bits_per_byte"] * math.log(2))
 
 
-def test_run_without_tokenizer_field_is_finished(trained, mesh, tmp_path):
+def test_finished_run_without_tokenizer_fields_is_reused(trained, mesh, tmp_path):
     """Configurations of older runs lack the fields of the tokenizer. Training such a run again reuses its summary.
 
     Training such a run with another tokenizer is an error.

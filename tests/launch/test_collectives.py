@@ -120,7 +120,7 @@ def test_bytes_received_from_other_slices(line: str, row: Row) -> None:
     assert (found.received, found.received_between) == (0, row.received)
 
 
-def test_traffic_within_slices_is_told_from_traffic_between_them() -> None:
+def test_traffic_within_and_between_slices_is_counted_separately() -> None:
     lines = (
         "%a = f32[256]{0} all-reduce(%x), replica_groups=[2,4]<=[8]",
         transfer("ALL_REDUCE", '"{1,2}x{0:7}"', "f32[64]{0}"),
@@ -129,7 +129,7 @@ def test_traffic_within_slices_is_told_from_traffic_between_them() -> None:
     assert (found.received, found.received_between) == (2 * 768, 256)
 
 
-def test_users_of_a_collective_are_not_counted() -> None:
+def test_operands_that_name_a_collective_are_not_counted() -> None:
     line = "%fusion.1 = f32[256]{0} fusion(%all-gather.3, %all-reduce-done.1), kind=kLoop, calls=%fused"
     assert read_collectives(program(line), 8).rows == []
 

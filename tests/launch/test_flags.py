@@ -1,4 +1,4 @@
-"""launch/flags.sh: the compilers know the recommended flags, and the last value of a flag wins."""
+"""launch/flags.sh: the compilers accept the recommended flags, and the last value of a flag wins."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ def changed_options(flags: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.medium
-def test_installed_jax_knows_flags_and_uses_the_last_value(tmp_path):
+def test_installed_jax_accepts_flags_and_uses_the_last_value(tmp_path):
     cpu, gpu_flags = flags_of("cpu"), flags_of("gpu")
     found = changed_options(f"{cpu} {gpu_flags}", tmp_path / "ours")
     assert set(names(cpu) + names(gpu_flags)) <= found.keys(), "a flag has the default value"
@@ -48,7 +48,7 @@ def test_installed_jax_refuses_unknown_flags(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
-def test_tpu_compiler_knows_flags():
+def test_tpu_compiler_accepts_recommended_flags_only():
     program = "from launch import topology; topology.prepare('v5e:2x2'); topology.find('v5e:2x2')"
     for flags, known in ((flags_of("v5litepod-16"), True), (UNKNOWN, False)):
         settings = {"LIBTPU_INIT_ARGS": flags}

@@ -88,7 +88,7 @@ def test_data_parallel_step_receives_only_the_gradient() -> None:
 
 
 @needs_libtpu
-def test_bound_uses_the_share_of_one_chip() -> None:
+def test_bound_divides_flops_and_bytes_by_the_speed_of_one_chip() -> None:
     """A v5e has 197 TFLOP/s, memory of 819 GB/s and links of 1,600 Gbit/s, as published. A batch has 64 images."""
     found = estimate.estimate(small(), find("v5e:2x4"))
     least = 2 * 2 * 64 * 784 * 10 / 8
@@ -265,7 +265,7 @@ def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
     assert lines["ms of a step, memory"][0] == ""
 
 
-def test_step_too_large_by_cpu_compiler_raises_error(without_compiler: None) -> None:
+def test_step_above_device_memory_in_the_cpu_compiler_raises_error(without_compiler: None) -> None:
     config = small()
     config.train.batch = 2**26
     with pytest.raises(estimate.TooLarge, match=r"by the CPU compiler's count") as error:
@@ -309,7 +309,7 @@ def test_slice_shape_without_whole_hosts_raises_error(name: str) -> None:
     ("name", "count"),
     [("v5e:1x1", 1), ("v5e:4x4", 16), ("v4:2x2x2", 8), ("v5p:2x2x2", 8), ("v6e:2x4", 8)],
 )
-def test_slice_devices_have_known_peak(name: str, count: int) -> None:
+def test_slice_devices_have_known_peak_flops(name: str, count: int) -> None:
     slice_ = find(name)
     assert len(slice_.devices) == count
     assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
@@ -345,7 +345,7 @@ def test_only_gradients_cross_the_network_between_slices() -> None:
 
 
 @needs_libtpu
-def test_plan_needs_a_data_axis_that_the_slices_divide() -> None:
+def test_plan_needs_a_data_axis_divisible_by_the_number_of_slices() -> None:
     with pytest.raises(UserError, match="data=1 must be a multiple of 2, the number of TPU slices"):
         estimate.estimate(small(data=1, fsdp=8), find("2xv5e:2x2"))
 
@@ -370,7 +370,7 @@ def test_auto_dtype_follows_the_target_devices() -> None:
         ("v5p:2x2x2", 2),
     ],
 )
-def test_hosts_of_a_slice(name: str, hosts: int) -> None:
+def test_number_of_hosts_of_a_slice(name: str, hosts: int) -> None:
     slice_ = find(name)
     assert len({device.process_index for device in slice_.devices}) == hosts
     assert slice_.host * hosts == len(slice_.devices)
@@ -519,7 +519,7 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
     )
 
 
-def test_sweep_reports_closest_if_nothing_fits(monkeypatch, eight: Topology) -> None:
+def test_sweep_reports_the_attempt_closest_to_fitting(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
     message = (
         r"no combination of mesh and batch size .* \(data=.*train.accumulate=\d\), 1 are missing"

@@ -36,7 +36,7 @@ def test_flops_of_a_model_and_its_gradient():
     assert counted == layers + attention == flops.count(jax.make_jaxpr(step)(*arguments))
 
 
-def test_loop_with_unknown_trip_count_counts_as_told():
+def test_argument_replaces_an_unknown_trip_count():
     def decode(weights, x_BD, length):
         return jax.lax.while_loop(
             lambda state: state[0] < length,

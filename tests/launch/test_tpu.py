@@ -170,7 +170,7 @@ def test_flags_of_the_user_follow_recommended_flags(cloud):
     assert [log.read_text() for log in finished(cloud)] == [expected * 2] * 2
 
 
-def test_hosts_share_a_token_that_each_start_replaces(cloud):
+def test_all_hosts_get_the_same_new_token_at_each_start(cloud):
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w")
     first = [token(log) for log in finished(cloud)]
     tpu(cloud, "resume", "pod")
@@ -273,7 +273,7 @@ def test_resume_after_preemption_recreates_vm(cloud, queued):
         ("host.sh start", "start"),
     ],
 )
-def test_failing_step_is_named_and_last(cloud, part, name):
+def test_failing_step_is_named_and_ends_the_launch(cloud, part, name):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", FAIL=part)
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
@@ -327,7 +327,7 @@ def test_new_run_replaces_request_once_started(cloud):
         (b'declare -- stage="started"\ntouch RAN\n', "is damaged or of an older version"),
     ],
 )
-def test_request_is_read_as_data(cloud, content, message):
+def test_saved_request_is_not_executed_as_shell_code(cloud, content, message):
     folder = cloud.root / "runs/tpu-pod"
     folder.mkdir(parents=True)
     (folder / "request").write_bytes(content)
@@ -405,7 +405,7 @@ def test_vm_stopping_during_wait_raises_error(cloud):
     assert 'step "wait" failed: pod is STOPPED' in result.stderr
 
 
-def test_dry_run_prints_commands_and_runs_none(cloud):
+def test_dry_run_prints_commands_without_running_them(cloud):
     arguments = ["run", *TYPE, "pod", "c.py", "--workdir=/mnt/a b", "it's", '"quoted" $HOME *', ""]
     printed = tpu(cloud, "run", "--dry-run", *arguments[1:])
     assert printed.returncode == 0, printed.stderr

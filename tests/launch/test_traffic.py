@@ -112,7 +112,7 @@ def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
 
 
 def test_pallas_kernels_count_their_operands_and_results() -> None:
-    """The compiler itself counts all other custom calls."""
+    """The compiler counts all other custom calls."""
     kernel = '%k = (f32[10], bf16[6]) custom-call(%x, %y), custom_call_target="tpu_custom_call"'
     text = f"""ENTRY %main (x: f32[100], y: bf16[8]) -> f32[10] {{
   %x = f32[100]{{0}} parameter(0)

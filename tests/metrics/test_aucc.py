@@ -118,7 +118,7 @@ def test_reaching_of_a_metric_between_0_and_1():
     assert reaching(measured, 0.99).seconds == 3.0
 
 
-def test_reaching_of_negative_values_takes_the_easier_side():
+def test_reaching_of_negative_values_divides_by_the_fraction():
     assert reaching(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95).seconds == 2.0
 
 

@@ -42,7 +42,7 @@ def test_bleu_of_a_worked_example():
     assert score == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def test_bleu_is_a_corpus_score_and_no_mean():
+def test_bleu_is_a_corpus_score_not_a_mean_over_sentences():
     hypotheses = [REFERENCES[0], "a dog barked at the sun today ."]
     pairs = zip(hypotheses, REFERENCES, strict=True)
     single = [bleu([h], [r])[0] for h, r in pairs]

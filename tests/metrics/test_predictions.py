@@ -121,7 +121,7 @@ def test_save_and_load_round_trip(make, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
 
 
-def test_older_file_with_shape_letters_in_its_names_is_read(tmp_path):
+def test_older_file_with_shape_letters_in_array_names_is_read(tmp_path):
     path, made = tmp_path / "predictions.npz", classes()
     made.save(path)
     with np.load(path) as archive:

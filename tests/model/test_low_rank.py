@@ -20,7 +20,7 @@ def adapted(lora: Lora) -> nnx.Module:
     return model
 
 
-def test_new_adapter_changes_nothing() -> None:
+def test_new_adapter_does_not_change_the_output() -> None:
     tokens, lengths = jnp.arange(12).reshape(2, 6), jnp.asarray([6, 4])
     model = adapted(Lora(rank=4, alpha=4))
     plain = jax.jit(backbone(SHAPE, rngs=nnx.Rngs(0)))(tokens, lengths)

@@ -36,7 +36,7 @@ def kept(remat: str) -> int:
     return sum(x.size for x in jax.tree.leaves(backward))
 
 
-def test_policies_keep_less_and_less_for_the_backward_pass():
+def test_remat_policies_store_decreasing_numbers_of_values():
     everything, products, nothing = (kept(remat) for remat in REMAT)
     assert everything > 1.5 * products and products > 1.5 * nothing
 

@@ -88,7 +88,7 @@ def count(block: Block, policy: Callable) -> dict[str, int]:
     return {name: names.count(name) for name in ("dot_general", "threefry2x32", "random_bits")}
 
 
-def assert_computes_nothing_again(block: Block) -> None:
+def assert_no_recomputation(block: Block) -> None:
     """Checks that, with the policy of scans, the backward pass computes no product and no random bits again."""
     everything, nothing = (
         count(block, policy)
@@ -106,8 +106,8 @@ def assert_computes_nothing_again(block: Block) -> None:
     [attention, cross_attention, adapters, gru, backskip, gates("gmlp"), gates("gmlp_attn")],
     ids=["attention", "cross_attention", "adapters", "gru", "backskip", "gmlp", "gmlp_attn"],
 )
-def test_backward_pass_computes_no_product_and_no_random_bits_again(make: Callable) -> None:
-    assert_computes_nothing_again(make(nnx.Rngs(0)))
+def test_backward_pass_recomputes_no_products_or_random_bits(make: Callable) -> None:
+    assert_no_recomputation(make(nnx.Rngs(0)))
 
 
 def test_stored_bytes_of_a_layer() -> None:

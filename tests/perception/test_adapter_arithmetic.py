@@ -88,7 +88,7 @@ def test_weighted_sum_of_adapters_is_exact() -> None:
         np.testing.assert_allclose(change, 0.5 * first[name] - 2 * second[name], atol=1e-6)
 
 
-def test_adapter_plus_its_negative_changes_nothing(base) -> None:
+def test_adapter_plus_its_negative_restores_the_base(base) -> None:
     nothing = combine([(adapter(1), 1.0), (adapter(1), -1.0)])
     for name, value in merge(base, nothing).items():
         np.testing.assert_allclose(value, base[name], atol=1e-6)

@@ -56,7 +56,7 @@ def strict(row: dict, message: str) -> Case:
 
 def new(content: str | bytes, message: str, options: str = "", name: str = "new.csv") -> Case:
     """Returns a case of perception.classify: a table with the given content, and a part of the error message."""
-    return f"classify --run=counted --input={name} {options}", {name: content}, message
+    return f"classify --run=tfidf_run --input={name} {options}", {name: content}, message
 
 
 BAD = {
@@ -348,12 +348,12 @@ BAD = {
         "already has the columns label and probability, which the output adds: rename these columns of the input",
     ),
     "new: missing file": (
-        "classify --run=counted --input=gone.csv",
+        "classify --run=tfidf_run --input=gone.csv",
         {},
         "--input=gone.csv is not a file that can be read: give the path of a",
     ),
     "new: folder": (
-        "classify --run=counted --input=new",
+        "classify --run=tfidf_run --input=new",
         {"new/a.csv": "text\n"},
         "--input=new is not a file that can be read: give the path of a",
     ),
@@ -406,10 +406,10 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory) -> Path:
+def tfidf_run(tmp_path_factory) -> Path:
     """Returns the workdir of a run of the TF-IDF baseline."""
     texts = LabelledText([("a b",), ("c d",)] * 9, np.tile(np.int32([0, 1]), 9))
-    workdir = tmp_path_factory.mktemp("counted")
+    workdir = tmp_path_factory.mktemp("tfidf_run")
     baseline.run(recipes.get_config("tiny"), {"train": texts, "test": texts}, ("x", "y"), workdir)
     return workdir
 
@@ -424,14 +424,14 @@ def write_adapter(adapter: Path, base: Path, layer: int = 0) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_line(case, tmp_path, counted, request, monkeypatch) -> None:
+def test_bad_input_raises_one_line_errors(case, tmp_path, tfidf_run, request, monkeypatch) -> None:
     command, files, message = BAD[case]
     for name, content in files.items():
         put(tmp_path / name, content)
     monkeypatch.chdir(tmp_path)
     program, *options = shlex.split(command)
     if program == "classify":
-        (tmp_path / "counted").symlink_to(counted)
+        (tmp_path / "tfidf_run").symlink_to(tfidf_run)
     if program == "adapters":
         (tmp_path / "base").symlink_to(request.getfixturevalue("pretrained"))
         write_adapter(tmp_path / "adapter", tmp_path / "base")

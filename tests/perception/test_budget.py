@@ -60,7 +60,7 @@ def test_plan_uses_all_time_for_steps_up_to_the_configured_number() -> None:
     assert make_plan({"a": COST, "b": COST}, seconds, 500).steps == 500
 
 
-def test_unaffordable_ways_are_explained() -> None:
+def test_ways_that_exceed_the_budget_are_explained() -> None:
     found = make_plan({"a": COST}, 30, 1000)
     assert found.ways == [] and found.steps == 0
     # Three runs of 10 + 10 + 10 seconds, and two tests of 5 seconds.

@@ -298,7 +298,7 @@ def test_blank_column_does_not_change_the_class(call, trained, wanted, tmp_path,
     assert label == trained.classes[wanted[0].argmax()] and "empty" not in said.err
 
 
-def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) -> None:
+def test_each_input_line_gives_one_output_line(call, trained, wanted, tmp_path, capsys) -> None:
     call("--top=1", "--batch=2", stdin=b"a string\r\n \nthe types of a module")
     first, empty, last = capsys.readouterr().out.splitlines()
     best = wanted.argmax(1)
@@ -309,7 +309,7 @@ def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) ->
     assert (tmp_path / "out.txt").read_text() == first + "\n"
 
 
-def test_label_of_the_run_is_no_column_of_lines(call, monkeypatch, capsys) -> None:
+def test_label_column_of_the_run_is_ignored_for_lines(call, monkeypatch, capsys) -> None:
     columns = classify._columns
     monkeypatch.setattr(classify, "_columns", lambda *given: (columns(*given)[0], "probability"))
     call("--top=1", stdin=b"a string")
@@ -330,7 +330,7 @@ def test_options_for_columns_are_refused_for_lines(refused, tmp_path, option: st
     )
 
 
-def test_mesh_that_does_not_divide_the_texts(workdir, wanted) -> None:
+def test_mesh_need_not_divide_the_number_of_texts(workdir, wanted) -> None:
     """Eight devices give three texts the same probabilities as one device."""
     wide = loading.load(workdir, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
     found = wide.probabilities_of(wide.windows(["a string", LONG, "the types of a module"]))
@@ -351,7 +351,7 @@ def test_mesh_follows_options(call, monkeypatch, refused) -> None:
     assert "unknown option --config.mesh.date; did you mean" in refused("--config.mesh.date=2")
 
 
-def test_invalid_table_writes_nothing(refused, tmp_path, monkeypatch) -> None:
+def test_invalid_table_leaves_no_output_file(refused, tmp_path, monkeypatch) -> None:
     # The program must check the table before it loads the model.
     monkeypatch.setattr(loading, "load", None)
     given, out = tmp_path / "new.csv", tmp_path / "out.csv"
@@ -406,7 +406,7 @@ def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
     assert list(read(out)[0]) == ["text", "label", "probability"]
 
 
-def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
+def test_interrupted_run_leaves_no_output_file(refused, tmp_path, monkeypatch) -> None:
     """The prediction of the second block of rows fails. The program leaves no output file."""
     given, out, done = tmp_path / "new.csv", tmp_path / "out.csv", []
 
@@ -452,53 +452,53 @@ WORDS = ("good", "poor")
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory) -> Path:
+def tfidf_run(tmp_path_factory) -> Path:
     """Returns the workdir of a TF-IDF baseline whose classes are the first words of the texts."""
     texts = [(f"{WORDS[i % 2]} {'abcdefgh'[i % 8]} {'stuvwxyz'[i // 8]}",) for i in range(64)]
     examples = LabelledText(texts, np.arange(64, dtype=np.int32) % 2)
-    workdir = tmp_path_factory.mktemp("counted")
+    workdir = tmp_path_factory.mktemp("tfidf_run")
     baseline.run(recipes.get_config("tiny"), {"train": examples, "test": examples}, WORDS, workdir)
     return workdir
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
-def test_tf_idf_labels_tables(ending: str, call, counted, tmp_path, capsys) -> None:
+def test_tf_idf_labels_tables(ending: str, call, tfidf_run, tmp_path, capsys) -> None:
     """The empty text gets no label, and a message counts it."""
     texts = ["good a", "poor b", "", "good c"]
     rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
     given = put(tmp_path / f"new.{ending}", table_bytes(ending, rows))
     out = tmp_path / f"out.{ending}"
-    call(f"--run={counted}", f"--input={given}", f"--output={out}")
+    call(f"--run={tfidf_run}", f"--input={given}", f"--output={out}")
     said, found = capsys.readouterr(), read(out)
     assert [row["label"] for row in found] == ["good", "poor", "", "good"]
     assert [str(row["id"]) for row in found] == ["0", "1", "2", "3"]
     assert said.err == "empty texts without a label: 1 of 4\n"
-    model = baseline.Model.load(counted / baseline.MODEL)
+    model = baseline.Model.load(tfidf_run / baseline.MODEL)
     for row, chances in zip(found, model.probabilities(texts), strict=True):
         if row["text"]:
             every = [float(row[f"probability_{name}"]) for name in WORDS]
             np.testing.assert_allclose(every, chances, atol=1e-6)
-    call(f"--run={counted}", f"--input={given}", f"--output={out}", "--overwrite", "--top=1")
+    call(f"--run={tfidf_run}", f"--input={given}", f"--output={out}", "--overwrite", "--top=1")
     assert list(read(out)[0]) == ["id", "text", "label", "probability"]
 
 
-def test_tf_idf_labels_lines(call, counted, capsys) -> None:
-    call(f"--run={counted}", "--top=1", stdin=b"good a\r\n\r\n \t\npoor b\n")
+def test_tf_idf_labels_lines(call, tfidf_run, capsys) -> None:
+    call(f"--run={tfidf_run}", "--top=1", stdin=b"good a\r\n\r\n \t\npoor b\n")
     said = capsys.readouterr()
     assert [line.split("\t")[0] for line in said.out.splitlines()] == ["good", "", "", "poor"]
     assert said.err == "empty texts without a label: 2 of 4\n"
-    call(f"--run={counted}", stdin=b"")
+    call(f"--run={tfidf_run}", stdin=b"")
     assert capsys.readouterr() == ("", "")
-    call(f"--run={counted}", stdin="good a\n".encode("utf-16"))
+    call(f"--run={tfidf_run}", stdin="good a\n".encode("utf-16"))
     assert capsys.readouterr().out.startswith("good\t0.")
 
 
-def test_options_of_tf_idf_are_checked(refused, counted, tmp_path) -> None:
-    assert "--pretrained=x is not used: --run" in refused(f"--run={counted}", "--pretrained=x")
-    (tmp_path / "summary.json").write_bytes((counted / "summary.json").read_bytes())
+def test_options_of_tf_idf_are_checked(refused, tfidf_run, tmp_path) -> None:
+    assert "--pretrained=x is not used: --run" in refused(f"--run={tfidf_run}", "--pretrained=x")
+    (tmp_path / "summary.json").write_bytes((tfidf_run / "summary.json").read_bytes())
     assert refused(f"--run={tmp_path}").startswith(f"cannot read {tmp_path / 'model.npz'}")
     folder = tmp_path / "all" / "runs"
-    shutil.copytree(counted, folder / "tf_idf")
+    shutil.copytree(tfidf_run, folder / "tf_idf")
     assert f"the best run is --run={folder / 'tf_idf'}" in refused(f"--run={tmp_path / 'all'}")
 
 
@@ -519,10 +519,10 @@ def test_options_of_tf_idf_are_checked(refused, counted, tmp_path) -> None:
         ("wide.jsonl", '{"the text": "good, a"}\n{"the text": "poor b"}\n'.encode("utf-16"), ()),
     ],
 )
-def test_tables_are_read_as_in_worth(name, content, options, call, counted, tmp_path) -> None:
+def test_tables_are_read_as_in_worth(name, content, options, call, tfidf_run, tmp_path) -> None:
     """classify reads the same encodings, delimiters, line ends, blank lines and column names as worth."""
     given, out = put(tmp_path / name, content), tmp_path / f"out{Path(name).suffix}"
-    call(f"--run={counted}", f"--input={given}", f"--output={out}", "--text=the text", *options)
+    call(f"--run={tfidf_run}", f"--input={given}", f"--output={out}", "--text=the text", *options)
     labelled = read_tables(str(out))["all"]
     wanted = read_tables(str(given), options[0].partition("=")[2] if options else "")["all"]
     assert labelled.columns[: len(wanted.columns)] == wanted.columns
@@ -532,15 +532,15 @@ def test_tables_are_read_as_in_worth(name, content, options, call, counted, tmp_
         assert fields.items() <= row.items()
 
 
-def test_encoding_errors_of_tables(refused, counted, tmp_path) -> None:
+def test_encoding_errors_of_tables(refused, tfidf_run, tmp_path) -> None:
     path = put(tmp_path / "a.csv", "text,x\nfür,1\n".encode("cp1252"))
     given = f"--input={path}"
-    assert "line 2 is not UTF-8: name the encoding" in refused(f"--run={counted}", given)
+    assert "line 2 is not UTF-8: name the encoding" in refused(f"--run={tfidf_run}", given)
     assert "--encoding=klingon is not the name of a text encoding" in refused(
-        f"--run={counted}", given, "--encoding=klingon"
+        f"--run={tfidf_run}", given, "--encoding=klingon"
     )
     twice = ("--text=text", "--config.data.fields=text")
-    assert "remove one of the two options" in refused(f"--run={counted}", given, *twice)
+    assert "remove one of the two options" in refused(f"--run={tfidf_run}", given, *twice)
 
 
 @pytest.mark.parametrize("option", ["--run", "--workdir"])

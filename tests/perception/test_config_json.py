@@ -79,7 +79,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_match_backbones(name: str) -> None:
-    """All fields match, also those that change no parameter count: positions, windows, activations, dropout."""
+    """All fields match, not only fields that affect parameter counts: positions, windows, activations, dropout."""
     assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
 
 
@@ -110,12 +110,12 @@ def test_published_models_have_their_number_of_parameters(name: str) -> None:
     assert variables.count(structure_of(from_json(fields, PATH)))["total"] == count
 
 
-def test_roberta_positions_begin_after_the_padding() -> None:
+def test_roberta_positions_begin_after_the_padding_row() -> None:
     shape = of_case("roberta-base")
     assert (shape.first_position, shape.learned, shape.longest) == (2, 514, 512)
 
 
-def test_longest_text_of_roberta_excludes_the_rows_of_the_padding() -> None:
+def test_maximum_length_of_roberta_excludes_the_padding_rows() -> None:
     config = recipes.get_config("tiny")
     config.backbone, config.finetune, config.data.max_length = "auto", "lora", 512
     pretrained = SimpleNamespace(shape=of_case("roberta-base"))
@@ -141,13 +141,13 @@ def test_tokenizer_with_more_ids_than_embeddings_raises_error() -> None:
         make_shape(config, pretrained, 60_000)
 
 
-def test_every_third_layer_of_modernbert_sees_the_whole_text() -> None:
+def test_every_third_layer_of_modernbert_attends_without_a_window() -> None:
     shape = of_case("ModernBERT-base")
     assert [layer for layer in range(22) if shape.window_of(layer) is None] == [*range(0, 22, 3)]
     assert (shape.window_of(1), shape.theta_of(1), shape.theta_of(0)) == (65, 1e4, 1.6e5)
 
 
-def test_modernbert_without_local_rope_theta_has_the_default_of_transformers() -> None:
+def test_modernbert_without_local_rope_theta_gets_transformers_default() -> None:
     values = dict(published.PUBLISHED["ModernBERT-base"][0])
     assert from_json(values | {"local_rope_theta": None}, PATH).local_theta == 1.6e5
     del values["local_rope_theta"]
@@ -180,13 +180,13 @@ def test_modernbert_of_transformers_5_equals_modernbert_of_transformers_4() -> N
         from_json(values, PATH)
 
 
-def test_null_number_of_key_value_heads_is_the_number_of_heads() -> None:
+def test_null_number_of_key_value_heads_means_the_number_of_heads() -> None:
     """As in transformers, null means the number of attention heads."""
     null = from_json(golden_json("qwen2/config") | {"num_key_value_heads": None}, PATH)
     assert null.kv_heads == null.heads
 
 
-def test_early_gemma_files_have_the_activation_of_the_training() -> None:
+def test_early_gemma_files_get_the_activation_used_in_training() -> None:
     fields = published.PUBLISHED["gemma-2b"][0]
     assert from_json(fields, PATH).activation == "gelu_tanh"
     assert from_json(fields | {"hidden_activation": "relu"}, PATH).activation == "relu"

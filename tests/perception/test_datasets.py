@@ -65,7 +65,7 @@ def test_twelve_data_sets_and_their_sources():
     assert native == {"imdb": "tfds:imdb_reviews", "snli": "tfds:snli", "sst2": "tfds:glue/sst2"}
 
 
-def test_sst2_validation_split_is_the_test(tmp_path):
+def test_sst2_validation_split_is_used_as_the_test_split(tmp_path):
     write(tmp_path / "train.jsonl", 20, "sentence", "label", 2)
     write(tmp_path / "validation.jsonl", 6, "sentence", "label", 2)
     splits, _ = datasets.load(config(dataset="sst2", **{"data.source": f"files:{tmp_path}"}))
@@ -109,7 +109,7 @@ def test_missing_splits_are_cut_from_train(tmp_path, capsys):
     assert again["test"].texts == splits["test"].texts
 
 
-def test_rare_class_may_be_in_the_cut_split_only(tmp_path):
+def test_class_with_a_single_example_is_kept(tmp_path):
     rows = [{"text": str(i), "label": "ab"[i % 2]} for i in range(40)]
     rows.append({"text": "x", "label": "rare"})
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

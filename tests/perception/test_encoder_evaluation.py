@@ -33,12 +33,12 @@ def accuracy(workdir: Path) -> float:
     return json.loads((workdir / "summary.json").read_text())["test"]["accuracy"]
 
 
-def test_evaluation_of_the_own_encoder_is_the_test_of_the_run(runs, mesh) -> None:
+def test_unchanged_encoder_reproduces_the_test_result_of_the_run(runs, mesh) -> None:
     evaluation = EncoderEvaluation(runs[0], mesh)
     assert evaluation(evaluation.encoder, "test").metrics()["accuracy"] == accuracy(runs[0])
 
 
-def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) -> None:
+def test_moved_pretrained_model_is_found_with_the_pretrained_option(runs, mesh, pretrained) -> None:
     """A run with --config.backbone=auto needs the pretrained directory, which gives the architecture."""
     moved = pretrained.rename(pretrained.with_name("moved"))
     try:
@@ -52,7 +52,9 @@ def test_moved_pretrained_model_is_named_with_an_option(runs, mesh, pretrained) 
     assert evaluation.shape == EncoderEvaluation(runs[0], mesh).shape
 
 
-def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, capsys) -> None:
+def test_table_of_formats_has_accuracies_and_quantization_errors(
+    runs, tmp_path, monkeypatch, capsys
+) -> None:
     """The error rises from float32 to bfloat16, to int8, and to the 4-bit formats.
 
     The format float32 gives the result of the run.
@@ -93,7 +95,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     ]
 
 
-def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
+def test_table_of_formats_averages_differences_within_each_run(runs, monkeypatch) -> None:
     """The table has the mean accuracy over runs, and the mean difference from float32, computed within each run.
 
     Here, a format changes the same predictions in every run. So its difference is the same in every run, although the
@@ -136,7 +138,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
         bits.measure([Path("1"), Path("9")], None)
 
 
-def test_vectors_are_differences_and_add_up() -> None:
+def test_task_vectors_are_weight_differences_and_can_be_added() -> None:
     rng = np.random.default_rng(0)
     base, tuned = ({"a": rng.standard_normal((3, 2)), "b": rng.standard_normal(2)} for _ in "ab")
     found = task_vectors.vector(tuned, base)
@@ -197,7 +199,7 @@ def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) ->
         task_vectors.measure([*pairs, (Path("x"), Path("y"))], None)
 
 
-def test_runs_without_an_own_encoder_or_with_label_sets_are_refused(runs, mesh, tmp_path) -> None:
+def test_runs_without_an_encoder_or_with_label_sets_are_refused(runs, mesh, tmp_path) -> None:
     workdir = tmp_path / "lora"
     workdir.mkdir()
     fields = json.loads((runs[0] / "config.json").read_text())

@@ -40,7 +40,7 @@ def make(kind: str) -> GroupedAttention:
 
 
 def read(layer: GroupedAttention, x_LD: np.ndarray, length: int) -> np.ndarray:
-    """Computes the attention output (L, D) head by head and query by query. Only the first `length` keys are seen."""
+    """Computes the attention output (L, D) head by head and query by query. Keys from `length` on are masked."""
 
     def affine(linear, x):
         bias = 0 if linear.bias is None else np.asarray(linear.bias[...], np.float64)

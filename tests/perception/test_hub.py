@@ -67,7 +67,7 @@ def test_unknown_name_raises_error_that_names_cache_and_option(name: str, cache)
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "../model", "-", "/no", "~nobody_here/model"])
-def test_path_that_is_no_name_is_not_looked_up(name: str, cache) -> None:
+def test_path_is_not_looked_up_as_a_hub_name(name: str, cache) -> None:
     message = rf"^--x={name} is not a readable directory: give the directory of"
     with pytest.raises(UserError, match=message):
         hub.locate(Path(name), "--x")
@@ -115,7 +115,7 @@ def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
     ("program", "training"),
     [(train, "perception.run.ended"), (worth, "perception.comparison.worth")],
 )
-def test_download_is_asked_for_and_skips_pickles(
+def test_download_needs_its_option_and_skips_pickles(
     program, training, cache, tmp_path, monkeypatch
 ) -> None:
     """With --download, the program calls the hub once, before training. The file patterns exclude pickles."""

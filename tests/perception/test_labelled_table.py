@@ -103,7 +103,7 @@ def test_hidden_files_of_a_folder_are_not_read(tmp_path) -> None:
     assert "no table" in refused(tmp_path / "hidden")
 
 
-def test_folder_with_splits_keeps_them(tmp_path) -> None:
+def test_splits_of_a_folder_are_kept(tmp_path) -> None:
     put(tmp_path / "train.jsonl", as_lines(rows(40)))
     put(tmp_path / "dev.jsonl", as_lines(rows(6, start=100)))
     put(tmp_path / "test.jsonl", as_lines(rows(8, start=200)))
@@ -305,7 +305,7 @@ def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
     assert f" {len(MANY) + len(more) - kept} others removed" in note
 
 
-def test_given_splits_lose_training_texts_of_the_test(tmp_path) -> None:
+def test_training_texts_equal_to_test_texts_are_removed(tmp_path) -> None:
     train, test = rows(40), rows(8, start=200)
     leaked = [{**test[0], "text": test[0]["text"].upper() + " !"}, {**test[1]}]
     put(tmp_path / "train.csv", as_csv([*train, *leaked]))
@@ -329,20 +329,20 @@ def test_splits_are_stratified_and_repeatable(tmp_path) -> None:
         assert sum(e.label == "spam" for e in some) == len(some) / 10
 
 
-def test_rare_class_is_only_trained(tmp_path) -> None:
+def test_rare_class_is_in_the_training_split_only(tmp_path) -> None:
     more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
     assert sum(e.label == "rare" for e in found.splits["train"]) == 2
     assert any("only in training: rare." in note for note in found.notes)
 
 
-def test_large_tables_have_bounded_tests(tmp_path, monkeypatch) -> None:
+def test_validation_and_test_splits_of_large_tables_are_bounded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(table_splits, "SHARES", {"test": (0.2, 30), "valid": (0.1, 10)})
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(rows(400)))))).splits
     assert [len(found[split]) for split in ("train", "valid", "test")] == [360, 10, 30]
 
 
-def test_labels_that_differ_in_case_are_named(tmp_path) -> None:
+def test_note_names_labels_that_differ_only_in_case(tmp_path) -> None:
     mixed = [{**row, "label": ("spam", "Spam")[i % 2]} for i, row in enumerate(MANY)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(mixed)))))
     assert (
@@ -368,7 +368,7 @@ def test_written_splits_are_read_by_training(tmp_path) -> None:
         assert [text for (text,) in read[split].texts] == [e.text for e in some]
 
 
-def test_runs_on_other_examples_are_kept(tmp_path) -> None:
+def test_data_of_existing_runs_are_not_overwritten(tmp_path) -> None:
     first, second = (
         prepare(read_tables(str(put(tmp_path / name, as_csv(found)))))
         for name, found in (("a.csv", MANY), ("b.csv", rows(50)))
@@ -384,7 +384,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_groups_match_exhaustive_comparison(seed) -> None:
+def test_near_duplicate_groups_match_exhaustive_comparison(seed) -> None:
     """The reference compares all pairs of texts. Twenty texts are copies of other texts with one changed word."""
     generator = np.random.default_rng(seed)
     words = [f"w{chr(97 + i)}{chr(97 + j)}" for i in range(20) for j in range(20)]
@@ -441,7 +441,7 @@ def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
         lambda i: f"item w{i} w{i * 3} and w{i * 7} or w{i * 9}",
     ],
 )
-def test_texts_of_numbers_are_different(tmp_path, make) -> None:
+def test_texts_with_different_numbers_and_few_words_are_different(tmp_path, make) -> None:
     """The digits of a text with few other words are compared. Without them, all texts here would be equal."""
     texts = [make(i) for i in range(60)]
     assert len(set(near_duplicates.groups(texts).tolist())) == 60

@@ -151,7 +151,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", [*WAYS, "marks", "lists"])
-def test_labels_are_read_as_people_write_them(tmp_path, way) -> None:
+def test_label_sets_are_read_from_every_notation(tmp_path, way) -> None:
     """Several labels may be a text with separators, a list in JSON or Python notation, or columns of 0 and 1."""
     made, options = rows(80), {}
     if way == "lists":
@@ -178,7 +178,7 @@ def test_labels_are_read_as_people_write_them(tmp_path, way) -> None:
         assert {name for e in some for name in e.label} == set(NAMES)
 
 
-def test_invalid_sets_of_labels_are_named(tmp_path) -> None:
+def test_invalid_label_sets_raise_errors(tmp_path) -> None:
     made = [[text, int("fruit" in own), int("place" in own)] for text, own in rows(80)]
     made[3][2] = "yes"
     path = write_csv(tmp_path / "a.csv", ["text", "fruit", "place"], made)
@@ -273,7 +273,7 @@ def test_thresholds_of_a_run_do_not_depend_on_the_test(make, mesh, trained) -> N
 
 
 @pytest.mark.medium
-def test_training_with_several_classes_learns(make, mesh, data) -> None:
+def test_multi_label_training_lowers_the_loss(make, mesh, data) -> None:
     """The training loss falls. `batch_spec` describes the training batches."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}
     config = make(**fields, finetune="full", **{"train.steps": 30, "eval.steps": 30})
@@ -362,7 +362,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
     assert "TF-IDF and logistic regression against the head alone" in said
 
 
-def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
+def test_worth_reads_a_table_of_label_sets(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
     worth prints a command for new texts. This command finds all three classes of a text that has a word for each class.

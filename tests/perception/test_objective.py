@@ -17,7 +17,7 @@ from perception.objective import balanced_weights
 RARE_E = np.array([0] * 16 + [1] * 3 + [2])
 
 
-def test_balanced_weights_are_those_of_sklearn() -> None:
+def test_balanced_weights_match_sklearn() -> None:
     weights_E = balanced_weights(RARE_E)
     wanted_C = compute_class_weight("balanced", classes=np.arange(3), y=RARE_E)
     np.testing.assert_allclose(weights_E, wanted_C[RARE_E], rtol=1e-6)
@@ -77,7 +77,7 @@ def test_batch_spec_matches_batches_with_and_without_class_weights(tasks) -> Non
         )
 
 
-def test_balanced_head_is_the_balanced_regression_of_sklearn() -> None:
+def test_balanced_head_matches_balanced_sklearn_regression() -> None:
     generator = np.random.default_rng(0)
     rows_EM = generator.normal(size=(len(RARE_E), 2)) + RARE_E[:, None]
     rows_EM = (rows_EM - rows_EM.mean(0)) / rows_EM.std(0)

@@ -48,7 +48,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_pair_tokens_and_segments_are_those_of_bert_tokenizer(folder) -> None:
+def test_pair_tokens_and_segments_match_bert_tokenizer(folder) -> None:
     """Compares with the slow BertTokenizer, which is independent of the library `tokenizers`."""
     slow = transformers.BertTokenizer(str(folder / "vocab.txt"))
     rows, firsts, cut = Subword.load(folder / "model" / "tokenizer.json").encode_parts(PAIRS, 16)
@@ -59,7 +59,7 @@ def test_pair_tokens_and_segments_are_those_of_bert_tokenizer(folder) -> None:
     assert cut == 2
 
 
-def test_states_of_a_padded_batch_of_pairs_are_those_of_bert_model(folder) -> None:
+def test_states_of_a_padded_batch_of_pairs_match_bert_model(folder) -> None:
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
     given = tokenizer(
         *zip(*PAIRS, strict=True), truncation=True, max_length=24, padding=True, return_tensors="pt"

@@ -92,7 +92,7 @@ def test_only_second_segment_has_type_1() -> None:
 
 
 def pairs(count: int) -> list[dict]:
-    """Returns `count` rows with a pair of texts. The label tells from which half of WORDS the second text is drawn."""
+    """Returns `count` rows with a pair of texts. The label selects the half of WORDS for the second text."""
     generator, rows = np.random.default_rng(0), []
     for i in range(count):
         first = generator.permutation(WORDS)[:4]
@@ -150,7 +150,7 @@ def trained(make, mesh, tmp_path_factory) -> Path:
 
 
 @pytest.mark.medium
-def test_trained_model_sees_the_segments(trained, mesh) -> None:
+def test_probabilities_of_a_trained_model_depend_on_segments(trained, mesh) -> None:
     """The loaded run gives the stored test probabilities, and other probabilities without segments.
 
     In training batches, the first segment of each row ends with a separator.
@@ -174,7 +174,7 @@ def test_trained_model_sees_the_segments(trained, mesh) -> None:
 
 
 @pytest.mark.medium
-def test_own_encoder_of_a_run_on_pairs_gives_its_test_result(trained, mesh) -> None:
+def test_unchanged_encoder_reproduces_the_test_result_on_pairs(trained, mesh) -> None:
     evaluation = EncoderEvaluation(trained, mesh)
     kept = np.load(trained / "predictions.npz")["probabilities"]
     found = evaluation(evaluation.encoder, "test")

@@ -33,16 +33,16 @@ from tests.perception.helpers import SHAPE
 
 
 @pytest.fixture(scope="module")
-def said() -> io.StringIO:
+def captured_stderr() -> io.StringIO:
     """Returns the stream to which the fixture `full` redirects standard error."""
     return io.StringIO()
 
 
 @pytest.fixture(scope="module")
-def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
+def full(make, mesh, captured_stderr, tmp_path_factory) -> tuple[Path, dict]:
     """Returns the workdir and the summary of full training from random weights with the recipe "paper"."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
-    with contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(captured_stderr):
         return workdir, fit(make("paper,tiny"), workdir, mesh)
 
 
@@ -102,8 +102,8 @@ def test_paper_recipe_selects_on_test(full):
     assert set(summary["test"]) == set(summary["test_last"]) == {"accuracy", "weighted_f1", "loss"}
 
 
-def test_log_names_the_selection_split(full, said):
-    text = said.getvalue()
+def test_log_names_the_selection_split(full, captured_stderr):
+    text = captured_stderr.getvalue()
     assert "step 4: test accuracy" in text and "step 4: valid" not in text
 
 
@@ -454,9 +454,7 @@ def test_missing_or_damaged_classes_json_raises_error(full, mesh, tmp_path):
         loading.load(workdir, mesh)
 
 
-def test_missing_tokenizer_error_names_remedies_for_models_without_tokenizer_json(
-    make, mesh, pretrained, tmp_path
-):
+def test_missing_tokenizer_error_names_remedies(make, mesh, pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     config = make(finetune="head", pretrained=str(tmp_path / "model"))

@@ -125,7 +125,7 @@ def test_staged_error_names_output_only_if_writing_fails(work, message: str, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_staged_does_not_blame_output_for_an_error_without_a_file(tmp_path) -> None:
+def test_staged_passes_on_an_error_without_a_file(tmp_path) -> None:
     with pytest.raises(ConnectionError, match="reset"), staged(tmp_path / "out"):
         raise ConnectionError("reset")
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from perception.model import block
 from perception.quantized import quantize_frozen
 from perception.safetensor_files import TensorFiles
 from perception.task import TextClassification
-from tests.model.test_stored import D, assert_computes_nothing_again
+from tests.model.test_stored import D, assert_no_recomputation
 from tests.perception.conftest import TUNED
 from tests.perception.helpers import SHAPE, texts, write_small_bert
 from tests.train.test_layers import assert_trains_alike
@@ -145,14 +145,14 @@ def test_scanned_step_equals_the_unrolled_step(
         pytest.param(LOCAL, ("qkv", "down"), "4bit", id="local"),
     ],
 )
-def test_backward_pass_computes_no_product_and_no_random_bits_again(
+def test_backward_pass_recomputes_no_products_or_random_bits(
     shape: Backbone, targets: tuple[str, ...], kind: str
 ) -> None:
     layer = block(shape, 0, rngs=nnx.Rngs(0))
     if targets:
         adapt(layer, targets, Lora(rank=2, rate=0.3), rngs=nnx.Rngs(1))
         quantize_frozen(layer, kind)
-    assert_computes_nothing_again(layer)
+    assert_no_recomputation(layer)
 
 
 @pytest.mark.medium

@@ -55,7 +55,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def test_shots_leave_the_test_whole(tmp_path) -> None:
+def test_shots_do_not_reduce_the_test_split(tmp_path) -> None:
     config = get_config("tiny")
     config.data.source, config.data.shots = f"files:{write(tmp_path / 'data')}", 8
     sizes = []

@@ -372,7 +372,7 @@ def test_incomplete_user_method_fails_at_start_of_the_program(command, user_pack
     assert "encoder/gate" in line and not (user_package / "bad").exists()
 
 
-def test_new_parameters_and_quantized_kernels_fit_together(make, user_package, mesh):
+def test_run_with_quantized_kernels_may_add_parameters(make, user_package, mesh):
     """A run with quantized kernels may add parameters.
 
     The check of added parameters builds a model without quantization, whose kernels have other names and shapes.
@@ -398,7 +398,7 @@ def test_worth_compares_a_users_method(command, user_package, deep):
     assert own in (out / "answer.txt").read_text()
 
 
-def test_methods_of_the_project_build_what_they_say(make):
+def test_attributes_of_the_projects_methods_match_their_models(make):
     """`trains_all` and `adapters` agree with the parameters of the model.
 
     With the recipe "fixed", no method freezes values that are drawn from a seed.

@@ -185,8 +185,8 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
 
 
 @pytest.mark.medium
-def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
-    """The budget is enough for TF-IDF, the head and LoRA only. A repeated call trains and measures nothing again."""
+def test_budget_trains_only_ways_that_fit_and_reuses_them(folder, tmp_path, monkeypatch) -> None:
+    """The budget is enough for TF-IDF, the head and LoRA only. A repeated call neither trains nor measures."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
     monkeypatch.setattr(budget, "SEEDS", 1)
     monkeypatch.setattr(budget, "LEAST_STEPS", 600)
@@ -213,7 +213,7 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
 
 
 @pytest.mark.parametrize(("select", "name"), [("valid", "validation"), ("test", "test")])
-def test_description_of_a_plan_names_the_examples_that_select_the_rate(select, name) -> None:
+def test_plan_names_the_examples_that_select_the_learning_rate(select, name) -> None:
     (found,) = comparison.describe(Plan(["full"], 100, 3, {}), 600.0, select)
     assert f"is the best on the {name} examples among" in found
 
@@ -804,7 +804,7 @@ def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
     )
 
 
-def test_answer_says_when_the_test_contradicts_the_choice_on_validation(tmp_path) -> None:
+def test_answer_notes_that_validation_and_test_disagree(tmp_path) -> None:
     found = {
         "lora": runs_of(tmp_path / "lora", 84.0, 89.5, 90.0, 90.5),
         "tf_idf": runs_of(tmp_path / "tf_idf", 85.0, 80.0, seedless=True),

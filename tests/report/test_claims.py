@@ -208,7 +208,7 @@ def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
 
 
 @pytest.mark.medium
-def test_kept_claims_train_nothing(paper, tmp_path):
+def test_kept_claims_do_not_train(paper, tmp_path):
     suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     name = paper(RUNS)
     suite.claims(name, only_kept=True)

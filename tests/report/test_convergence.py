@@ -89,7 +89,7 @@ def test_times_to_percentages_of_each_runs_best_value(two):
     assert at(f50, "seconds") == at(f100, "seconds") == [4.0]
 
 
-def test_times_to_percentages_of_the_overall_best_may_be_never(two):
+def test_unreached_percentage_of_the_overall_best_is_printed_as_never(two):
     (half, p95, p100), (f50, f95, f100) = Convergence(two).times((50, 95, 100), "all")
     assert at(half, "seconds") == [2.0, 1.0] and at(f50, "seconds") == [4.0]
     assert at(p95, "seconds") == [3.0, 3.0]  # 38 is 95 % of 40

@@ -26,7 +26,7 @@ def test_runs_that_differ_in_the_seed_are_one_group():
     assert (ffn.layers.total, ffn.layers.frozen, ffn.layers.updatable) == (6, 2, 4)
 
 
-def test_depths_have_distinct_names_and_one_line():
+def test_groups_of_different_depths_share_a_line_of_the_figure():
     deep = groups([made([1.0], reservoir="transformer", layers=n) for n in (6, 8)])
     assert [(g.name, g.line) for g in deep] == [
         ("T, 2 of 6", "T, 2 frozen"),

@@ -100,7 +100,7 @@ def test_glob_is_a_group_and_single_runs_are_undecided(tmp_path, report):
     assert set(verdicts(tmp_path).values()) == {"undecided (at least 2 more seeds)"}
 
 
-def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkeypatch):
+def test_arguments_may_name_the_groups(tmp_path, report, monkeypatch):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
         keep(tmp_path / "b" / f"rate=1_s{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")

@@ -88,7 +88,7 @@ def test_damaged_summary_error_names_the_file(tmp_path, content, complaint):
 
 
 @pytest.mark.parametrize("content", ["model,seeds\n", '{"step": 1}\n{"step": 2}\n', "\0"])
-def test_other_file_is_not_called_damaged(tmp_path, content):
+def test_file_that_is_no_summary_is_not_reported_as_damaged(tmp_path, content):
     write(tmp_path / "aucc.csv", content)
     with pytest.raises(UserError, match=r"aucc\.csv is not the summary of a run: it is not a JSON"):
         load_group(f"{tmp_path}/*")

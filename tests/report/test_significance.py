@@ -34,7 +34,7 @@ A, B = (31.0, 31.5, 31.2, 31.4), (30.1, 30.4, 30.0, 30.2)
 
 
 @pytest.mark.parametrize(("a", "b"), [(A, B), (A, B[:3]), (A[:2], B[:2])])
-def test_seed_interval_is_welchs(a, b):
+def test_seed_interval_matches_welchs_t_test(a, b):
     found, expected = comparison(a, b), stats.ttest_ind(a, b, equal_var=False)
     low, high = expected.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((low, high))
@@ -188,7 +188,7 @@ def test_more_seeds_is_limited_to_100_per_group(needed):
         assert found.more_seeds is None
 
 
-def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_excludes_zero():
+def test_more_seeds_is_the_smallest_sufficient_number():
     values = (30.0, 31.0, 32.0)
     for difference, margin, width in ((0.3, 0.5, 0.3), (0.1, 0.5, 0.4)):
         found = comparison(tuple(x + difference for x in values), values, margin=margin)
@@ -202,7 +202,7 @@ def test_equal_noiseless_values_are_undecided():
     assert found.more_seeds is None, "a half width of 0 is not below a difference of 0"
 
 
-def test_one_group_without_seeds_may_be_decided_by_more_seeds_of_the_other():
+def test_more_seeds_of_one_group_may_decide_against_a_seedless_group():
     found = comparison((30.0, 31.0, 32.0), (30.0, 30.5, 31.0))
     mixed = dataclasses.replace(found, b=Sample((30.5,), seedless=True))
     assert str(mixed).startswith("undecided (about ")

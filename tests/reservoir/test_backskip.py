@@ -110,7 +110,7 @@ def test_estimate_is_linear_in_the_gradient_above(reward: str):
     np.testing.assert_allclose(gradients(1e-24)[0], 1e-24 * mu, rtol=1e-5)
 
 
-def test_ordinary_step_passes_the_gradient_and_trains_the_value():
+def test_ordinary_step_passes_the_gradient_and_trains_the_value_network():
     g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # the second position is padding
     value = jnp.array([[0.0, 7.0]])
     loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
@@ -269,25 +269,25 @@ def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """With pre-norm, the gradient of a reservoir's output has mean 0: LayerNorm removes the mean of its input.
+def test_printed_reward_is_zero_with_pre_norm(make_config, norm: str):
+    """The printed reward is minus the mean over the width of the gradient at the reservoir's output.
 
-    The mean is over the width. With post-norm, it is not 0.
+    With pre-norm, this mean is 0, because LayerNorm removes the mean of its input. With post-norm, it is not 0.
     """
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
     model = abstract_model.build(trainable, frozen)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
     context = Context(lengths_B=jnp.array([6, 6]))
 
-    def behind(y):
+    def loss_above(y):
         y = model.encoder.blocks[2](y, context)
         return jnp.sum(jnp.sin(y if norm == "post" else model.encoder.norm(y)))
 
-    g = jax.jit(jax.grad(behind))(x)
+    g = jax.jit(jax.grad(loss_above))(x)
     assert (jnp.abs(g.mean(-1)).max() < 1e-5 * jnp.abs(g).max()) == (norm == "pre")
 
 
-def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
+def test_evaluation_adds_no_noise_and_needs_no_value_network(make_config):
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     plain = prepared(make_config, "ffn", "none")[1]
     trainable, frozen = jax.tree.map(jnp.asarray, (trainable, frozen))
@@ -310,7 +310,7 @@ def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
-def test_two_separate_reservoirs(make_config, estimator: str):
+def test_separate_reservoirs_have_separate_value_networks(make_config, estimator: str):
     """In LRLRL, each reservoir has its own value network if the estimator is "policy".
 
     A skipping step changes the gradients of both layers below reservoirs.
@@ -352,7 +352,7 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
 
 
 @pytest.mark.medium
-def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
+def test_two_steps_are_compiled_and_the_value_network_has_its_own_adam(make_config):
     """On two devices, the value network trains with its own constant learning rate, 1e-3.
 
     The learning rate of all other parameters is 1e-9.

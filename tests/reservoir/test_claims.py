@@ -112,7 +112,7 @@ def test_claims_reject_dry_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_table_of_claims_from_the_command_line(tmp_path):
+def test_command_line_writes_the_table_of_claims(tmp_path):
     """The command trains three translators for four steps each. Then --kept writes the same table."""
     out = tmp_path / "out"
     program = ["reservoir.reproduce", "claims", "--scale=tiny"]

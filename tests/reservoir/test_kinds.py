@@ -219,7 +219,7 @@ def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
     return stack(jnp.zeros((1, 1, 4)), Context(), key)[0, 0, 0]
 
 
-def test_layerdrop_rate_in_training_and_none_in_evaluation():
+def test_layerdrop_drops_at_its_rate_in_training_and_never_in_evaluation():
     """Over random keys, the number of kept layers has the mean and standard deviation of a binomial distribution."""
     depths = jax.jit(jax.vmap(lambda key: depth_of(0.25, key)))(
         jax.random.split(jax.random.key(0), 4000)
@@ -283,7 +283,7 @@ def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
     assert sums[0] == sums[1]
 
 
-def test_no_kind_is_found_for_none(make_config):
+def test_reservoir_none_has_no_kind_and_misspelled_kinds_get_a_suggestion(make_config):
     assert find("none") is None
     with pytest.raises(UserError, match=r"choose one of none, transformer, .* did you mean ffn"):
         find("fnn")

@@ -216,7 +216,7 @@ def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):
 
 
 @pytest.mark.slow
-def test_eight_devices_are_equal_to_one(trained, folder, tmp_path):
+def test_eight_devices_match_one_device(trained, folder, tmp_path):
     """The masks of a row do not depend on the device that holds the row."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     fit(small(folder), tmp_path / "eight", mesh)

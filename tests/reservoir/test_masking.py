@@ -55,7 +55,7 @@ def test_fifteen_percent_of_the_text_is_masked(drawn):
     assert counts.mean() == pytest.approx(RATE * TEXT, abs=0.02)
 
 
-def test_text_tokens_are_masked_with_equal_probability_and_others_never(drawn):
+def test_text_tokens_are_masked_uniformly_and_special_tokens_never(drawn):
     tokens, _, chosen = drawn
     share = chosen.mean(0)
     text = tokens[0] >= FIRST
@@ -109,7 +109,7 @@ def test_maximum_number_of_masks_is_sufficient(length, rate):
 
 
 @pytest.mark.parametrize(("length", "rate"), [(8, 0.15), (512, 0.15), (20, 0.99)])
-def test_row_with_the_most_masks_has_no_padding(length, rate):
+def test_largest_number_of_masks_in_a_row_equals_its_limit(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.weights_BM.sum(1).max() == found.places_BM.shape[1] == most(length, rate)

@@ -54,7 +54,7 @@ def error(model: nnx.Module) -> jax.Array:
 # Freezing.
 
 
-def test_kernels_are_drawn_orthogonal_and_all_other_parameters_keep_their_values():
+def test_freeze_draws_orthogonal_kernels_and_keeps_other_parameters():
     before, made = values(model(), nnx.Param), model()
     assert freeze(made, rngs=nnx.Rngs(1)) is made
     after = values(made, Frozen)
@@ -117,7 +117,7 @@ def test_other_initializers():
     assert freeze(half, rngs=nnx.Rngs(1)).kernel.dtype == jnp.bfloat16
 
 
-def test_a_layer_with_frozen_init_chooses_its_distributions():
+def test_frozen_init_of_a_layer_replaces_the_default_distributions():
     """In a trained gMLP, the matrix over positions starts near 0. A matrix frozen near 0 would never mix positions."""
     made = freeze(GatedMLP(D, H, length=7, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     frozen = values(made, Frozen)
@@ -126,7 +126,7 @@ def test_a_layer_with_frozen_init_chooses_its_distributions():
     assert not values(made, nnx.Param)
 
 
-def test_only_selects_parameters_and_metadata_is_kept():
+def test_argument_only_selects_parameters_and_metadata_are_kept():
     made = model()
     made.layers[1].kernel.set_metadata(note="mine")
     freeze(made, only=nnx.PathContains(1), rngs=nnx.Rngs(1))
@@ -145,7 +145,7 @@ def test_a_single_parameter_is_frozen_at_its_value():
 
 
 @pytest.mark.medium
-def test_an_optimizer_without_a_mask_leaves_frozen_values_alone():
+def test_an_optimizer_without_a_mask_does_not_change_frozen_values():
     """Frozen values have no weight decay, no moments and no share in the gradient norm."""
     made = freeze(model(), only=nnx.PathContains("layers"), rngs=nnx.Rngs(1))
     before = values(made, Frozen)
@@ -259,7 +259,7 @@ def test_output_may_have_another_width_than_the_input(estimator: str):
     assert np.any(gradients(made, skipping=True)["below/kernel"]) == (estimator != "zero")
 
 
-def test_identity_is_exact_where_the_reservoir_is_the_identity():
+def test_estimator_identity_is_exact_for_an_identity_reservoir():
     made = skipped("identity", lambda x: x)
     ordinary, skipping = (gradients(made, skipping=skipping) for skipping in (False, True))
     for name, gradient in ordinary.items():

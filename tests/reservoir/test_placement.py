@@ -52,17 +52,17 @@ def test_placements_of_appendix_c(strategy: str, expected: str):
 
 
 def ends(layers: int, reservoirs: int) -> list[int]:
-    """A user's placement: the uppermost layers and the lowest layer, unsorted."""
+    """Returns the uppermost layers and the lowest layer, unsorted: a valid placement of a user."""
     return [*range(layers - reservoirs + 1, layers), 0]
 
 
-def nowhere(layers: int, reservoirs: int) -> list[int]:
-    """A user's placement that returns layer 0 twice if `reservoirs` is at least 2."""
+def repeats_layer_0(layers: int, reservoirs: int) -> list[int]:
+    """Returns layer 0 twice if `reservoirs` is at least 2: an invalid placement of a user."""
     return [0, *range(reservoirs - 1)]
 
 
-def above(layers: int, reservoirs: int) -> list[int]:
-    """A user's placement that returns the index `layers`, which is beyond the stack."""
+def beyond_the_stack(layers: int, reservoirs: int) -> list[int]:
+    """Returns the index `layers`, which is beyond the stack: an invalid placement of a user."""
     return list(range(layers + 1 - reservoirs, layers + 1))
 
 
@@ -108,8 +108,13 @@ KNOWN = "use one of alternate, bottom, middle, top, a pattern of L and R, or mod
             "",
             f"unknown placement ''; {KNOWN}",
         ),
-        (3, 2, f"{__name__}:nowhere", f"{__name__}:nowhere returned (0, 0); {OWN}"),
-        (3, 2, f"{__name__}:above", f"{__name__}:above returned (2, 3); {OWN}"),
+        (3, 2, f"{__name__}:repeats_layer_0", f"{__name__}:repeats_layer_0 returned (0, 0); {OWN}"),
+        (
+            3,
+            2,
+            f"{__name__}:beyond_the_stack",
+            f"{__name__}:beyond_the_stack returned (2, 3); {OWN}",
+        ),
     ],
 )
 def test_reservoirs_that_do_not_fit_are_rejected(

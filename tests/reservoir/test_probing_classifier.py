@@ -61,7 +61,7 @@ def test_exclusive_or_needs_the_hidden_layer():
 
 
 @pytest.mark.medium
-def test_random_labels_stay_at_chance():
+def test_accuracy_on_random_labels_is_chance():
     sizes = {"train": 400, "valid": 1000, "test": 1000}
     (found,) = probe(*problem(noise, sizes=sizes), 2)
     assert abs(found.test - 0.5) < 4 * math.sqrt(0.25 / 1000)
@@ -229,6 +229,6 @@ def test_accuracy_counts_every_sentence_once(monkeypatch):
         assert found[0, 0] == pytest.approx(7 / SIZES[split])
 
 
-def test_the_grids_of_senteval():
+def test_grids_match_senteval():
     assert GRIDS["quick"] == Grid((50,), (0.0,), (1e-5, 1e-4, 1e-3, 1e-2))
     assert GRIDS["full"] == Grid((50, 100, 200), (0.0, 0.1, 0.2), (1e-5, 1e-4, 1e-3, 1e-2))

@@ -14,7 +14,7 @@ def directory(tmp_path_factory):
     """Returns a TFDS directory with the data set tiny_pairs."""
     import tensorflow_datasets as tfds
 
-    # TFDS does not know the class, as if another program had prepared the data set.
+    # The class is not registered in TFDS, as if another program had prepared the data set.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         # If a class is in a module of a package, TFDS imports importlib_resources, which may be missing. So name a
         # module that is not in a package.
@@ -62,7 +62,7 @@ def test_pairs_are_read_without_tensorflow(data):
     assert "tensorflow" not in sys.modules
 
 
-def test_blocks_follow_each_other(data, monkeypatch):
+def test_text_does_not_depend_on_the_size_of_read_blocks(data, monkeypatch):
     whole = load_parallel(data, "train")
     monkeypatch.setattr("common.data.tfds._BLOCK", 2)
     assert load_parallel(data, "train") == whole

@@ -181,7 +181,7 @@ def test_reports_do_not_import_a_users_method(user_package, monkeypatch):
     assert str(layers_of(config)) == "FFN, last layers, 9 of 12"
 
 
-def test_layers_that_a_users_method_draws_keep_the_drawn_values(user_package, reservoirs, mesh):
+def test_frozen_layers_with_an_initializer_keep_their_drawn_values(user_package, reservoirs, mesh):
     """Frozen layers with an initializer do not get the pretrained values. All other encoder parameters do."""
     config = classifying(reservoirs, reservoirs="my_package.others:drawn")
     _, task = finetuning.prepare(config, mesh)

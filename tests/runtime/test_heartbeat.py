@@ -202,10 +202,10 @@ def test_rendezvous_survives_foreign_and_restarted_connections():
     address = free_address()
     found = {}
 
-    def come(number: int) -> None:
+    def join_process(number: int) -> None:
         found[number] = rendezvous(address, 3, number, 20)
 
-    threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=join_process, args=(number,)) for number in range(3)]
     threads[0].start()
     stranger = connect(address)
     host, port = address.split(":")
@@ -233,13 +233,13 @@ def test_connections_without_the_token_are_ignored():
     """
     address, token, found = free_address(), "secret", {}
 
-    def come(number: int, token: str, name: str) -> None:
+    def join_process(number: int, token: str, name: str) -> None:
         try:
             found[name] = rendezvous(address, 2, number, 20, {}, token)
         except UserError as error:
             found[name] = str(error)
 
-    first = threading.Thread(target=come, args=(0, token, "first"))
+    first = threading.Thread(target=join_process, args=(0, token, "first"))
     first.start()
     strangers = [connect(address) for _ in range(6)]
     lines = [
@@ -252,11 +252,11 @@ def test_connections_without_the_token_are_ignored():
     ]
     for stranger, line in zip(strangers, lines, strict=True):
         stranger.sendall(line)
-    come(1, "another", "refused")
+    join_process(1, "another", "refused")
     assert "refuses this process: TRAINLESS_TOKEN" in found["refused"]
     assert first.is_alive()
     begun = time.monotonic()
-    come(1, token, "second")
+    join_process(1, token, "second")
     first.join()
     assert time.monotonic() - begun < 2
     assert found["first"][1] == found["second"][1] == [socket.gethostname()] * 2
@@ -274,9 +274,7 @@ def test_connections_without_the_token_are_ignored():
         ("host-a", {"::", "0.0.0.0"}),
     ],
 )
-def test_process_0_listens_on_the_loopback_interface_only_for_a_loopback_coordinator(
-    host, expected
-):
+def test_process_0_listens_on_loopback_only_for_a_loopback_coordinator(host, expected):
     """Host names other than localhost do not count as loopback: a machine may resolve its own name to loopback."""
     with rendezvous_module._listen(host, int(free_address().split(":")[1]), 2) as server:
         assert server.getsockname()[0] in expected
@@ -287,12 +285,12 @@ def test_differing_settings_are_named():
     settings = [{"--workdir": "runs/a", "--config.seed": "1", "the code": "abc"}] * 3
     settings[2] = settings[2] | {"--config.seed": "2", "the code": "abc+"}
 
-    def come(number: int) -> None:
+    def join_process(number: int) -> None:
         with pytest.raises(UserError) as fault:
             rendezvous(address, 3, number, 20, settings[number])
         errors[number] = str(fault.value)
 
-    threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=join_process, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

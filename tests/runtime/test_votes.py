@@ -55,7 +55,7 @@ def test_processes_vote_at_every_slow_call(monkeypatch, seconds):
     assert clock.votes(votes, 5, seconds) == [1, 2, 3, 4, 5]
 
 
-def test_slowest_process_decides_the_distance(monkeypatch):
+def test_slowest_process_determines_the_calls_between_votes(monkeypatch):
     found = Clock(monkeypatch, slower=1000).votes(Votes(), 20, 0.001)
     assert found == [*range(1, 21)]
 

@@ -1,7 +1,7 @@
 """Trains the toy task as one of several processes: python -m tests.storage.pod ADDRESS FIELDS [LAST]
 
 FIELDS are the changed fields of the configuration, as JSON. With LAST, every process waits after step LAST, so that a
-test can kill it. Prints the points of the curve and the test results, as each process knows them.
+test can kill it. Each process prints the points of the curve and the test results.
 """
 
 import json

@@ -56,7 +56,7 @@ def test_lease_of_dead_process_is_taken_over(lease):
     second.renew()
 
 
-def test_deleted_lease_is_not_called_taken_over(lease, bucket):
+def test_deleted_lease_is_not_reported_as_taken_over(lease, bucket):
     first = lease("first")
     first.acquire()
     store, name = bucket.open()

@@ -317,7 +317,7 @@ def test_missing_package_raises_one_line_error(bucket, monkeypatch):
         (["a/1 x", "b/1 ", "c/1 "], True, [0, 1, 2]),  # Three hosts have the same disk image.
     ],
 )
-def test_first_process_of_each_copy_leads(monkeypatch, found, different, leaders):
+def test_first_process_of_each_local_copy_leads(monkeypatch, found, different, leaders):
     monkeypatch.setattr(processes, "all_gather", lambda _: [one.split(" ") for one in found])
     for number in range(len(found)):
         monkeypatch.setattr(jax, "process_index", lambda number=number: number)

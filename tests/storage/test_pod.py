@@ -119,7 +119,7 @@ def checkpoints(bucket: Bucket, folder: Path) -> dict[str, bytes]:
 
 # The letters of `machines` name the machines of processes 0, 1, 2 and 3. Processes of one machine share a local copy.
 @pytest.mark.parametrize(("machines", "lost"), [("aabb", "a"), ("abab", "b")])
-def test_killed_run_of_two_machines_resumes_without_the_local_copy_of_one(
+def test_killed_run_of_two_machines_resumes_after_loss_of_a_local_copy(
     bucket, one_store, whole, tmp_path, monkeypatch, machines, lost
 ):
     """The killed run also has "best" and "top" checkpoints after its newest "latest" checkpoint."""
@@ -133,7 +133,7 @@ def test_killed_run_of_two_machines_resumes_without_the_local_copy_of_one(
     assert checkpoints(bucket, tmp_path / "a") == checkpoints(bucket, tmp_path / "b")
 
 
-def test_two_machines_discard_a_checkpoint_that_only_one_of_them_has(
+def test_checkpoint_that_only_one_machine_has_is_discarded(
     bucket, one_store, whole, tmp_path, monkeypatch
 ):
     """The killed process 0 had not uploaded its newest checkpoint. Process 0 of the resumed run is on machine "b"."""
@@ -152,7 +152,7 @@ def test_two_machines_discard_a_checkpoint_that_only_one_of_them_has(
     assert checkpoints(bucket, tmp_path / "a") == checkpoints(bucket, tmp_path / "b")
 
 
-def test_two_machines_whose_disk_images_have_the_same_id(bucket, one_store, whole, tmp_path):
+def test_machines_with_the_same_disk_image_id_train_one_run(bucket, one_store, whole, tmp_path):
     for machine in "ab":
         folder = tmp_path / machine / ".cache/buckets"
         folder.mkdir(parents=True)

@@ -116,7 +116,7 @@ def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys
 
 
 @pytest.mark.slow
-def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
+def test_outage_of_the_store_changes_no_result(bucket, one_store, whole, monkeypatch, capsys):
     """The store answers 503 from the checkpoint of step 5 to the checkpoint of step 20, for longer than the lease."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
     save, saves = Run.save, []
@@ -226,7 +226,9 @@ def test_a_minute_of_503_changes_no_result(bucket, monkeypatch, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_unreachable_store_stops_the_run_and_loses_nothing(bucket, one_store, whole, monkeypatch):
+def test_unreachable_store_stops_the_run_which_resumes_without_loss(
+    bucket, one_store, whole, monkeypatch
+):
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
     save = Run.save
 

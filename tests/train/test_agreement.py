@@ -71,7 +71,7 @@ def test_differing_data_end_all_processes_with_code_2(outputs, folder):
     assert not (folder / "exit").exists(), "no file was written"
 
 
-def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results, outputs, folder):
+def test_checkpoint_unreadable_for_one_process_is_skipped_by_all(results, outputs, folder):
     assert [found["unreadable_checkpoint"] for found in results] == [5, 5]
     (warning,) = (
         x for _, lines in outputs for x in lines if "checkpoint of step 10 is damaged" in x
@@ -80,12 +80,12 @@ def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results,
     assert (folder / "unreadable_checkpoint/checkpoints/damaged/10.0").is_dir()
 
 
-def test_threads_of_several_checkpoints_wait_at_barriers_of_their_own(results):
+def test_threads_of_several_checkpoints_wait_at_separate_barriers(results):
     """Process 1 is late, so the threads of the latest and of the best checkpoint wait for it at the same time."""
     assert [found["checkpoints_at_the_same_time"] for found in results] == [[2, 3], [2, 3]]
 
 
-def test_threads_of_runs_in_turns_wait_at_barriers_of_their_own(results):
+def test_threads_of_runs_in_turns_wait_at_separate_barriers(results):
     assert [found["checkpoints_in_turns"] for found in results] == [[[2, 3], [2, 3]]] * 2
 
 
@@ -93,7 +93,7 @@ def test_local_coordinator_listens_on_the_loopback_interface_only(results):
     assert [found["coordinator_hosts"] for found in results] == [["::ffff:127.0.0.1"], []]
 
 
-def test_late_compilation_of_one_process_is_training_time_of_no_process(results):
+def test_late_compilation_of_a_process_is_not_training_time(results):
     """Training seconds stay below half of the delay. The three steps themselves may take tenths of a second."""
     for found in results:
         seconds = found["late_compilation"]
@@ -125,18 +125,18 @@ def test_signal_in_an_evaluation_stops_all_processes_within_seconds(results):
     assert other == first and step == 5 and 20 <= batches <= 60
 
 
-def test_signal_is_agreed_within_seconds(results):
+def test_processes_agree_on_a_signal_within_seconds(results):
     """Process 1 gets the signal before step 3. A step takes half a second."""
     first, other = (found["signal_between_slow_steps"] for found in results)
     assert other == first and 3 <= first <= 7
 
 
-def test_signal_is_agreed_after_every_compilation(results):
+def test_processes_agree_on_a_signal_after_every_compilation(results):
     """Process 1 gets the signal before step 32. Every step from step 35 on has a new batch shape and is compiled."""
     assert [found["signal_between_compilations"] for found in results] == [35, 35]
 
 
-def test_signal_is_agreed_between_compilations_ahead(results):
+def test_processes_agree_on_a_signal_between_compilations_ahead(results):
     """Process 1 gets the signal in the second of ten compilations. Each process begins at most five of them."""
     for found in results:
         step, begun = found["signal_while_compiling_ahead"]

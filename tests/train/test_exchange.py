@@ -93,7 +93,7 @@ def on_one_device() -> dict[int, tuple]:
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.medium), 4])
 @pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "all"])
-def test_gradients_with_dropout_equal_those_of_one_device(
+def test_gradients_with_dropout_match_one_device(
     name: str, accumulate: int, on_one_device: dict[int, tuple]
 ) -> None:
     expected = on_one_device[accumulate]

@@ -239,7 +239,7 @@ def test_sweep_never_touches_the_test_split(tmp_path):
 
 
 @pytest.mark.medium
-def test_sweep_of_kept_runs_trains_nothing(tmp_path):
+def test_sweep_of_kept_runs_does_not_train(tmp_path):
     tuned(tmp_path).runs(cases(one=1.0))
     for folder in tmp_path.glob("runs/*/checkpoints"):
         shutil.rmtree(folder)
@@ -270,7 +270,7 @@ def test_chosen_run_of_a_kept_sweep_is_trained_again_to_be_tested(tmp_path):
 
 
 @pytest.mark.medium
-def test_repeated_sweep_trains_nothing(tmp_path):
+def test_repeated_sweep_does_not_train_again(tmp_path):
     first, again = tuned(tmp_path), tuned(tmp_path)
     trained = first.runs(cases(one=1.0))
     found = again.runs(cases(one=1.0))

@@ -406,7 +406,7 @@ class Predicting(toy.Toy):
         return {**Task.evaluate(self, values, split), "added": 1.0}
 
 
-def test_own_evaluate_decides_what_is_tested(tmp_path: Path) -> None:
+def test_predictions_of_an_own_evaluate_are_not_computed_again(tmp_path: Path) -> None:
     """The predictions that `evaluate` computes are written, and are not computed again."""
     task = Predicting()
     summary = toy.run(tmp_path, task, train__steps=5)
@@ -451,7 +451,7 @@ def test_run_without_a_finite_evaluation_raises_user_error(tmp_path: Path) -> No
         toy.run(tmp_path, toy.Toy(scores=[float("nan")]), train__steps=10)
 
 
-def test_nan_loss_of_the_first_step_does_not_blame_the_learning_rate(tmp_path: Path) -> None:
+def test_nan_loss_of_the_first_step_suggests_correcting_the_data(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"step 1 of .*: training stopped; correct the data"):
         toy.run(tmp_path, toy.Toy(poison=0))
 
@@ -461,7 +461,7 @@ def test_task_of_another_class_is_refused(tmp_path: Path) -> None:
         toy.run(tmp_path, object())
 
 
-def test_nan_loss_right_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
+def test_step_with_nan_loss_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 10"):
         toy.run(tmp_path, toy.Toy(poison=9))
     assert latest(tmp_path).name == "5"
@@ -509,7 +509,7 @@ def test_resume_without_an_intact_checkpoint_is_refused(tmp_path: Path) -> None:
         toy.run(tmp_path)
 
 
-def test_resume_with_changed_code_of_the_model_is_not_called_damage(tmp_path: Path) -> None:
+def test_resume_with_changed_model_code_is_not_reported_as_damage(tmp_path: Path) -> None:
     class Wide(toy.Toy):
         def build(self, rngs: nnx.Rngs) -> nnx.Module:
             model = toy.Model(rngs)
@@ -521,7 +521,7 @@ def test_resume_with_changed_code_of_the_model_is_not_called_damage(tmp_path: Pa
         toy.run(tmp_path, Wide())
 
 
-def test_checkpoint_without_memory_to_read_it_is_not_called_damaged(
+def test_lack_of_memory_is_not_reported_as_a_damaged_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy.run(tmp_path, train__steps=10)
@@ -674,7 +674,7 @@ def test_signal_while_a_complete_run_is_opened_is_not_lost(tmp_path: Path) -> No
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal arrives during a vote, which is common: fast processes wait in votes for slow ones."""
+    """The signal arrives during a vote, which is common: fast processes wait in votes for slow processes."""
     asked = []
 
     def agree(decision):

@@ -82,7 +82,7 @@ def ours() -> list[dict]:
 
 
 @pytest.mark.parametrize("own", [None, {"head": 1e-3}])
-def test_adafactor_updates_each_layer_of_a_stacked_array_like_a_separate_array(own):
+def test_adafactor_updates_layers_of_a_stacked_array_like_separate_arrays(own):
     """The gradients of the layers differ in scale, so Adafactor clips the updates of some layers only."""
     shapes = {"a/[0,1,2]/kernel": (3, 3, 5), "a/[0,1,2]/bias": (3, 4), "b/[1,3]/kernel": (2, 6, 2)}
     shapes |= {"embed/table": (7, 3), "head/kernel": (5, 2)}
@@ -161,7 +161,7 @@ def test_adam_equals_the_published_algorithm(decoupled: bool, decay: float):
 
 
 def test_clipping_bounds_the_norm_of_all_gradients_together():
-    """Gradients have the norm 13. clip=2 scales the norm to 2, clip=20 changes nothing, clip=0 disables clipping."""
+    """Gradients have the norm 13. clip=2 scales the norm to 2, clip=20 has no effect, clip=0 disables clipping."""
     gradients = [{"x": np.float32([3.0, 4.0]), "y": np.float32([12.0])}]
     values = jax.tree.map(np.zeros_like, gradients[0])
     fields = {"name": "adagrad", "weight_decay": 0.0, "epsilon": 1.0}

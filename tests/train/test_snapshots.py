@@ -41,7 +41,7 @@ def test_snapshot_has_the_values_of_its_step(workdir: Path, tmp_path: Path) -> N
         np.testing.assert_array_equal(found.frozen[name], value)
 
 
-def test_the_mean_of_snapshots(workdir: Path) -> None:
+def test_mean_of_snapshots_is_loaded(workdir: Path) -> None:
     seven, fourteen, mean = (load(workdir, toy.Model, *s) for s in ((7,), (14,), (7, 14)))
     for name, value in mean.trainable.items():
         assert np.any(seven.trainable[name] != fourteen.trainable[name])
@@ -64,7 +64,7 @@ class Wider(toy.Model):
         self.more = Linear(1, 1, ("mlp", "embed"), rngs=rngs)
 
 
-def test_checkpoint_of_another_model_is_not_called_damaged(workdir: Path) -> None:
+def test_checkpoint_of_another_model_is_not_reported_as_damaged(workdir: Path) -> None:
     for steps in ((), (7,)):
         with pytest.raises(UserError, match="does not match the model: the array") as caught:
             load(workdir, Wider, *steps)

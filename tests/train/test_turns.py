@@ -181,7 +181,7 @@ def test_processor_time_of_other_processes_is_measured(monkeypatch):
     assert conditions.describe()["kind"] == "alone"
 
 
-def test_processor_times_of_all_processes_and_of_this_one():
+def test_processor_times_of_all_processes_and_of_this_process():
     busy, own = conditions_module._busy(), conditions_module._own()
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
@@ -223,7 +223,7 @@ class Heavy(toy.Toy):
 
 
 @pytest.mark.timing
-def test_seconds_of_equal_runs_agree_within_3_percent_in_turns_and_not_without(tmp_path):
+def test_only_turns_give_equal_runs_equal_seconds_within_3_percent(tmp_path):
     def seconds(folder: Path, turn: int) -> list[float]:
         jobs = [
             job(folder, name, Heavy(), train__steps=1500, train__log_steps=1000, eval__steps=750)
