@@ -69,7 +69,7 @@ def test_plan_of_a_task_without_batch_spec_raises_user_error(examples):
         estimate.estimate(load(f"{examples}/configs/my_paper.py"), find("cpu:8"))
 
 
-def test_task_that_cannot_be_called_is_refused(tmp_path, monkeypatch):
+def test_task_with_other_constructor_arguments_is_refused(tmp_path, monkeypatch):
     code = "from common.train.task import Task\nclass Bare(Task):\n    def __init__(self): pass\n"
     (tmp_path / "bare_tasks.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

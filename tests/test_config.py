@@ -214,7 +214,7 @@ def test_default_workdir_is_named_after_the_configuration():
     assert options.workdir == Path("elsewhere")
 
 
-def test_user_configuration_with_its_own_argument(tmp_path):
+def test_argument_of_a_user_configuration_may_be_any_text(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from ml_collections import ConfigDict\n"

@@ -38,7 +38,7 @@ def epoch(batches: BucketedBatches, number: int = 0) -> list[dict]:
     return [batches[i] for i in range(first, first + batches.batches_per_epoch)]
 
 
-def be_process(monkeypatch, index: int, count: int) -> None:
+def set_process(monkeypatch, index: int, count: int) -> None:
     monkeypatch.setattr(jax, "process_index", lambda: index)
     monkeypatch.setattr(jax, "process_count", lambda: count)
 
@@ -120,7 +120,7 @@ def test_samples_have_every_shape_of_an_epoch_once(corpora, count, monkeypatch):
 
     With two processes, the batch has the rows of one process only.
     """
-    be_process(monkeypatch, 0, count)
+    set_process(monkeypatch, 0, count)
     batches = BucketedBatches(*corpora, **SHAPE | {"buckets": (1, *SHAPE["buckets"])})
     shapes = [{name: x.shape for name, x in batch.items()} for batch in batches.samples()]
     expected = [{name: x.shape for name, x in batch.items()} for batch in epoch(batches)]
@@ -166,7 +166,7 @@ def test_processes_split_global_batches(corpora, count, monkeypatch):
     whole = [batches[i] for i in range(2 * batches.batches_per_epoch)]
     parts = []
     for process in range(count):
-        be_process(monkeypatch, process, count)
+        set_process(monkeypatch, process, count)
         parts.append([batches[i] for i in range(len(whole))])
     for i in range(len(whole)):
         shares = [part[i] for part in parts]
@@ -213,14 +213,14 @@ def test_iterator_resume_is_exact(corpora, threads, monkeypatch):
         assert after == other_after
 
 
-def test_resume_with_a_different_process_count(corpora, monkeypatch):
+def test_resume_with_a_different_process_count_gives_the_same_batch(corpora, monkeypatch):
     batches, states, halves = BucketedBatches(*corpora, **SHAPE), [], []
     for process in range(2):
-        be_process(monkeypatch, process, 2)
+        set_process(monkeypatch, process, 2)
         states.append(list(islice(iterate(batches), 5))[-1][1])
         halves.append(batches[5]["ids"])
     assert states[0] == states[1]
-    be_process(monkeypatch, 0, 1)
+    set_process(monkeypatch, 0, 1)
     batch, _ = next(iterate(BucketedBatches(*corpora, **SHAPE), states[0]))
     ids = np.concatenate(halves)
     np.testing.assert_array_equal(batch["ids"], ids)
@@ -257,7 +257,7 @@ def test_processes_split_evaluation_batches(corpora, monkeypatch):
     whole = list(evaluation_batches(*corpora, **SHAPE))
     parts = []
     for process in range(4):
-        be_process(monkeypatch, process, 4)
+        set_process(monkeypatch, process, 4)
         parts.append(list(evaluation_batches(*corpora, **SHAPE)))
     for i, batch in enumerate(whole):
         shares = [part[i] for part in parts]

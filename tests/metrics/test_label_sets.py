@@ -60,7 +60,7 @@ def test_sets_can_be_resampled() -> None:
         assert resampled[name].mean() == pytest.approx(value, rel=0.1), name
 
 
-def test_one_example_at_its_threshold() -> None:
+def test_metrics_of_a_single_example_at_its_threshold() -> None:
     """The probability of logit 0 is 0.5, which is also the threshold of class a."""
     labels_EC, logits_EC = np.array([[1, 0, 0, 0]]), np.array([[0, -9, -9, -9]], np.float32)
     found = LabelSets.of_logits("the test", labels_EC, logits_EC, THRESHOLDS, NAMES)

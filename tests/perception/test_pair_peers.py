@@ -83,7 +83,7 @@ def test_states_of_a_padded_batch_of_pairs_match_bert_model(folder) -> None:
         assert abs(wanted_LD[:length] - single_LD[:length]).max() > 0.01
 
 
-def test_exported_pair_classifier_is_usable_as_its_readme_says(
+def test_readme_code_of_an_exported_pair_classifier_matches_the_run(
     folder, make, mesh, tmp_path
 ) -> None:
     """Runs the Python code in the export's README.md. The softmax of its logits gives the probabilities of the run."""

@@ -208,7 +208,7 @@ def test_blank_half_of_a_pair_has_no_label() -> None:
 
 
 @pytest.mark.medium
-def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
+def test_readme_of_an_exported_pair_classifier_encodes_pairs(trained, tmp_path) -> None:
     call(adapters, "export", f"--run={trained}", f"--out={tmp_path / 'out'}")
     text = (tmp_path / "out" / "README.md").read_text()
     assert '"A text.", "Another text.", truncation=True' in text and ", token_type_ids=" in text

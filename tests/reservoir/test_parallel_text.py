@@ -163,7 +163,7 @@ def test_sizes_that_are_no_whole_numbers_raise_user_errors(make_config, size):
 
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
-def test_multi30k():
+def test_number_of_pairs_in_multi30k():
     data = settings(f"files:{os.environ['TRAINLESS_DATA']}/multi30k_de_en")
     data.splits.test = "test2016"
     sizes = [len(load_parallel(data, split)) for split in ("train", "valid", "test")]

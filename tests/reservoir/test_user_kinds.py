@@ -168,7 +168,7 @@ def test_user_kind_is_frozen_and_decodes(make_config, user_package, stack):
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-4, atol=1e-4)
 
 
-def test_label_of_a_users_kind(make_config, user_package):
+def test_reports_name_a_users_kind_without_importing_it(make_config, user_package):
     config = make_config(USER, reservoirs=1)
     assert (
         str(layers_of(config.to_dict())) == "my_kind, 1 of 3"
