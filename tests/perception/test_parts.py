@@ -209,6 +209,7 @@ def test_the_backward_pass_stores_codes_not_the_kernel():
     assert sum(x.nbytes for x in kept) < 128 * 32  # the unquantized kernel has 4 * 128 * 32 bytes
 
 
+@pytest.mark.medium
 def test_adapters_may_be_added_before_and_after_quantization():
     first = quantize(lora(Model(nnx.Rngs(0)), ["query", "layers/0"], rngs=nnx.Rngs(1)), 4)
     second = Model(nnx.Rngs(0))

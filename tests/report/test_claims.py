@@ -196,6 +196,7 @@ def kept(suite: ExperimentSuite) -> list[dict]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.medium
 def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
     suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     absent = "c2,3,With data,best valid error,absent,fast,better,,runs"

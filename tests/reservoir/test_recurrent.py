@@ -61,6 +61,7 @@ def test_bigru_without_lengths_reads_every_position():
     np.testing.assert_array_equal(layer(x, Context()), layer(x, whole))
 
 
+@pytest.mark.medium
 def test_lora_adapters_of_all_linear_layers_change_the_output():
     """A layer with adapters equals a layer whose kernels are the merged kernels."""
     (layer, values), (merged, _) = golden(), golden()

@@ -150,6 +150,7 @@ def user_package(tmp_path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@pytest.mark.medium
 def test_user_kind_is_frozen_and_decodes(make_config, user_package, stack):
     fields = {"reservoirs": 1} if stack == "encoder" else {"reservoirs": 0, "decoder_reservoirs": 1}
     model = make_config(USER, **fields).model

@@ -83,6 +83,7 @@ def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     assert len(set(rounds)) == 6, "every order of three runs occurs"
 
 
+@pytest.mark.medium
 def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
     order: list[str] = []
     jobs = [
