@@ -31,7 +31,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
       ask: function from the options of a plan to its estimate.
 
     Raises:
-      UserError: the claims are invalid, or, after all other plans are written, a plan is invalid or has no chip-hours.
+      UserError: the claims are invalid; or, after all other plans are written, a plan cannot be estimated.
     """
     from common.errors import UserError, check
     from common.report import claims
@@ -100,7 +100,7 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 
 def estimate_of(plan: str, quick: bool) -> "Estimate":
-    """Returns the estimate of `launch.plan` for a plan: its options as text. `quick` adds the option --quick.
+    """Returns the estimate of `launch.plan` with the options in the text `plan`. `quick` adds the option --quick.
 
     Raises a UserError if the options are invalid, the TPU compiler is missing, or the step cannot be estimated, for
     example because it does not fit into memory.

@@ -19,7 +19,7 @@ BETWEEN = " between slices"
 
 # The TPU compiler may split an asynchronous collective over several fusions, which share a channel.
 _PART = "async_collective_fusion_config"
-# The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice. The fusion's name begins so.
+# The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice, and gives the fusion this prefix.
 _SCATTERED = "all-reduce-scatter"
 
 # The TPU compiler writes the inter-slice part of a collective as a send and a receive of the "megascale" runtime.
@@ -138,7 +138,8 @@ def _group(rest: str, devices: int) -> int:
     """Returns the number of devices in a replica group, or the number of slices of a collective between slices.
 
     HLO has three notations for replica groups. A collective between slices lists its slices and their devices,
-    as in {1,2}x{0:7}, or the ids of all its devices. If `rest` lists no group, returns `devices`.
+    as in {1,2}x{0:7}, or the ids of all its devices. If an instruction lists no group in `Instruction.rest`,
+    returns `devices`.
     """
     if between := _MEGASCALE.search(rest):
         first = re.match(r"\{+([^}]*)\}", between["groups"])[1]

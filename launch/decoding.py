@@ -2,8 +2,8 @@
 
 Compiles two versions of decoding for devices that this machine may lack. In the version that translation and sampling
 use, all weights are gathered once, and each device decodes its own rows. The bytes of this gather are divided by the
-number of tokens. In the other version, weights and rows keep the shardings of training, and the compiler inserts the
-collectives.
+number of tokens of a row (`Traffic.tokens`). In the other version, weights and rows keep the shardings of training, and
+the compiler inserts the collectives.
 """
 
 from pathlib import Path
@@ -67,7 +67,7 @@ class Traffic(NamedTuple):
 
     @property
     def per_token(self) -> float:
-        """Bytes that each device receives from its slice to generate one token per row, with `weights_per_token`."""
+        """Bytes that each device receives from its slice to generate one token per row, weights included."""
         return self.weights_per_token + self.program.received / self.steps
 
     @property
@@ -159,8 +159,16 @@ def table_rows(found: Traffic) -> list[tuple[str, str, str]]:
         ]
     return [
         *lines,
-        ("collectives for a token", f"{found.count_per_token:,.3f}", "without the weights"),
-        ("MiB received for a token", f"{found.per_token / MIB:,.3f}", "of each row, each device"),
+        (
+            "collectives for a token",
+            f"{found.count_per_token:,.3f}",
+            "without the gather of weights",
+        ),
+        (
+            "MiB received for a token",
+            f"{found.per_token / MIB:,.3f}",
+            "per device, for a token of each row",
+        ),
     ]
 
 
@@ -179,7 +187,7 @@ def main() -> None:
         type=Path,
         default=Path("runs/launch"),
         metavar="DIR",
-        help="folder of the tables and figures (default: runs/launch)",
+        help="folder of the table (default: runs/launch)",
     )
     options = parser.parse_args()
     check_folder("--out", options.out)

@@ -42,8 +42,8 @@ class Bound:
 
     Attributes:
       compute: seconds for the FLOPs at the chip's peak FLOP/s (`Topology.peak`).
-      memory: seconds for the HBM traffic (`Estimate.traffic`). Part of this traffic may stay on the chip, so the value
-        may exceed the actual time. None if the GPU or CPU compiler compiled the step.
+      memory: seconds for the HBM traffic (`Estimate.traffic`). Some of these bytes may stay in on-chip memory, so the
+        value may exceed the actual time. None if the GPU or CPU compiler compiled the step.
       links: seconds to receive data from other chips of the slice over all links (ICI or NVLink).
       network: seconds to receive data from other slices over the data-centre network (DCN). The chips of a host share
         the host's bandwidth equally. None if there is one slice, or if the speed of the network is unknown.
@@ -85,10 +85,10 @@ def time_bound(
 
     Args:
       peak: peak FLOP/s of the chip.
-      flops: FLOPs of the chip.
-      traffic: bytes of the chip's HBM traffic; None if unknown.
-      received: bytes that the chip receives from other chips of its slice.
-      between: bytes that the chip receives from other slices; None if there is one slice.
+      flops: FLOPs of the chip in a step.
+      traffic: bytes of the chip's HBM traffic in a step; None if unknown.
+      received: bytes that the chip receives from other chips of its slice in a step.
+      between: bytes that the chip receives from other slices in a step; None if there is one slice.
     """
     memory = None if traffic is None else traffic / chip.bandwidth
     known = between is not None and chip.network is not None
@@ -105,8 +105,8 @@ class Estimate:
       flops: FLOPs of all matrix products and convolutions on all devices (`common.train.flops`).
       compiled_flops: FLOPs of one device by the compiler's count, which counts each loop body once; None if the
         GPU compiler compiled the step, because it does not count FLOPs.
-      traffic: bytes that one device reads and writes: (the compiler's count + `kernels`) * `loop_factor`; None if
-        the GPU compiler compiled the step.
+      traffic: bytes that one device reads and writes: (the compiler's count + `kernels`) *
+        `launch.traffic.loop_factor`; None if the GPU compiler compiled the step.
       kernels: bytes of the operands and results of Pallas kernels on one device. Each loop body counts once.
       dtype: dtype of activations.
       bound: seconds that each part of a chip needs for a step; None if the speed of the devices is unknown.
@@ -200,7 +200,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
     held["padding and the program"] = max(0, total - sum(held.values()))
-    # The TPU compiler has already compared the step with the memory of a chip.
+    # Without a chip (cpu:8), the memory is unknown. The TPU compiler has already compared the step with the memory.
     checked = topology.chip is None or topology.devices[0].platform == "tpu"
     if not checked and total > topology.chip.memory:
         raise _too_large(total - topology.chip.memory, topology)

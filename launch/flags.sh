@@ -27,8 +27,8 @@ print_flags() { # PLATFORM
   esac
 }
 
-# Exports the variable of the compiler with the recommended flags of PLATFORM before the flags that the user has set.
-# The compiler uses the last of several values of a flag, so the user's value wins.
+# Exports XLA_FLAGS or LIBTPU_INIT_ARGS: the recommended flags of PLATFORM, then the flags that the user has set. The
+# compiler uses the last of several values of a flag, so the user's value wins.
 recommend() { # PLATFORM
   local flags
   flags=$(print_flags "$1")

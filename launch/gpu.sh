@@ -21,7 +21,7 @@ all processes is not requeued. All nodes must share the storage of the checkout,
                         default the job runs the checkout as it is when the job starts
   --log-dir DIR         directory of job.sh, job.log and process-K.log (default: runs/slurm-<config>-<date>)
   --restarts N          maximum number of requeues (default: 20)
-  --notice SECONDS      time before the limit at which the run is told to save (default: 120)
+  --notice SECONDS      time before the job's time limit at which the run is told to save (default: 120)
   --grace SECONDS       time for the other processes to exit after the first has exited (default: 60)
 
 host starts the run on this machine with launch/local.sh.
@@ -43,8 +43,8 @@ Environment of each process:
   CUDA_VISIBLE_DEVICES      its GPUs
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
-  TRAINLESS_LOST_SECONDS    seconds without a heartbeat after which a process counts as lost (default: 60)
-  TRAINLESS_JOIN_SECONDS    seconds within which all processes must connect at the start (default: 300)
+  TRAINLESS_LOST_SECONDS    heartbeat timeout: seconds after which a silent process counts as lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    rendezvous timeout: seconds until all processes must be connected (default: 300)
 
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost or missed the rendezvous.
 Python is $PYTHON, or the repository's .venv/bin/python, or python3; it needs jax[cuda12] or jax[cuda13].
@@ -140,7 +140,7 @@ if [[ -n $commit ]]; then
   if [[ -L $code/data && $(git -C "$code" rev-parse HEAD) == "$commit" ]] && git -C "$code" diff --quiet HEAD; then
     copied=yes
   elif [[ -e $code ]]; then
-    fault "$code is not a complete copy of commit ${commit:0:12}: remove it, or choose another --log-dir"
+    fault "$code is not a complete copy of commit ${commit:0:12}: remove $code, or choose another --log-dir"
   fi
 fi
 per_host=$gpus place=slurm-gpu

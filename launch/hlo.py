@@ -132,7 +132,7 @@ def count_executions(
 ) -> tuple[dict[str, float], int]:
     """Counts the executions of the entry computation and of each other computation with a wanted instruction.
 
-    A computation also counts if only a computation that it calls has a wanted instruction.
+    The instructions of a computation include the instructions of the computations that it calls.
 
     Args:
       wanted: function that returns whether an instruction is wanted.

@@ -41,7 +41,7 @@ case $action in
     shift
     mkdir -p "$1" || fail "cannot write to --log-dir $1: choose another directory"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
-    TRAINLESS_TOKEN=$(<"$home/../train-less.token") || fail "cannot read ~/train-less.token: repeat launch/tpu.sh"
+    TRAINLESS_TOKEN=$(<"$home/../train-less.token") || fail "cannot read ~/train-less.token: repeat the launch/tpu.sh command"
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN PYTHONUNBUFFERED=1
     export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false # gcsfs, which JAX uses for a cache in a bucket, then sends fewer requests
     LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$5 # the user's flags come last and win

@@ -6,8 +6,8 @@ usage() {
   cat <<'EOF'
 usage: launch/local.sh [options] N CONFIG [args...]
 
-Starts N processes of `python -m MODULE --config=CONFIG args...` on this machine, as one run. Uses
-the same code path as several hosts.
+Starts N processes of `python -m MODULE --config=CONFIG args...` on this machine, as one run. A run
+on several hosts uses the same code path.
 
   -m, --module MODULE   program of each process (default: reservoir.train)
   --log-dir DIR         directory of process-K.log (default: runs/local-<date>); logs are appended
@@ -23,8 +23,8 @@ Environment of each process:
   CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
-  TRAINLESS_LOST_SECONDS    seconds without a heartbeat after which a process counts as lost (default: 60)
-  TRAINLESS_JOIN_SECONDS    seconds within which all processes must connect at the start (default: 300)
+  TRAINLESS_LOST_SECONDS    heartbeat timeout: seconds after which a silent process counts as lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    rendezvous timeout: seconds until all processes must be connected (default: 300)
 
 Each process writes to its own log; the output of process 0 is also shown here. Python is $PYTHON, or
 the repository's .venv/bin/python, or python3.
@@ -67,7 +67,7 @@ count=$1 config=$2
 shift 2
 need_positive N "$count"
 ((${#gpus[@]} % count == 0)) ||
-  fault "the number of GPUs in --gpus, ${#gpus[@]}, must be a multiple of the number of processes, $count: change --gpus or N"
+  fault "--gpus lists ${#gpus[@]} GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
 
 find_python
 mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"
@@ -142,7 +142,7 @@ for ((k = 0; k < count; k++)); do
 done
 set +m
 
-# The terminal does not send SIGHUP to background process groups, so forward SIGHUP too.
+# The terminal does not send SIGHUP to background process groups, so forward SIGHUP as SIGTERM.
 trap 'interrupt INT' INT
 trap 'interrupt TERM' TERM HUP
 [[ -z $early ]] || interrupt "$early"
@@ -175,7 +175,7 @@ while ((${#running[@]})); do
     signal_all TERM
   done
   if [[ -n $deadline ]] && ((SECONDS > deadline)); then
-    say "$grace s after the failure: killing processes ${!running[*]}"
+    say "$grace s after the first nonzero exit code: killing processes ${!running[*]}"
     kill_all
     deadline=
   fi

@@ -49,7 +49,7 @@ def arguments() -> ArgumentParser:
     parser.add_argument(
         "--decode",
         action="store_true",
-        help="compile the generation of text instead of a training step; report the bytes received for a token",
+        help="compile text generation instead of a training step; report the bytes that each device receives per token",
     )
     parser.epilog = "Every field of the configuration can be overridden: --config.mesh.fsdp=4"
     return parser
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
-    """Prints an estimate as a table, after the sharding of every parameter if `shardings` is True.
+    """Prints an estimate as a table. If `shardings` is True, first prints the sharding of every parameter.
 
     `price` is the price of a chip-hour; None prints no cost.
     """
@@ -119,7 +119,10 @@ def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
 
 
 def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
-    """Returns an estimate as table rows (quantity, value, remark). The `price` of a chip-hour adds a cost row."""
+    """Returns an estimate as table rows (quantity, value, remark).
+
+    A `price` per chip-hour adds the cost of the run, if the chip-hours are known.
+    """
     from common import variables
 
     topology, batch, chips = estimate.topology, estimate.batch, len(estimate.topology.devices)

@@ -1,4 +1,4 @@
-"""Counts the matrix products, `dot` instructions, of a compiled program (HLO)."""
+"""Counts the matrix products (`dot` instructions) of a compiled program (HLO)."""
 
 import math
 import re

@@ -1,8 +1,8 @@
-"""Estimates weak scaling, gradient exchange and memory traffic without hardware: python -m launch.scaling --out=DIR
+"""Estimates weak scaling, gradient exchange and memory traffic on TPUs or CPUs: python -m launch.scaling --out=DIR
 
-Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives
-in a step, with one and with four microbatches. `--attention` instead writes how many bytes a chip reads and writes in a
-step of RoBERTa.
+This machine may lack the devices. Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many
+MiB each of eight devices receives in a step, with one and with four microbatches. `--attention` instead writes how many
+bytes a chip reads and writes in a step of RoBERTa.
 """
 
 import csv
@@ -90,13 +90,13 @@ def main() -> None:
     parser.add_argument(
         "--exchange",
         action="store_true",
-        help="write the MiB that a device receives per step to DIR/exchange.csv; keep the rows of other commits",
+        help="instead, write the MiB that a device receives per step to DIR/exchange.csv; keep rows of other commits",
     )
     parser.add_argument(
         "--attention",
         action="store_true",
-        help="write the bytes that a chip reads and writes in a step of RoBERTa to DIR/attention.csv;"
-        " keep the rows of other commits",
+        help="instead, write the bytes that a chip reads and writes in a step of RoBERTa to DIR/attention.csv;"
+        " keep rows of other commits",
     )
     options = parser.parse_args()
     check_folder("--out", options.out)

@@ -93,7 +93,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     options.append(f"--config.{field}={chosen[field]}")
     if chosen["train.accumulate"] != configured["train.accumulate"]:
         options.append(f"--config.train.accumulate={chosen['train.accumulate']}")
-    by = " (bounded by compute and links only)" if fastest.bound.memory is None else ""
+    by = " (estimated from compute and links only)" if fastest.bound.memory is None else ""
     print(f"\nfastest that fits{by}: {' '.join(options)}\n")
     return fastest
 

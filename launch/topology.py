@@ -45,8 +45,8 @@ gpu_device_info {
   registers_per_core_limit: 65536
 }
 """
-"""Description of an H100 SXM for XLA's compiler, a `GpuTargetConfigProto` as text (NVIDIA, H100 data sheet and CUDA
-programming guide, compute capability 9.0)."""
+"""Description of an H100 SXM for XLA's compiler, a `GpuTargetConfigProto` as text (sources: NVIDIA's H100 data sheet,
+and its CUDA programming guide for compute capability 9.0)."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Topology:
 
     Attributes:
       name: name of the topology, such as "v5e:4x4", "2xv5e:16x16", "h100:8" or "cpu:8".
-      devices: the JAX devices: TPU chips or GPUs. If their compiler is not installed (`stands_in`), and for a topology
-        such as "cpu:8", these are CPU devices.
+      devices: the JAX devices: TPU chips, GPUs or CPU devices. CPU devices replace TPU chips and GPUs if their compiler
+        is not installed (`stands_in`).
       chip: properties of a TPU chip or GPU, also if CPU devices replace it; None for a topology of CPU devices, whose
         speed is unknown.
     """
@@ -138,7 +138,7 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the peak FLOP/s of a device for a dtype (bfloat16 if that peak is unknown); None for CPUs."""
+        """Returns the peak FLOP/s of a device in `dtype`, or in bfloat16 if unknown in `dtype`; None for CPUs."""
         kind = _read(self.name)[1]
         kind = f"NVIDIA {kind.upper()}" if self.chip and self.chip.gpu else f"TPU {kind}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
@@ -187,10 +187,12 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
         f" slice, or several slices such as 2x{kind}:SHAPE",
     )
     check(
-        len(sizes) in (2, 3)
-        and all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
-        f"--topology={name!r} does not exist: a slice has 2 or 3 dimensions and consists of hosts of"
-        f" {'x'.join(map(str, host))} chips; {_KNOWN}",
+        len(sizes) in (2, 3),
+        f"--topology={name!r} does not exist: a slice has 2 or 3 dimensions, not {len(sizes)}; {_KNOWN}",
+    )
+    check(
+        all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
+        f"--topology={name!r} does not exist: hosts of {'x'.join(map(str, host))} chips do not fill it; {_KNOWN}",
     )
     return slices, kind, sizes
 

@@ -42,7 +42,7 @@ options of follow:
   --host K              number of the host within its slice (default: 0)
   --slice S             number of the slice (default: 0)
 option of stop:
-  --grace SECONDS       time to wait (default: 300)
+  --grace SECONDS       time to wait for the run to exit (default: 300)
 options of all commands:
   --dry-run             print every command without running it
   -h, --help            print this text
@@ -64,7 +64,7 @@ Environment of each process:
   JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, or gs://BUCKET/.cache/compiled-TYPE, so that all hosts
                             share compiled programs
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
-missed the rendezvous (300 s). TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS keep these defaults on TPU VMs.
+missed the rendezvous (300 s). Your TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS do not change these times.
 
 example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued \
            pod configs/wmt_ffn_res.py --config.data.source=files:gs://lab/wmt --workdir=gs://lab/runs/wmt
@@ -236,7 +236,7 @@ fi
 # The TPU VM of each slice. Google names the nodes of a queued resource PREFIX-0, PREFIX-1, ...
 nodes=("$name")
 ((slices == 1)) || for ((k = 0; k < slices; k++)); do nodes[k]=$name-$k; done
-((slice < slices)) || fault "--slice must be less than the number of slices, $slices, not $slice"
+((slice < slices)) || fault "--slice must be less than $slices, the number of slices, not $slice"
 
 # --- gcloud --------------------------------------------------------------------------------------
 
@@ -263,7 +263,8 @@ look() {
   fi
 }
 look_for_node() { look "look for TPU VM $1" "${vm[@]}" describe "$1" "${where[@]}" '--format=value(state)'; }
-# Sets $state to READY if all TPU VMs are READY, to the state of a TPU VM that is gone, or to another state.
+# Sets $state to READY if all TPU VMs are READY, else to the state of a TPU VM that is not READY. Prefers a TPU VM that
+# does not exist, or whose state is one of GONE.
 look_for_vm() {
   local node all=READY
   for node in "${nodes[@]}"; do
@@ -413,7 +414,7 @@ case $action in
       exit 1
     fi
     keep started
-    [[ -n $dry_run ]] || say "started: launch/tpu.sh follow $name shows the log; finally, launch/tpu.sh delete $name"
+    [[ -n $dry_run ]] || say "started: launch/tpu.sh follow $name shows the log; launch/tpu.sh delete $name deletes the TPU VM"
     ;;
   status)
     if [[ -n $queued ]]; then

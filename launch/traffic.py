@@ -35,7 +35,7 @@ def kernel_bytes(text: str) -> float:
 
 
 def _moved(program: Program, name: str, iterate: bool) -> float:
-    """Returns the bytes that a computation reads and writes. `iterate` counts all iterations of loops, not one."""
+    """Returns the bytes that a computation reads and writes. If `iterate`, counts all iterations of loops, else one."""
     computation, total = program.computations[name], 0.0
     for instruction in computation.instructions.values():
         match instruction.operation:

@@ -314,7 +314,7 @@ def test_host_processes_share_the_gpus(cluster):
         ),
         (
             ("host", "-n", "2", "--gpus", "0,1,2", "c.py"),
-            "the number of GPUs in --gpus, 3, must be a multiple",
+            "--gpus lists 3 GPUs, which 2 processes cannot share evenly",
         ),
     ],
 )

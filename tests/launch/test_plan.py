@@ -300,7 +300,9 @@ def test_exchange_and_attention_together_write_both_tables(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
 def test_slice_shape_without_whole_hosts_raises_error(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' does not exist: .* hosts of .*a TPU slice"):
+    with pytest.raises(
+        UserError, match=f"'{name}' does not exist: .*(hosts|dimensions).*a TPU slice"
+    ):
         find(name)
 
 

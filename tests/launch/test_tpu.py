@@ -567,7 +567,7 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
     result = tpu(cloud, "follow", "--slice", "2", "pod")
     assert (
         result.returncode == 2
-        and "--slice must be less than the number of slices, 2, not 2" in result.stderr
+        and "--slice must be less than 2, the number of slices, not 2" in result.stderr
     )
 
 
