@@ -1,6 +1,6 @@
 """Times our training steps on one GPU against PyTorch's, in bfloat16: python -m benchmarks.accelerator
 
-Uses the recipes of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
+Uses the training steps of `benchmarks.step` with larger batches and a BERT of base size. The text classifiers use AdamW
 instead of Adafactor, because transformers' Adafactor is a slow loop over the parameters. A row of the table is a
 recipe. Its cases are our step, PyTorch's eager step, and PyTorch's step with `torch.compile`. PyTorch uses autocast,
 fused attention, and fused Adam or AdamW.
@@ -165,7 +165,7 @@ def measure(
         try:
             return calls[f"{name}: notes"]()
         except (EOFError, OSError):
-            return {"error": "the process ended"}
+            return {"error": "its process ended, possibly for lack of memory"}
 
     with isolated(factories) as calls, ThreadPoolExecutor(len(makes)) as threads:
         notes |= zip(makes, threads.map(read, makes), strict=True)

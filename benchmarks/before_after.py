@@ -51,10 +51,9 @@ def _read(path: Path) -> list[dict[str, str]]:
 def exchanges(results: Path) -> Iterator[Change]:
     """Yields the MiB of gradients that a device receives in a step with one and with four microbatches.
 
-    A case is a topology, a mesh and a dtype of the exchange. If several commits were measured in a case, `before` is
-    the first commit in exchange.csv and `after` the last. Otherwise `before` is the commit's traffic with one
-    microbatch and `after` with four; a case without four microbatches is left out. The target with four microbatches is
-    2 % above the last commit's traffic with one microbatch.
+    A case is a topology, a mesh and a dtype of the exchange. If exchange.csv has several commits of a case, `before` is
+    the first commit and `after` the last. Otherwise `before` has one microbatch and `after` has four. The target with
+    four microbatches is 2 % above the last commit's traffic with one microbatch.
     """
     traffic = ("all-reduce", "reduce-scatter", "collective-permute")
     received: dict[str, dict[tuple[str, str], float]] = {}

@@ -60,7 +60,7 @@ def main() -> None:
         table, answers = open_table(folder / "new.csv"), Answers("label", trained.classes)
 
         def classify() -> None:
-            # Like the program, read the table once to check all rows before labelling any.
+            # Like `perception.classify`, read the table once to check all rows before labelling any.
             for _ in table.blocks(BLOCK, [["text"]], answers.columns):
                 pass
             labelled = Labeller(Network(trained, 64), answers)(

@@ -33,9 +33,9 @@ TARGETS = {
     ("digits solution", "digits MultinomialNB"): 1 / 4,
     ("digits solution", "digits NumPy"): None,
 }
-"""{(case, baseline): upper bound of the time of the case / the time of the baseline; None without a target}."""
+"""{(case, baseline): upper bound of (time of the case) / (time of the baseline); None without a target}."""
 
-TOKENS_PER_SECOND = 5e6  # lower bound of the speed of the solution with K = 4
+TOKENS_PER_SECOND = 5e6  # target: the solution with K = 4 is at least this fast
 
 
 def random_text(tokens: int) -> np.ndarray:

@@ -20,8 +20,8 @@ STARTS = (1, 512)
 KINDS = ("gmlp", "gmlp_attn", "gpt")
 WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}  # {our model: model of the peer}
 
-TARGETS = {"gpt": 1 / 3}  # {our model: upper bound of our time / the peer's time}
-BYTES_PER_SECOND = 1000  # lower bound of the speed of generation with the gMLP
+TARGETS = {"gpt": 1 / 3}  # {our model: upper bound of (our time) / (the peer's time)}
+BYTES_PER_SECOND = 1000  # target: the gMLP generates at least this fast
 
 
 def laptop_config(kind: str) -> ConfigDict:

@@ -191,7 +191,7 @@ def report(
 
     Args:
       title: description of the measured work, with its sizes.
-      targets: {(case, baseline): upper bound of the median ratio of their times, or None without a target}.
+      targets: {(case, baseline): upper bound of the median of `ratios`; None without a target}.
       path: path of the JSON file.
       further: other measurements, written to the JSON file only.
     """

@@ -70,7 +70,10 @@ def imported(paper: str, config: str) -> list[Path]:
             text=True,
         )
     error = done.stderr.strip().rpartition("\n")[2]
-    check(done.returncode == 0, f"training of configs/{config}.py fails: {error}")
+    check(
+        done.returncode == 0,
+        f"training configs/{config}.py:tiny failed ({error}): correct this error and run the command again",
+    )
     return [Path(line) for line in done.stdout.splitlines() if line.startswith(f"{ROOT}/")]
 
 

@@ -43,7 +43,7 @@ _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
 def true_difference(qualities: tuple[float, float]) -> float:
-    """Returns the expected accuracy of the first system minus the second, in points, for these mean qualities."""
+    """Returns the expected difference in accuracy, first system minus second, in points, for mean qualities."""
     scale = np.sqrt(1 + DIFFICULTY**2 + SEED_DEVIATION**2)
     first, second = (100 * stats.norm.cdf(quality / scale) for quality in qualities)
     return float(first - second)

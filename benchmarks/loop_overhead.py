@@ -63,7 +63,9 @@ def main() -> None:
         "data over model": float(np.median([r["data"] / r["bare step"] for r in rounds])),
     }
     for name in ("loop", "bare step", "data"):
-        print(f"{name:12s} {np.median([r[name] for r in rounds]):12,.0f} target tokens/s (median)")
+        print(
+            f"{name:12s} {np.median([r[name] for r in rounds]):12,.0f} target-side tokens/s (median)"
+        )
     for name, value in ratios.items():
         met = "yes" if value >= TARGETS[name] else "no"
         print(f"{name:22s} {value:8.3f}   target >= {TARGETS[name]:g}   met {met}")

@@ -278,7 +278,7 @@ def make_generate(beams: int) -> Callable[[], None]:
             search=search,
             bos=1,
             eos=2,
-            # Without token 2, which ends a sentence, every translation has the full length.
+            # No padding (0), start (1) or end (2) of a sentence, so every translation has the full length.
             never=(0, 1, 2),
         )[0]
 

@@ -1,7 +1,7 @@
 """Draws test scores of all papers against training FLOPs and trained parameters: python -m benchmarks.overview
 
-Reads the runs that are kept in results/. Writes results/overview.png, a figure with a column for each paper, and its
-numbers, results/overview.csv and overview.md.
+Reads the runs that are kept in results/. Writes to results/ the figure overview.png, with a column for each paper, and
+the figure's numbers, overview.csv and overview.md.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Times training steps of translation models with and without reservoirs: python -m benchmarks.reservoir_step
 
-The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with a plain
-model of 8 encoder layers; 2 of 8 layers are reservoirs. "deep" has 24 encoder layers, of which 8 are reservoirs. All
+The option --parts selects comparisons. "kinds" compares 2 reservoirs of each kind, backskipping and LayerDrop with a
+plain model of 8 encoder layers. "deep" compares 8 FFN or T reservoirs with a plain model of 24 encoder layers. All
 models have width 512, feed-forward 1024, 4 heads, 2 decoder layers and vocabulary 10,000. Batches have 64 x 32 tokens.
 Each case has its own process, and the cases of a group (KINDS, DEEP) take turns. Also compares the temporary memory of
 the steps. LayerDrop drops random encoder layers in each step (two of eight on average), so its times differ from round
@@ -30,9 +30,10 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Two groups of cases, {case: (kind of reservoir, model fields to override, target)}, to limit the processes in RAM.
+"""Two groups of cases, {case: (kind of reservoir, model fields to override, target)}.
 
-A target is an upper bound of (time of the case) / (time of the plain model), which each group also times.
+Only the processes of one group are in RAM at a time. Each group also times the plain model. A target is an upper bound
+of (time of the case) / (time of the plain model).
 """
 
 DEEP_FIELDS = {"encoder_layers": 24, "reservoirs": 8}
@@ -73,7 +74,7 @@ def main() -> None:
             memory |= {case: calls[name]() for case, name in factories}
     shares = {f"{a} / {b}": memory[a] / memory[b] for a, b in targets}
     report(
-        "training step, 64 x 32 tokens, 8 encoder layers (2 reservoirs), 2 decoder layers",
+        "training step, 64 x 32 tokens, 8 encoder layers (2 reservoirs) or 24 (8 reservoirs), 2 decoder layers",
         timings,
         targets,
         options.out,

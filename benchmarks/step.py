@@ -5,7 +5,7 @@ round our program of the recipe, PyTorch's program, and the matrix products of o
 the `dot` instructions of our compiled program, without the prefill of the recipe "writing". Each product runs alone,
 with the same shapes and dtypes and as often as in the program, on the same operands in every execution.
 
-The program writes a row after the last round of the row. A new row replaces an earlier row with the same CPU, AMX,
+Each row is written after its last round. A new row replaces an earlier row with the same CPU, AMX,
 number of cores, recipe, dtype and commit.
 """
 
@@ -43,7 +43,7 @@ BATCH = 4  # rows of a batch of the byte language models
 WRITTEN = 256  # bytes that the recipe "writing" generates
 
 MOST = {"PyTorch": 1.0, "products": 1.4}
-"""{baseline: upper bound of our time / the baseline's time}."""
+"""Targets: {baseline: upper bound of (our time) / (the baseline's time)}."""
 
 # (case, baseline) of each time ratio in the table.
 PAIRS = (("ours", "PyTorch"), ("ours", "products"), ("products", "PyTorch"))
@@ -51,7 +51,7 @@ MACHINE = ("cpu", "amx", "cores", "jax", "torch")  # columns that distinguish ma
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns functions that run our step or decoder, run only its matrix products, and return their FLOPs."""
+    """Returns three functions: our step or decoder, its matrix products alone, and the FLOPs of these products."""
     from benchmarks.ours import run_products
 
     step = make_our_step(recipe, dtype)
@@ -61,7 +61,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
-    """Returns a function that runs our decoder, or as many of our training steps as its argument says (default: 1).
+    """Returns a function that runs our step or decoder. For a step, its argument is the number of steps (default: 1).
 
     `options` replace the recipe's arguments, such as `batch`. Decoders have no options.
     """

@@ -1,4 +1,4 @@
-"""Compares two processes with one device each and one process with two devices: python -m benchmarks.two_processes
+"""Compares the speed of two one-device processes and one two-device process: python -m benchmarks.two_processes
 
 Both devices are on this CPU. The two processes exchange gradients over loopback. Two models train on the same data: the
 tiny translation model, whose step takes a tenth of a second, and a larger model (LAPTOP). The case with one process and
@@ -44,7 +44,7 @@ def main() -> None:
         ratio = statistics.median(r[two] / r[one] for r in rounds)
         for name in CASES:
             median = statistics.median(r[name] for r in rounds)
-            print(f"{size}, {name:24s} {median:10,.0f} target tokens/s (median)")
+            print(f"{size}, {name:24s} {median:10,.0f} target-side tokens/s (median)")
         met = "yes" if ratio >= TARGET else "no"
         print(f"{size}, {'ratio':24s} {ratio:10.3f}   target >= {TARGET:g}   met {met}")
         record["tokens_per_second"][size] = rounds

@@ -209,7 +209,7 @@ def main() -> None:
         "--batch", type=int_arg("--batch"), default=16, help="texts of a training batch"
     )
     parser.add_argument(
-        "--length", type=int_arg("--length"), default=64, help="longest text in tokens"
+        "--length", type=int_arg("--length"), default=64, help="maximum tokens of a text"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
     options = parser.parse_args()

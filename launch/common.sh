@@ -71,7 +71,7 @@ find_python() {
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
-# Sets $commit to the full hash of commit $1. An empty $1 means HEAD, and uncommitted changes to tracked files are a fault.
+# Sets $commit to the full hash of commit $1. An empty $1 means HEAD, and rejects uncommitted changes to tracked files.
 find_commit() {
   git -C "$root" rev-parse --verify --quiet HEAD >/dev/null ||
     fault "$root is not a git checkout with a commit: clone the repository with git"

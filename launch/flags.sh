@@ -10,8 +10,8 @@
 print_flags() { # PLATFORM
   case $1 in
     cpu)
-      # By default, XLA aborts a process if its CPU devices reach a collective a minute apart (20 s until a warning,
-      # then 40 s). This happens on a machine with fewer free cores than devices.
+      # By default, XLA aborts a process if its CPU devices reach a collective over a minute apart (20 s until a
+      # warning, then 40 s). This happens on a machine with fewer free cores than devices.
       printf -- '--xla_cpu_collective_call_terminate_timeout_seconds=600'
       ;;
     gpu)

@@ -263,8 +263,7 @@ look() {
   fi
 }
 look_for_node() { look "look for TPU VM $1" "${vm[@]}" describe "$1" "${where[@]}" '--format=value(state)'; }
-# Sets $state to READY if all TPU VMs are READY, else to the state of a TPU VM that is not READY. Prefers a TPU VM that
-# does not exist, or whose state is one of GONE.
+# Sets $state to READY if all TPU VMs are READY, else to another state of a TPU VM, preferably "" or one of $GONE.
 look_for_vm() {
   local node all=READY
   for node in "${nodes[@]}"; do

@@ -1,4 +1,4 @@
-"""Trains text classifiers with transformers, peft and scikit-learn: the peer of `benchmarks.worth`.
+"""Trains text classifiers with transformers, peft and scikit-learn: the baseline of `benchmarks.worth`.
 
     python benchmarks/peers/text_classifier.py --data DIR --model DIR --ways lora head --output_dir OUT --seed 1 ...
 
