@@ -73,9 +73,8 @@ def main() -> None:
 
         def bare() -> None:
             running: list[jax.Array] = []
-            for inputs in (
-                batches
-            ):  # Like `Trained.probabilities_of`, start a batch before waiting for the last one.
+            # Like `Trained.probabilities_of`, start a batch before waiting for the previous batch.
+            for inputs in batches:
                 running.append(trained.logits(inputs))
                 if len(running) > 1:
                     running.pop(0).block_until_ready()
