@@ -183,7 +183,7 @@ def measure(
 
 
 def markdown(record: Mapping) -> str:
-    """Returns the Markdown page of a record, the content of the JSON file that this program writes."""
+    """Returns a Markdown page. `record` is the content of the JSON file that this program writes."""
     versions = record["machine"]["versions"]
     products = [row["product"] for row in record["rows"].values() if row["product"]]
     rates = [f"{rate / 1e12:.0f}" for rate in sorted(products)] or ["-"]

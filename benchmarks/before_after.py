@@ -124,10 +124,10 @@ def compilation(results: Path) -> Iterator[Change]:
 
 
 def placement(results: Path) -> Iterator[Change]:
-    """Yields the estimated milliseconds of a step on 8 to 256 v5e chips.
+    """Yields the estimated milliseconds of a step, for each run and number of v5e chips (8 to 256).
 
-    `before` is from the commit f090e73, in which the compiler chose the exchange of gradients, and meshes kept JAX's
-    device order.
+    `before` is from commit f090e73, in which the compiler chose the collectives that sum gradients, and meshes kept
+    JAX's device order; `after` is from commit d733b7c.
     """
     old = "f090e73"
     tables = [_read(results / f"launch/weak_scaling{of}.csv") for of in (f"_{old}", "")]

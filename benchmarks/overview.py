@@ -109,7 +109,7 @@ class Measured(NamedTuple):
 
 def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
     """Returns the measurements of a panel's cases, in order. Leaves out runs without the test metric."""
-    # {case: {tuned values in the run's name: summaries}}
+    # {case: {text after the seed in the run's name, such as "_learning_rate=0.01", or None: summaries}}
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((results / panel.runs).glob("*/summary.json")):
         summary = json.loads(path.read_text())

@@ -260,8 +260,8 @@ def complete(source: object) -> Iterator[None]:
             if not isinstance(found, _PLAIN):
                 raise  # A fault of the program, not of a configuration's value.
             raise UserError(
-                f"{source} is not a configuration of this program: a field has a value of a wrong type"
-                f" ({raised(error)}); correct the field or choose another configuration"
+                f"{source} is not a configuration of this program: a field has the value {found!r:.80}, of a wrong"
+                f" type ({raised(error)}); correct the field or choose another configuration"
             ) from error
         # The field is the last word of the text, or NAME in 'Key "NAME" does not exist', the error of setting a field.
         field = (re.findall(r'Key "(.+?)"', text) or re.findall(r"[\w.]+", text))[-1]

@@ -3,7 +3,7 @@
     python -m gmlp_lm.train --config=configs/enwik8_gpt.py
 
 Reproduces: Table 3, case 1 (GPT-base).
-Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: parameter counts equal within 0.5 %).
+Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: models of equal size, within 0.5 %).
 Hardware: one accelerator. `:laptop` (or `:fixed,laptop`) is a smaller size for two CPU cores.
 Data: enwik8, enwik8.gz or enwik8.zip in data/enwik8; 90 % of the bytes to train, then 5 % to validate and 5 % to test.
 Another file: --config.data.source=files:DIR --config.data.file=NAME.

@@ -3,7 +3,7 @@
     python -m gmlp_lm.train --config=configs/enwik9_gmlp_attn.py
 
 Reproduces: Table 3, case 10 (GPT-base + gMLP + attn).
-Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: parameter counts equal within 0.5 %).
+Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: models of equal size, within 0.5 %).
 Hardware: one accelerator. `:laptop` (or `:fixed,laptop`) is a smaller size for two CPU cores.
 Data: enwik9, enwik9.gz or enwik9.zip in data/enwik9; 90 % of the bytes to train, then 5 % to validate and 5 % to test.
 `:code` uses the first 10^8 bytes only.

@@ -3,7 +3,7 @@
     python -m gmlp_lm.train --config=configs/wikitext2_gmlp.py
 
 Reproduces: Table 3, case 7 (GPT-base + gMLP).
-Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: parameter counts equal within 0.5 %).
+Recipes: `:paper` (default), `:code` (the authors' program), `:fixed` (ours: models of equal size, within 0.5 %).
 Hardware: one accelerator. `:laptop` (or `:fixed,laptop`) is a smaller size for two CPU cores.
 Data: wiki.{train,valid,test}.tokens (or .raw) or {train,valid,test}.txt, plain, .gz or .zip, in data/wikitext2. Other
 files: --config.data.source=files:DIR, and --config.data.splits.SPLIT=NAME for the splits train, valid and test.

@@ -68,8 +68,9 @@ def validate(config: ConfigDict) -> None:
     check_least(config, ("data.tokens", "eval.train_tokens"), 0)
     check(
         not config.data.tokens or config.data.documents != "file",
-        f"--config.data.tokens={config.data.tokens} with --config.data.documents=file may keep only a few files: set"
-        " --config.data.tokens=0, or --config.data.documents=line or paragraph",
+        f"the first --config.data.tokens={config.data.tokens} tokens of the shuffled documents may come from only a few"
+        " files with --config.data.documents=file: set --config.data.tokens=0, or --config.data.documents=line or"
+        " paragraph",
     )
     share = config.data.held_out_share
     check(

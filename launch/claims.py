@@ -61,7 +61,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             check(
                 estimate.chip_hours is not None,
                 f"the number of steps is 0, or unknown without data: in {paper}/{claims.CLAIMS}, add to the plan"
-                " --config.train.steps=N, or --config.data.tokens=N for a language model of explicit_opt",
+                " --config.train.steps=N, or --config.data.tokens=N for a language model of explicit_opt; a digit"
+                " classifier of explicit_opt cannot be estimated",
             )
         except UserError as fault:
             print(f"error: {plan}: {fault}", file=sys.stderr, flush=True)

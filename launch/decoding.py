@@ -62,7 +62,10 @@ class Traffic(NamedTuple):
 
     @property
     def weights_per_token(self) -> float:
-        """Bytes of weights that each device receives from its slice to generate one token per row."""
+        """Bytes of the gather of all weights that each device receives from other devices of its TPU slice, per token.
+
+        0 if the weights stay sharded: then `program` contains the weights that it gathers.
+        """
         return self.weights.received / self.tokens
 
     @property

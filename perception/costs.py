@@ -9,7 +9,10 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a table of the selected cells: parameters, steps, and the number of finished runs or a missing option."""
+    """Prints a table of the selected cells: parameters, trained parameters, steps, and the number of finished runs.
+
+    A cell that lacks data or weights has the option that names them, such as --data=sst2=DIR, instead of the last two.
+    """
     del target
     rows = []
     for case in suite.cases():

@@ -83,7 +83,7 @@ def without_copies(
     if contradicted:
         check(
             not strict,
-            f"--strict refuses {counted(len(contradicted), 'text')}{of} with different labels in different rows"
+            f"--strict refuses {counted(len(contradicted), 'text')}{of}, each in several rows with different labels"
             f" ({shown(contradicted)}): correct the labels, or remove --strict",
         )
         notes.append(

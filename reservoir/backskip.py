@@ -356,7 +356,7 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that a run can skip the reservoirs. Warns if the reward is 0 up to rounding (see the module docstring).
+    """Checks that steps remain that may skip the reservoirs. Warns if the reward is 0 up to rounding.
 
     Raises:
       UserError: the estimator skips reservoirs, but at most one step follows the warm-up. (This step never skips.)

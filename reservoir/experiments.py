@@ -1,5 +1,6 @@
 """The runs behind the paper's tables and figures: configurations, training, and groups of runs with the same model."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from common.errors import UserError, check
 from common.experiments import Experiment, Side
 from common.report.groups import Group
 from common.report.runs import Run
-from common.storage.addresses import shown
+from common.storage.addresses import copy_of, shown
 from reservoir import downstream
 from reservoir.layers import layers_of
 from reservoir.placement import placement
@@ -183,10 +184,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
         prefix, _, row = text.partition(":")
         row = row.strip()
         setting, at, layers = prefix.partition("@")
-        check_choice(f"in the claim {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS))
+        check_choice(
+            f"in reservoir/claims.csv, {text!r}, setting", setting, (*SETTINGS, *downstream.TASKS)
+        )
         check(
             not at or (layers.isdecimal() and int(layers) > 0),
-            f"in the claim {text!r}, {layers!r} is not a number of layers above 0: write, for example, {setting}@8",
+            f"in reservoir/claims.csv, {text!r}, the number of layers after @ must be a whole number above 0, got"
+            f" {layers!r}: write, for example, {setting}@8",
         )
         depth = int(layers) if at else None
         if setting in downstream.TASKS:
@@ -211,7 +215,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         Raises:
           UserError: the row is unknown, or `case` or `configuration` fails.
         """
-        check_choice(f"in the claim {text!r}, row", model, MODELS)
+        check_choice(f"in reservoir/claims.csv, {text!r}, row", model, MODELS)
         if self.settings and setting not in self.settings:
             return None, "--settings excludes the setting"
         if self.models and model not in self.models:
@@ -219,13 +223,13 @@ class ExperimentSuite(experiments.ExperimentSuite):
         try:
             case = self.case(setting, model, layers or self.curve_depth(setting))
         except UserError as error:
-            raise UserError(f"in the claim {text!r}: {error}") from error
+            raise UserError(f"in reservoir/claims.csv, {text!r}: {error}") from error
         if case is None:
             return None, "--depths leaves no reservoirs"
         if layers and layers not in self.setting_depths(setting):
             return case, f"--depths={layers}"
         scheme, _, path = self.configuration(case, 1).data.source.partition(":")
-        exists = scheme != "files" or Path(path).exists()
+        exists = scheme != "files" or copy_of(os.path.expanduser(path)).exists()
         return case, "" if exists else f"--data={setting}=DIR"
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:

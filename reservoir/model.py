@@ -200,7 +200,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
         not kind.bidirectional_only or not causal,
         f"--config.model.reservoir={name} reads later positions, so the {' and '.join(causal)} cannot use it: choose"
         " another kind of reservoir"
-        + (", or place reservoirs in the encoder only" if "encoder" in stacks else ""),
+        + (", or set --config.model.decoder_reservoirs=0" if "encoder" in stacks else ""),
     )
     if name in RESERVOIRS:
         kind.check(model)

@@ -73,8 +73,9 @@ def freeze(
 
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
-        missing, `nnx.vmap` has stacked a layer whose kernel is drawn, the module has no `nnx.Param` (for example,
-        because all parameters are frozen already), `only` selects no `nnx.Param`, or a selected one is in a tuple.
+        missing, `nnx.vmap` has stacked a linear layer or convolution with a selected parameter (unless `init` is None),
+        the module has no `nnx.Param` (for example, because all parameters are frozen already), `only` selects no
+        `nnx.Param`, or a selected one is in a tuple.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):

@@ -108,6 +108,6 @@ class Curve:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)
         except KeyError as error:
-            raise UserError(f"the validation curve has no entry {error}") from error
+            raise UserError(f"the validation curve lacks the field {error}") from error
         except (TypeError, ValueError) as error:
             raise UserError(f"the JSON value is not a validation curve ({error})") from error

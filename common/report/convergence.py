@@ -1,4 +1,5 @@
-"""Tables of AUCC, and of times until runs have nearly converged, as Tables 1 to 3 and 5 to 7 of Shen et al. (2021).
+"""Tables of AUCC, and of times to 95, 99 and 100 % of the best value, as in Tables 1 to 3 and 5 to 7 of Shen et al.
+(2021).
 
 Training time excludes compilation, evaluation and checkpoints (`common.train.clock`).
 """

@@ -111,9 +111,9 @@ def portable_source(source: str) -> str:
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
-    """Returns whether the runs of all groups took turns with each other, so that their training seconds are comparable.
+    """Returns whether the runs of all groups were trained in turns (--turns), so that their seconds are comparable.
 
-    Requires that the `timing` of every run is "turns", and that all groups have the same `sessions`.
+    Requires that the `timing` of every run is "turns", and that the runs of all groups have the same `sessions`.
     """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False

@@ -1,4 +1,4 @@
-"""Compiles the training step in threads, before the first batch of each shape arrives."""
+"""Compiles the training step in threads, after step 1, for the batch shapes and loss functions of later steps."""
 
 from collections.abc import Iterable, Mapping
 from concurrent import futures

@@ -28,7 +28,7 @@ from common.sharding import RULES
 from common.variables import AbstractModel, Frozen, Params
 
 BATCH = RULES["batch"]
-"""Mesh axes over which sums are exchanged."""
+"""Mesh axes that split the batch. Losses and gradients are summed over these axes."""
 
 _SPLIT = "fsdp"
 """The mesh axis that splits parameters as well as the batch."""

@@ -162,12 +162,14 @@ def _balanced(
     if task == "sentence_length":
         low, high = BINS[int(label)]
         kind += f" ({low} to {high} tokens)"
-    # Even the smallest --count needs three sentences of each label. With fewer, lowering --count does not help.
+    # Even the smallest --count needs three sentences of each label. With fewer, a lower --count helps only the task
+    # word_content, which then has fewer and more frequent target words.
+    fewer = fewest >= 3 or (task == "word_content" and len(groups) > 2)
     check(
         train + 2 * held_out <= fewest,
         f"--tasks={task} with --count={count} needs {train + 2 * held_out:,} sentences for each of its {len(groups):,}"
         f" labels, but the number of sentences for the label {kind} is {fewest:,}: give more text"
-        f"{' or lower --count' if fewest >= 3 else ''}",
+        f"{' or lower --count' if fewer else ''}",
     )
     examples: Examples = {"train": [], "valid": [], "test": []}
     for label, group in groups.items():

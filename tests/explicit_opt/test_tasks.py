@@ -315,7 +315,7 @@ def test_documents_option_changes_contexts_but_not_tokens(words, mesh):
         assert (files[split].positions_L == 0).sum() == 1
     np.testing.assert_array_equal(lines["valid"].tokens_L, files["valid"].tokens_L)
     words.data.tokens = 100
-    with pytest.raises(UserError, match="may keep only a few files"):
+    with pytest.raises(UserError, match="may come from only a few files"):
         NextToken(words, mesh)
 
 

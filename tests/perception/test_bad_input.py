@@ -280,7 +280,7 @@ BAD = {
     ),
     "contradictory labels": data(
         as_csv([*MANY, {"text": MANY[0]["text"].upper(), "label": "ham"}]),
-        "--strict refuses 1 text with different labels in different rows",
+        "--strict refuses 1 text, each in several rows with different labels",
         "--strict",
     ),
     # Folders

@@ -72,7 +72,7 @@ def test_load_the_repository_results():
         ),
         (
             summary([1.0]) | {"curve": {"name": "bleu"}},
-            "the validation curve has no entry 'points'",
+            "the validation curve lacks the field 'points'",
         ),
         (
             summary([1.0]) | {"curve": {"name": "b", "mode": "max", "points": [{"step": 1}]}},

@@ -72,6 +72,10 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     assert missing("iwslt@12: LayerDrop", depths={12: None}) == ""
     assert missing("iwslt: T Reservoir", **laptop) == "--data=iwslt=DIR"
     assert missing("iwslt: T Reservoir", **laptop, data_paths={"iwslt": tmp_path}) == ""
+    # Data in a bucket are there if their local copy is.
+    bucket = Path(".cache/buckets/gs/texts/iwslt")
+    bucket.mkdir(parents=True)
+    assert missing("iwslt: T Reservoir", **laptop, data_paths={"iwslt": bucket}) == ""
     assert missing("sst2: Transformer", **laptop) == "--data=roberta=DIR"
     data_paths = {"roberta": tmp_path}
     assert missing("sst2: Transformer", **laptop, data_paths=data_paths) == "--data=sst2=DIR"
@@ -87,14 +91,20 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     [
         ("iwslt15: T Reservoir", "did you mean iwslt?"),
         ("iwslt: T Reservior", "did you mean T Reservoir?"),
-        ("iwslt", "in the claim 'iwslt', row="),
-        ("iwslt@x: T Reservoir", "'x' is not a number of layers above 0"),
-        ("iwslt@0: T Reservoir", "'0' is not a number of layers above 0"),
+        ("iwslt", "in reservoir/claims.csv, 'iwslt', row="),
+        (
+            "iwslt@x: T Reservoir",
+            "the number of layers after @ must be a whole number above 0, got 'x'",
+        ),
+        (
+            "iwslt@0: T Reservoir",
+            "the number of layers after @ must be a whole number above 0, got '0'",
+        ),
         ("iwslt:T Reservior", "did you mean T Reservoir?"),
         ("sst2: LayerDrop", "the row 'LayerDrop' is unknown: choose one of 'Transformer', 'Transf"),
         (
             "iwslt@1: T Reservoir",
-            "in the claim 'iwslt@1: T Reservoir': the number of reservoirs, 1",
+            "in reservoir/claims.csv, 'iwslt@1: T Reservoir': the number of reservoirs, 1",
         ),
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
