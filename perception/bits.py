@@ -7,7 +7,7 @@
 Stores the encoder of each run with its kernels in each format: float32, bfloat16, int8, NF4, and 4 bits with 16 evenly
 spaced levels from the minimum to the maximum of a block. Reads the stored encoder, and classifies the test examples
 with the run's head in float32. Writes bits.csv and bits.md with means over the runs. A verdict on a format needs at
-least three runs that differ in the seed.
+least three runs, which must differ in the seed (not checked).
 """
 
 from collections.abc import Iterator, Sequence
