@@ -154,33 +154,65 @@ def test_table_of_encoders_has_the_numbers_of_its_kept_runs(row):
 
 
 LONGER = {
-    "plain, 6 layers": "iwslt_6_transformer_seed1_learning_rate=2e-3",
-    "T: 2 of 6 layers frozen": "iwslt_6_t_reservoir_seed1_learning_rate=4e-3",
-    "FFN: 2 of 6 frozen, without attention": "iwslt_6_ffn_reservoir_seed1_learning_rate=4e-3",
-    "plain, 4 layers": "iwslt_4_transformer_seed1_learning_rate=4e-3",
+    "plain, 6 layers": ("iwslt_6_transformer_seed{}_learning_rate=2e-3", (1, 2, 3)),
+    "FFN: 2 of 6 frozen, without attention": (
+        "iwslt_6_ffn_reservoir_seed{}_learning_rate=4e-3",
+        (1, 2, 3),
+    ),
+    "T: 2 of 6 layers frozen": ("iwslt_6_t_reservoir_seed{}_learning_rate=4e-3", (1,)),
+    "plain, 4 layers": ("iwslt_4_transformer_seed{}_learning_rate=4e-3", (1,)),
 }
-"""Rows of the table of 800 and 2,400 steps in results/reservoir/README.md, and names of their kept runs."""
+"""Rows of the table of 800 and 2,400 steps in results/reservoir/README.md: names and seeds of their kept runs."""
 
 
 def test_table_of_longer_training_has_the_numbers_of_its_kept_runs():
-    def summary(length: str, row: str) -> dict:
-        folder = RESULTS / "reservoir" / length / "runs" / LONGER[row]
+    def summary(length: str, row: str, seed: int) -> dict:
+        folder = RESULTS / "reservoir" / length / "runs" / LONGER[row][0].format(seed)
         return json.loads((folder / "summary.json").read_text())
 
     page = (RESULTS / "reservoir/README.md").read_text()
-    for row, name in LONGER.items():
-        cells = [row, name.rpartition("=")[2]]
+    first = next(iter(LONGER))
+    for row, (name, seeds) in LONGER.items():
+        cells = [row, ", ".join(map(str, seeds)), name.rpartition("=")[2]]
         for length in ("laptop", "longer"):
-            plain, own = (summary(length, r)["test"]["bleu"] for r in ("plain, 6 layers", row))
-            cells += [f"{own:.2f}", f"{own - plain:+.2f}" if own != plain else ""]
-        metrics = (RESULTS / "reservoir/longer/runs" / name / "metrics.jsonl").open()
-        cells.append(f"{min(json.loads(line)['valid/loss'] for line in metrics):.3f}")
-        cells.append(f"{summary('longer', row)['flops'] / 1e12:.1f}")
+            plain, own = (
+                [summary(length, r, seed)["test"]["bleu"] for seed in seeds] for r in (first, row)
+            )
+            difference = f"{np.mean(own) - np.mean(plain):+.2f}" if row != first else ""
+            cells += [_spread(own, 2), difference]
+        losses = []
+        for seed in seeds:
+            folder = RESULTS / "reservoir/longer/runs" / name.format(seed)
+            lines = (folder / "metrics.jsonl").open()
+            losses.append(min(json.loads(line)["valid/loss"] for line in lines))
+        cells += [_spread(losses, 3), f"{summary('longer', row, 1)['flops'] / 1e12:.1f}"]
         assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page
 
 
+def test_verdicts_of_longer_training_are_those_of_the_kept_runs():
+    runs = load_local(RESULTS / "reservoir/longer/runs")
+    plain, ffn = (
+        [run for run in runs if run.folder.name.startswith(name)]
+        for name in ("iwslt_6_transformer", "iwslt_6_ffn")
+    )
+    titles = {
+        "bleu": "test BLEU",
+        "best valid bleu": "best validation BLEU",
+        "mean bleu over step": "mean validation BLEU over steps",
+        "mean bleu over flops": "mean validation BLEU over FLOPs",
+    }
+    page = (RESULTS / "reservoir/README.md").read_text()
+    found = {one.metric: one for one in correct(compare(ffn, plain))}
+    for metric, title in titles.items():
+        one = found[metric]
+        cells = [title, f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", str(one)]
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def _spread(values: list[float], digits: int) -> str:
-    return f"{np.mean(values):,.{digits}f} ± {np.std(values, ddof=1):,.{digits}f}"
+    """Returns mean and standard deviation as text, or the only value."""
+    spread = f" ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):,.{digits}f}{spread}"
 
 
 def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets(tmp_path):

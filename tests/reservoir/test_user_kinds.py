@@ -411,7 +411,7 @@ def test_user_placement(make_config, user_package):
         ),
         (
             {"placement": "my_package.placements:fails"},
-            r":fails\(layers, reservoirs\) fails, or .*: IndexError in fails .*placements.py, line \d+\): list .*;",
+            r":fails\(layers, reservoirs\) gives no indices: IndexError in fails .*placements.py, line \d+\): list .*;",
         ),
         (
             {"placement": "my_package.placements:refuses"},
@@ -419,7 +419,7 @@ def test_user_placement(make_config, user_package):
         ),
         (
             {"placement": "my_package.placements:no_reservoirs"},
-            r"\(layers, reservoirs\) fails, or .* argument but 2 were given; correct this function$",
+            r"\(layers, reservoirs\) gives no indices: .* argument but 2 were given; correct this function$",
         ),
         (
             {"decoder_placement": "nowhere:f"},
