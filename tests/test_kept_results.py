@@ -160,7 +160,7 @@ LONGER = {
         (1, 2, 3),
     ),
     "T: 2 of 6 layers frozen": ("iwslt_6_t_reservoir_seed{}_learning_rate=4e-3", (1,)),
-    "plain, 4 layers": ("iwslt_4_transformer_seed{}_learning_rate=4e-3", (1,)),
+    "plain, 4 layers": ("iwslt_4_transformer_seed{}_learning_rate=4e-3", (1, 2, 3)),
 }
 """Rows of the table of 800 and 2,400 steps in results/reservoir/README.md: names and seeds of their kept runs."""
 
@@ -191,9 +191,9 @@ def test_table_of_longer_training_has_the_numbers_of_its_kept_runs():
 
 def test_verdicts_of_longer_training_are_those_of_the_kept_runs():
     runs = load_local(RESULTS / "reservoir/longer/runs")
-    plain, ffn = (
+    six, ffn, four = (
         [run for run in runs if run.folder.name.startswith(name)]
-        for name in ("iwslt_6_transformer", "iwslt_6_ffn")
+        for name in ("iwslt_6_transformer", "iwslt_6_ffn", "iwslt_4_transformer")
     )
     titles = {
         "bleu": "test BLEU",
@@ -201,12 +201,18 @@ def test_verdicts_of_longer_training_are_those_of_the_kept_runs():
         "mean bleu over step": "mean validation BLEU over steps",
         "mean bleu over flops": "mean validation BLEU over FLOPs",
     }
+    against_six = correct([*compare(ffn, six), *compare(four, six)])
+    half = len(against_six) // 2
+    columns = against_six[:half], against_six[half:], correct(compare(ffn, four))
     page = (RESULTS / "reservoir/README.md").read_text()
-    found = {one.metric: one for one in correct(compare(ffn, plain))}
     for metric, title in titles.items():
-        one = found[metric]
-        cells = [title, f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", str(one)]
+        cells = [title]
+        for one in (next(one for one in column if one.metric == metric) for column in columns):
+            interval = f"({one.low:+.2f} to {one.high:+.2f})"
+            cells += [f"{one.difference:+.2f} {interval}", str(one).partition(" (")[0]]
         assert f"| {' | '.join(cells)} |" in page
+    together = correct([*compare(ffn, six), *compare(four, six), *compare(ffn, four)])
+    assert together[0].metric == "bleu" and together[0].word == "undecided"
 
 
 def _spread(values: list[float], digits: int) -> str:
