@@ -189,6 +189,7 @@ def test_table_of_longer_training_has_the_numbers_of_its_kept_runs():
         assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page
 
 
+@pytest.mark.medium
 def test_verdicts_of_longer_training_are_those_of_the_kept_runs():
     runs = load_local(RESULTS / "reservoir/longer/runs")
     six, ffn, four = (
@@ -221,6 +222,7 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{np.mean(values):,.{digits}f}{spread}"
 
 
+@pytest.mark.medium
 def test_verdicts_on_pretrained_weights_are_corrected_over_all_sets(tmp_path):
     """Two commands of results/perception/README.md print the verdicts of its two tables on four data sets."""
     page = (RESULTS / "perception/README.md").read_text()
