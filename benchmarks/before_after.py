@@ -168,8 +168,7 @@ because no older program was measured on these machines.
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.before_after", __doc__)
-    parser.parse_args()
+    parser_for("benchmarks.before_after", __doc__).parse_args()
     print(write())
 
 

@@ -78,8 +78,7 @@ def imported(paper: str, config: str) -> list[Path]:
 
 
 def main() -> None:
-    parser = parser_for("benchmarks.imported_lines", __doc__)
-    parser.parse_args()
+    parser_for("benchmarks.imported_lines", __doc__).parse_args()
     rows = [(paper, *counts(imported(paper, config))) for paper, config in CONFIGS.items()]
     rows.append(("common/ in all", *counts((ROOT / "common").rglob("*.py"))))
     print(markdown(("", "lines", "of code"), rows))

@@ -366,3 +366,9 @@ def test_attribute_error_of_another_object_is_not_a_missing_field():
 def test_check_least_rejects_small_and_non_numeric_values(value):
     with pytest.raises(UserError, match=f"--config.a.b must be at least 1, got {value!r}"):
         check_least(ConfigDict({"a": {"b": value}}), ["a.b"])
+
+
+def test_help_keeps_the_line_breaks_of_the_description():
+    assert (
+        "Draws.\n\n    python -m a\n" in parser_for("a", "Draws.\n\n    python -m a").format_help()
+    )

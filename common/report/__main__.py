@@ -147,7 +147,7 @@ def _compare(options: Namespace) -> None:
         named_groups(options.runs),
         options.out,
         margins=margins,
-        metrics=_split(options.metrics),
+        metrics=_split("--metrics", options.metrics),
         axis=options.axis,
         horizon=options.horizon,
         reference=options.reference,
@@ -166,19 +166,23 @@ def _compare_sets(options: Namespace) -> None:
         not fixed,
         f"--sets={options.sets}: {', '.join(fixed)} must contain {{}}, which stands for a data set's name",
     )
-    names = _split(options.sets)
-    check(bool(names), f"--sets={options.sets} names no data set: give names such as sst2,emotion")
+    names = _split("--sets", options.sets)
     twice = sorted({name for name in names if names.count(name) > 1})
     check(not twice, f"--sets={options.sets} names {', '.join(twice)} twice: give each name once")
     sets = {
         name: named_groups([argument.replace("{}", name) for argument in options.runs])
         for name in names
     }
-    report.write_verdicts(sets, options.out, margins=margins, metrics=_split(options.metrics))
+    report.write_verdicts(
+        sets, options.out, margins=margins, metrics=_split("--metrics", options.metrics)
+    )
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _split(option: str, text: str) -> list[str]:
+    """Returns the names in `text`, separated by commas. Raises a UserError if `text` has only commas and spaces."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    check(bool(names) or not text, f"{option}={text} has no name: give names separated by commas")
+    return names
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Profile(Hook):
         return cls(int(first), int(last))
 
     def check(self, steps: int, trained: int = 0) -> None:
-        """Raises a UserError if no traced step is left in a run of `steps` steps, of which `trained` are trained."""
+        """Raises a UserError if no step to trace comes after step `trained` of a run of `steps` steps."""
         option = f"--profile={self.first}:{self.last}"
         remedy = "choose earlier steps" if steps else "leave out --profile"
         check(

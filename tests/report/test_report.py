@@ -316,6 +316,7 @@ def test_example_table_of_classes(tmp_path, report):
             ["a", "other"],
             "a/s1 and other/s1 have different test examples or metrics",
         ),
+        (["a", "b", "--metrics=,"], "--metrics=, has no name: give names separated by commas"),
         (
             ["a", "b", "--metrics=blue"],
             "--metrics: the runs are not compared by 'blue': choose from",
@@ -334,7 +335,7 @@ def test_example_table_of_classes(tmp_path, report):
             "--sets compares groups, but the data set a has a single group: give at least",
         ),
         (["{}", "--sets=a,a"], "--sets=a,a names a twice"),
-        (["{}", "--sets=,"], "--sets=, names no data set"),
+        (["{}", "--sets=,"], "--sets=, has no name: give names separated by commas"),
         (
             ["{}", "--sets=a", "--axis=step"],
             "with --sets, only verdicts are written: leave out --axis",
