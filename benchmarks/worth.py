@@ -140,7 +140,7 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
 
     found: dict[str, list] = {way: [] for way in ours}
     for way, runs in ours.items():
-        true = runs[0].predictions()
+        true = runs[0].predictions
         for path in sorted(folder.glob(f"{way}_seed*.json")):
             result = json.loads(path.read_text())
             logs_EC = np.array(result["logs"])

@@ -371,7 +371,7 @@ def publish(
         verdicts=compared,
         curves={find(name).name: [run.curve for run in runs] for name, runs in found.items()},
         best=find(way).name,
-        predictions=best.predictions(),
+        predictions=best.predictions,
         texts=[" ".join(parts) for parts in splits["test"].texts],
         places=about.places,
         command=use,

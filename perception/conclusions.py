@@ -51,7 +51,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]
-        measured = [scores(run.predictions()) for run in runs]
+        measured = [scores(run.predictions) for run in runs]
         last, best = ([s[which][METRIC] for s in summaries] for which in ("test_last", "test"))
         flops = float(np.mean([s["flops"] for s in summaries]))
         seconds = [s["train_seconds"] + s["start_seconds"] for s in summaries]
@@ -214,7 +214,7 @@ def answer(
     on = "test examples, as in the recipe :paper" if select == "test" else "validation examples"
     selected = f"selected on the {on}"
     if shots and len(found[way]) > 1:
-        low, high = draws_interval([run.predictions() for run in found[way]])
+        low, high = draws_interval([run.predictions for run in found[way]])
         mean = np.mean([run.test for run in found[way]])
         reaches = (
             f"with a mean weighted F1 of {mean:.1f} over {len(found[way])} draws of {shots} examples per class,"
@@ -222,7 +222,7 @@ def answer(
             " examples)"
         )
     else:
-        low, high = example_interval(best.predictions())
+        low, high = example_interval(best.predictions)
         reaches = (
             f"with a weighted F1 of {best.test:.1f} on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to"
             f" {high:.1f}, from the test examples)"

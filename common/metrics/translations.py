@@ -4,6 +4,7 @@ Shape letters of this module: B resamples, E sentences, S statistics.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -55,7 +56,7 @@ class Translations(Predictions):
     def metric(self) -> "BLEU":
         return bleu_metric(self.lowercase, self.tokenize)
 
-    @property
+    @cached_property
     def statistics(self) -> np.ndarray:
         """Statistics of each sentence, (E, 12): sacrebleu's 10 counts, loss in nats, number of tokens."""
         # No public method returns these counts. `sacrebleu.significance` uses this private method too.

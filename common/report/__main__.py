@@ -112,7 +112,7 @@ def _show_examples(options: Namespace) -> None:
             f"--examples: {argument} names {len(runs)} runs, but each argument must name one run: give a run's folder",
         )
         pair += runs
-    without = [run.place for run in pair if run.predictions() is None]
+    without = [run.place for run in pair if run.predictions is None]
     check(
         not without,
         f"the run {', '.join(without[:1])} has no predictions.npz, which --examples needs: choose another run",

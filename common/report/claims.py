@@ -152,7 +152,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     by_metric = {one.metric: one for one in compare(a, b)}
     # A run without predictions.npz has no test metrics, because they are computed from this file.
     tested = claim.metric in MODES
-    without = [run.place for run in (*a, *b) if tested and run.predictions() is None]
+    without = [run.place for run in (*a, *b) if tested and run.predictions is None]
     check(
         not without,
         f"claim {claim.id}: {', '.join(without[:1])} has no {PREDICTIONS}, from which {claim.metric} is computed:"

@@ -179,7 +179,7 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
 
     Checks nothing if all runs have predictions, because `compare` then compares the test examples.
     """
-    if all(run.predictions() is not None for run in (*a, *b)):
+    if all(run.predictions is not None for run in (*a, *b)):
         return
     for field in ("data.source", "dataset"):
         here, there = (portable_source(flatten(g[0].config).get(field, "")) for g in (a, b))
@@ -230,7 +230,7 @@ def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]
         for data, compared in sets.items()
         for group in compared
         for run in group.runs
-        if run.predictions() is None
+        if run.predictions is None
     ]
     if without:
         lines.append(
@@ -261,7 +261,7 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
             base = bases.get(run.seed)
             if base is None:
                 continue
-            mine, theirs = run.predictions(), base.predictions()
+            mine, theirs = run.predictions, base.predictions
             if not (isinstance(mine, Translations) and isinstance(theirs, Translations)):
                 return None
             systems = [(base.name, list(theirs.hypotheses)), (run.name, list(mine.hypotheses))]

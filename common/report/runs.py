@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -68,8 +69,9 @@ class Run:
         """
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
+    @cached_property
     def predictions(self) -> Predictions | None:
-        """Returns the test predictions, or None without predictions.npz. Raises the errors of `load`."""
+        """The test predictions, or None without predictions.npz. Raises the errors of `load`."""
         path = self.folder / PREDICTIONS if self.folder else None
         return load(path) if path and path.exists() else None
 

@@ -301,7 +301,7 @@ def paired_predictions(runs: Sequence[Run]) -> list[Predictions]:
 
     Raises a UserError if predictions are damaged, or if the test examples or the metrics of two runs differ.
     """
-    predicted = [run.predictions() for run in runs]
+    predicted = [run.predictions for run in runs]
     if any(one is None for one in predicted):
         return []
     for run, one in zip(runs, predicted, strict=True):

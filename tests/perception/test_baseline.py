@@ -189,7 +189,7 @@ def test_baseline_run_has_no_seed(tmp_path) -> None:
     summary = baseline.run(config, splits, classes, tmp_path / "run")
     (found,) = load_local(tmp_path / "run")
     assert found.seed is None and found.test == summary["test"]["weighted_f1"]
-    assert found.predictions().metrics() == pytest.approx(summary["test"])
+    assert found.predictions.metrics() == pytest.approx(summary["test"])
     assert summary["params"]["trainable"] > 5000 and 0 < found.test < 100
 
 

@@ -93,7 +93,7 @@ def test_solved_head_run_has_no_seed(solved) -> None:
     (found,) = load_local(workdir)
     assert summary["seed"] is None and found.seed is None
     assert summary["steps"] == 0 and summary["start_seconds"] > 0
-    assert found.predictions().metrics() == pytest.approx(summary["test"])
+    assert found.predictions.metrics() == pytest.approx(summary["test"])
 
 
 def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:

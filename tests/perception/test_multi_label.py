@@ -345,7 +345,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
     comparison.publish(suite, runs, given, comparison.About())
     with (tmp_path / "worth.csv").open() as file:
         row, head = csv.DictReader(file)
-    found = runs["tf_idf"][0].predictions()
+    found = runs["tf_idf"][0].predictions
     truth, chances = found.labels_EC, found.probabilities_EC.astype(float)
     wanted = {
         "micro F1": f1_score(truth, found.guesses_EC, average="micro"),

@@ -820,7 +820,7 @@ def test_answer_notes_that_validation_and_test_disagree(tmp_path) -> None:
 def test_interval_of_one_classifier_matches_the_binomial(tmp_path) -> None:
     """On balanced classes, weighted F1 is close to accuracy, whose standard error is binomial."""
     (run,) = runs_of(tmp_path, 80.0, 90.0)
-    low, high = example_interval(run.predictions())
+    low, high = example_interval(run.predictions)
     assert (low + high) / 2 == pytest.approx(90, abs=0.05)
     assert (high - low) / 2 == pytest.approx(100 * 1.96 * (0.9 * 0.1 / 1000) ** 0.5, rel=0.1)
 
@@ -830,7 +830,7 @@ def test_interval_without_errors_is_the_exact_bound(tmp_path) -> None:
 
     (run,) = runs_of(tmp_path, 80.0, 100.0)
     bound = binomtest(1000, 1000).proportion_ci()
-    assert example_interval(run.predictions()) == pytest.approx((100 * bound.low, 100 * bound.high))
+    assert example_interval(run.predictions) == pytest.approx((100 * bound.low, 100 * bound.high))
 
 
 def test_without_pretrained_weights_only_baseline_is_compared(tmp_path) -> None:

@@ -199,7 +199,7 @@ def test_wandb_predictions_are_downloaded_once(wandb):
     wandb.files["a"] = {PREDICTIONS: types.SimpleNamespace(download=download)}
     for _ in range(2):
         a, b = load_wandb("me/p")
-        assert a.predictions().metrics() == kept.metrics() and b.predictions() is None
+        assert a.predictions.metrics() == kept.metrics() and b.predictions is None
     assert len(downloads) == 1
 
 

@@ -294,8 +294,7 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
     )
 
     class Kept(Run):
-        def predictions(self):
-            return answers
+        predictions = answers
 
     run = made([10, 20], metric="accuracy", **options)
     return Kept(run.name, run.summary, run.curve)
@@ -400,8 +399,7 @@ def test_an_axis_without_extent_is_left_out():
 def kept(predictions, **options) -> Run:
     """Returns a run with the predictions `predictions`."""
     run = made([3.0, 2.0], **options)
-    methods = {"predictions": lambda self: predictions}
-    return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
+    return type("Kept", (Run,), {"predictions": predictions})(run.name, run.summary, run.curve)
 
 
 def test_metrics_missing_in_a_run_are_left_out():
