@@ -17,7 +17,7 @@ def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
     match kind:
         case "files":
             option = f"--config.data.splits.{split}" if split in data.splits else "--split"
-            return _load_files(place, name, languages, option)
+            return _load_files(place, name, languages, option, data.splits.train)
         case "tfds":
             return _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
@@ -30,11 +30,11 @@ def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
 
 
 def _load_files(
-    place: str, split: str, languages: tuple[str, str], option: str
+    place: str, split: str, languages: tuple[str, str], option: str, train: str
 ) -> tuple[list[str], list[str]]:
     folder = source_folder(place)
     sides = zip(("source", "target"), languages, strict=True)
-    return read_parallel(*(_find(folder, split, *side, option) for side in sides))
+    return read_parallel(*(_find(folder, split, *side, option, train) for side in sides))
 
 
 def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
@@ -45,24 +45,34 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
         lines.
     """
     source, target = (read_lines(path) for path in paths)
+    shorter, longer = sorted((source, target), key=len)
+    surplus = longer[len(shorter) :]
+    remedy = "correct the files"
+    if not "".join(surplus).strip():
+        plural = "s" * (len(surplus) > 1)
+        remedy = f"remove the {len(surplus)} blank line{plural} at the end of the longer file"
     check(
-        len(source) == len(target),
+        not surplus,
         f"{shown(paths[0])} and {shown(paths[1])} must have the same number of lines, because each line is translated"
-        f" by the line with the same number, got {len(source)} and {len(target)} lines: correct the files",
+        f" by the line with the same number, got {len(source)} and {len(target)} lines: {remedy}",
     )
     return source, target
 
 
-def _find(folder: Path, split: str, side: str, language: str, option: str) -> Path:
-    """Returns the file of a side ("source" or "target") of a split. `option` is the option that selects the split."""
+def _find(folder: Path, split: str, side: str, language: str, option: str, train: str) -> Path:
+    """Returns the file of a side ("source" or "target") of a split.
+
+    The error message of a missing file names `option`, the option that selects the split, and the other splits except
+    `train`, on which no one should test.
+    """
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):
         if path.is_file():
             return path
     names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
-    splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
+    splits = {n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")} - {train}
     advice = (
-        f"set {option} to one of its splits in {language!r}: {', '.join(splits)}; or add the missing file"
+        f"set {option} to one of its splits in {language!r}: {', '.join(sorted(splits))}; or add the missing file"
         if splits
         else f"no name of a file ends with .{language} or .{language}.gz; give another folder, or set"
         f" --config.data.{side}_language to the ending of a file, without the dot (files in the folder:"

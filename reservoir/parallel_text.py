@@ -1,5 +1,6 @@
 """Loads parallel text (generated text, files, TFDS or a user's function) and builds tokenizers for it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from common.data.cache import fingerprint
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
 from common.errors import check
+from common.runtime.processes import is_main
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -23,12 +25,18 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
+    def repeated(self, train: "ParallelText") -> int:
+        """Returns the number of pairs that are also pairs of `train`."""
+        pairs = list(zip(self.source, self.target, strict=True))
+        both = set(pairs).intersection(zip(train.source, train.target, strict=True))
+        return sum(pair in both for pair in pairs)
+
 
 def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
     """Returns the sentence pairs of a split, in the order of the data source.
 
     Drops pairs with an empty or blank side from the training split. Other splits keep these pairs, because scores count
-    every line.
+    every line. Prints the number of these pairs.
 
     Args:
       data: a configuration with these fields:
@@ -54,9 +62,16 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         from reservoir import parallel_sources
 
         text = ParallelText(*parallel_sources.load(data, split))
+    pairs = list(zip(text.source, text.target, strict=True))
+    filled = [all(side.strip() for side in pair) for pair in pairs]
+    if not all(filled) and is_main():
+        print(
+            f"number of sentence pairs with a blank side in split {name}: {filled.count(False):,} of {len(pairs):,},"
+            f" the first is pair {filled.index(False) + 1:,};"
+            f" {'they are left out' if split == 'train' else 'scores count them'}"
+        )
     if split == "train":
-        pairs = zip(text.source, text.target, strict=True)
-        kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
+        kept = list(itertools.compress(pairs, filled))
         text = ParallelText([source for source, _ in kept], [target for _, target in kept])
     check(
         len(text) > 0,

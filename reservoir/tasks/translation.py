@@ -230,12 +230,25 @@ class Translation(Backskipping, Task):
         for split in ("valid", "test"):
             self.translator.check_positions(*self._corpora[split])
         self.training_batches = self._bucket(*self._corpora["train"])
-        if self.training_batches.dropped and is_main():
+        if is_main():
+            self._print_notes()
+
+    def _print_notes(self) -> None:
+        """Prints how many pairs are too long for training, and how many validation and test pairs are in training."""
+        train, dropped = self.texts["train"], self.training_batches.dropped
+        if dropped:
+            longest = max(int(corpus.needed.max()) for corpus in self._corpora["train"])
             print(
                 "number of training pairs left out because they are longer than the largest of --config.data.buckets,"
-                f" {max(config.data.buckets)} tokens: {self.training_batches.dropped:,} of"
-                f" {len(self.texts['train']):,}"
+                f" {max(self.config.data.buckets)} tokens: {dropped:,} of {len(train):,}; a bucket of {longest} tokens"
+                " would fit all"
             )
+        for split in ("valid", "test"):
+            text = self.texts[split]
+            if repeated := text.repeated(train):
+                print(
+                    f"number of pairs of split {split} that are also training pairs: {repeated:,} of {len(text):,}"
+                )
 
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         return build(self.config.model, *self._vocabularies, rngs=rngs)

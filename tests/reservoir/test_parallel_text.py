@@ -52,12 +52,23 @@ def test_languages_choose_the_direction(tmp_path):
     assert load_parallel(data, "train") == ParallelText(["one"], ["eins"])
 
 
-def test_pairs_with_an_empty_side_are_dropped_from_training_only(tmp_path):
+def test_pairs_with_an_empty_side_are_dropped_from_training_only(tmp_path, capsys):
     for split in ("train", "valid"):
         write(tmp_path, split, "eins\n\ndrei\nvier\n", "one\ntwo\n \nfour\n")
     data = settings(f"files:{tmp_path}")
     assert load_parallel(data, "train") == ParallelText(["eins", "vier"], ["one", "four"])
+    said = (
+        "number of sentence pairs with a blank side in split {}: 2 of 4, the first is pair 2; {}\n"
+    )
+    assert capsys.readouterr().out == said.format("train", "they are left out")
     assert len(load_parallel(data, "valid")) == 4
+    assert capsys.readouterr().out == said.format("valid", "scores count them")
+
+
+def test_pairs_that_are_also_training_pairs_are_counted():
+    train = ParallelText(["eins", "zwei", "drei"], ["one", "two", "three"])
+    valid = ParallelText(["eins", "zwei", "eins", "vier"], ["one", "2", "one", "four"])
+    assert valid.repeated(train) == 2
 
 
 def test_lines_end_at_line_feeds_only(tmp_path):
@@ -98,11 +109,22 @@ def test_missing_file_error_lists_the_splits(tmp_path):
     assert message.endswith("splits in 'de': dev, eval; or add the missing file")
 
 
+def test_missing_test_file_error_does_not_offer_the_training_split(tmp_path):
+    for split in ("train", "valid"):
+        write(tmp_path, split, "eins\n", "one\n")
+    message = fault(settings(f"files:{tmp_path}"), "test")
+    assert message.endswith("splits in 'de': valid; or add the missing file")
+
+
 def test_unequal_line_counts_raise_user_error(tmp_path):
     write(tmp_path, "train", "eins\nzwei\ndrei\n", "one\ntwo\n")
     message = fault(settings(f"files:{tmp_path}"))
     assert "train.de and" in message and "train.en must have the same number of lines" in message
     assert message.endswith("got 3 and 2 lines: correct the files")
+    write(tmp_path, "train", "eins\n", "one\n\n \n")
+    assert fault(settings(f"files:{tmp_path}")).endswith(
+        "got 1 and 3 lines: remove the 2 blank lines at the end of the longer file"
+    )
 
 
 def test_empty_file_raises_user_error(tmp_path):
