@@ -30,6 +30,15 @@ def check_file(option: str, path: Path) -> None:
     )
 
 
+def check_output(path: Path) -> None:
+    """Raises a UserError unless --output=`path` names a file, existing or not, in a folder that can be written."""
+    check_folder("the folder of --output", path.parent)
+    check(
+        path.is_file() or not path.exists(),
+        f"--output={shown(path)} is a folder or a device: name a file",
+    )
+
+
 def int_arg(option: str, least: int = 1) -> Callable[[str], int]:
     """Returns an argparse `type` for integers of at least `least`, in digits. `option` is for error messages."""
 

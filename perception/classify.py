@@ -102,7 +102,7 @@ def _parser() -> ArgumentParser:
 
 
 def _check_output(options: Namespace) -> None:
-    from common.arguments import check_folder
+    from common.arguments import check_output
     from common.errors import check
     from common.storage.addresses import shown
     from perception.text_tables import ending
@@ -112,8 +112,7 @@ def _check_output(options: Namespace) -> None:
     if given:
         wanted, why = ending(given), f"like --input={shown(given)}"
     check(ending(output) == wanted, f"--output={shown(output)} must end with {wanted}, {why}")
-    check_folder("the folder of --output", output.parent)
-    check(not output.is_dir(), f"--output={shown(output)} is a folder: name a file")
+    check_output(output)
     check(
         options.overwrite or not output.exists(),
         f"--output={shown(output)} exists: add --overwrite to replace it",
