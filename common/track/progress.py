@@ -48,7 +48,7 @@ class Progress:
     """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU. For process 0 only.
 
     Throughput and MFU are averages since the last refresh. The remaining time is estimated from the mean speed since
-    the end of the first step, because the first step includes compilation.
+    the end of the first step. Neither includes compilation.
     """
 
     def __init__(
@@ -91,7 +91,13 @@ class Progress:
         self._first: tuple[float, int] | None = None
 
     def update(
-        self, step: int, loss: float, count: int, flops: float, left: float | None = None
+        self,
+        step: int,
+        loss: float,
+        count: int,
+        flops: float,
+        left: float | None = None,
+        compiling: float = 0.0,
     ) -> None:
         """Reports a step.
 
@@ -100,9 +106,12 @@ class Progress:
           count: number of units (such as tokens) that all devices have processed since the last update.
           flops: floating-point operations of all devices since the last update.
           left: remaining seconds of the time limit; None without a time limit.
+          compiling: seconds that the run has compiled so far.
         """
-        now = time.monotonic()
-        self._step, self._loss, self._left = step, loss, left
+        # Other batch shapes are compiled after the first step: without this difference, the first estimates of the
+        # remaining time would be far too large.
+        now = time.monotonic() - compiling
+        self._step, self._loss, self._left, self._now = step, loss, left, now
         if self._first is None:
             self._first, self._since, self._count, self._flops = (now, step), now, 0, 0.0
             self._show(now)
@@ -124,7 +133,7 @@ class Progress:
     def close(self) -> None:
         """Shows the last update and closes the bar."""
         if self._first is not None and self._step != self._shown_step:
-            self._show(time.monotonic())
+            self._show(self._now)
         if self._bar is not None:
             self._bar.close()
 

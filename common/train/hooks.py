@@ -204,9 +204,10 @@ class Log(Hook):
     def after_step(self, run: Run, step: int, metrics: dict[str, float], flops: float) -> None:
         if not is_main():
             return
-        limit = run.config.train.max_seconds
-        left = limit - run.clock["train"] if limit else None
-        run.progress.update(step, metrics["loss"], int(metrics["weight"]), flops, left)
+        limit, seconds = run.config.train.max_seconds, run.clock.seconds()
+        left = limit - seconds["train"] if limit else None
+        weight = int(metrics["weight"])
+        run.progress.update(step, metrics["loss"], weight, flops, left, seconds["compile"])
         if _every(run.config.train.log_steps, step):
             run.tracker.log(step, {f"train/{name}": value for name, value in metrics.items()})
 

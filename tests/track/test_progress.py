@@ -87,6 +87,19 @@ def test_resumed_run_starts_at_its_step(clock):
     assert lines[1].startswith("step 741/1000") and "ETA 00:32" in lines[1]  # 259 steps remain.
 
 
+def test_compilation_after_the_first_step_is_not_in_the_pace(clock):
+    """Step 2 waits 60 s for compilation. Without compilation, a step takes 0.125 s."""
+    stream = io.StringIO()
+    bar = Progress(1000, stream=stream)
+    bar.update(1, 1.0, 50, 0.0, compiling=10.0)
+    clock.now += 60
+    for step in range(2, 300):
+        clock.now += 0.125
+        bar.update(step, 1.0, 50, 0.0, compiling=70.0)
+    second = stream.getvalue().splitlines()[1]
+    assert second.startswith("step 241/1000") and "400 tokens/s, ETA 01:34" in second
+
+
 def test_eta_respects_the_time_limit(clock):
     """2,000 steps of 0.125 s take 250 s, but the limit leaves 100 s."""
     stream = io.StringIO()
