@@ -133,6 +133,12 @@ MODELS = {
     "Backskip by own reward": Row(
         "transformer", {"backskip.estimator": "policy", "backskip.reward": "own_rms"}
     ),
+    # In a pre-norm model the paper's reward is 0 up to rounding.
+    "Post-norm Transformer": Row("none", {"norm": "post"}),
+    "Post-norm T Reservoir": Row("transformer", {"norm": "post"}),
+    "Post-norm Backskip Reservoir": Row(
+        "transformer", {"norm": "post", "backskip.estimator": "policy"}
+    ),
     "Identity gradient": Row("transformer", {"backskip.estimator": "identity"}),
     "Zero gradient": Row("transformer", {"backskip.estimator": "zero"}),
     "Noise and true gradients": Row("transformer", {"backskip.estimator": "noise"}),
@@ -173,6 +179,9 @@ NEEDS = {
             "Noise and true gradients",
             FFN,
             "Backskip FFN Reservoir",
+            "Post-norm Transformer",
+            "Post-norm T Reservoir",
+            "Post-norm Backskip Reservoir",
         ),
         one_depth=True,
     ),
