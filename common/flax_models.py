@@ -32,7 +32,8 @@ def change_parts(model: Any, change: Change) -> Any:
     """Replaces every part (module or variable) of a model, in place, by the result of `change`.
 
     Calls `change` once for a part with several parents, such as tied weights, and not for parts that a replacement
-    adds. Returns the model, or the result of `change` for the whole model.
+    adds. Replaces nothing before all calls have returned, so an exception leaves the model unchanged. Returns the
+    model, or the result of `change` for the whole model.
 
     Raises:
       UserError: the model is not an NNX module, variable, list or dictionary, or a replaced part is in a tuple.
@@ -51,6 +52,7 @@ def change_parts(model: Any, change: Change) -> Any:
         return changed[id(part)]
 
     root = new((), model, None)
+    replacements = []
     # The list keeps replaced parts alive, so that Python does not reuse their ids.
     for path, parent in list(nnx.iter_graph(model)):
         for name, part in _parts(parent):
@@ -61,7 +63,9 @@ def change_parts(model: Any, change: Change) -> Any:
                     not isinstance(parent, tuple),
                     f"cannot replace {where} of the model, because it is in a tuple: make the tuple a list",
                 )
-                _set(parent, name, replacement)
+                replacements.append((parent, name, replacement))
+    for replacement in replacements:
+        _set(*replacement)
     return root
 
 

@@ -23,8 +23,8 @@ def variables_below(
                 yield (*path, name), part, variable
 
 
-def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
-    """Yields (submodule, name of the Param in the submodule, initializer) for every Param in `module`.
+def draws(module: nnx.Module, matrix: tuple) -> list[tuple[nnx.Module, str, tuple]]:
+    """Returns (submodule, name of the Param in the submodule, initializer) for every Param in `module`.
 
     The initializers are specs of the function `draw`, and come from the method `frozen_init()` of each submodule.
 
@@ -34,6 +34,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
     Raises:
       ValueError: a submodule has no initializer for one of its parameters.
     """
+    found = []
     for path, part, _ in variables_below(module, nnx.Param):
         known = part.frozen_init() if hasattr(part, "frozen_init") else {}
         if path[-1] not in known:
@@ -43,7 +44,8 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
                 " such as ('zeros',)"
             )
         draw = known[path[-1]]
-        yield part, path[-1], matrix if draw == ("matrix",) else draw
+        found.append((part, path[-1], matrix if draw == ("matrix",) else draw))
+    return found
 
 
 def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:

@@ -96,11 +96,9 @@ def lora(
             f" {', '.join(dict.fromkeys(path[-1] if path else 'None (the model itself)' for path in layers))}",
         )
 
-    def freeze(path: Path, part: Any, parent: Any) -> Any:
-        is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)
-        return frozen(part) if is_base else part
-
-    def adapt(path: Path, part: Any, parent: Any) -> Any:
+    def change(path: Path, part: Any, parent: Any) -> Any:
+        if isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam):
+            return frozen(part)
         names = _names(path)
         if names not in layers or not (
             ends is None or any(is_target(names, target) for target in ends)
@@ -108,7 +106,7 @@ def lora(
             return part
         return LoraLayer(part, settings, rngs=rngs)
 
-    return change_parts(change_parts(model, freeze), adapt)
+    return change_parts(model, change)
 
 
 def _checked_targets(targets: Any) -> tuple[str, ...]:
@@ -157,8 +155,8 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
         axes = kernel_axes(part)
         if axes is None or not isinstance(part.kernel, Frozen) or 0 in part.kernel.shape:
             return part
-        found.append(path)
-        return QuantizedLayer(part, axes, KINDS[bits])
+        found.append((part, axes))
+        return QuantizedLayer(part)
 
     changed = change_parts(model, change)
     if not found:
@@ -173,6 +171,8 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
         else:
             fault = "the model has no linear layer to quantize: add one, such as nnx.Linear"
         raise UserError(fault)
+    for layer, axes in found:
+        layer.kernel = PackedKernel(layer.kernel, axes, KINDS[bits])
     return changed
 
 
@@ -294,8 +294,7 @@ class QuantizedLayer(nnx.Module):
       layer: the linear layer, whose kernel is a `PackedKernel`.
     """
 
-    def __init__(self, layer: nnx.Module, axes: KernelAxes, kind: str):
-        layer.kernel = PackedKernel(layer.kernel, axes, kind)
+    def __init__(self, layer: nnx.Module):
         self.layer = layer
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:

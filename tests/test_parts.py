@@ -290,6 +290,26 @@ def test_a_rejected_argument_does_not_change_the_model():
     assert not nnx.to_flat_state(nnx.state(made, Frozen))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda made: freeze(made, rngs=rngs()), lambda made: lora(made, rngs=rngs()), quantize],
+)
+@pytest.mark.parametrize("last", ["in a tuple", "stacked"])
+def test_a_layer_that_cannot_change_leaves_the_whole_model_unchanged(change: Callable, last: str):
+    def layer(rngs: nnx.Rngs) -> nnx.Linear:
+        return nnx.Linear(D, D, rngs=rngs)
+
+    made = {"a": layer(rngs()), "b": (layer(rngs()), nnx.Param(jnp.ones(2)))}
+    if last == "stacked":
+        made["b"] = nnx.vmap(layer)(nnx.Rngs(0).fork(split=2))
+    if change is quantize:
+        freeze(made, None, only=nnx.PathContains("kernel"))
+    before = [(path, type(part)) for path, part in nnx.iter_graph(made)]
+    with pytest.raises(ValueError, match=r"is in a tuple|has 3 dimensions instead of 2"):
+        change(made)
+    assert [(path, type(part)) for path, part in nnx.iter_graph(made)] == before
+
+
 HEAVY = (
     *("orbax", "tensorstore", "tensorflow", "tensorflow_datasets", "datasets", "wandb", "pandas"),
     *("sentencepiece", "tokenizers", "transformers", "torch", "sklearn", "matplotlib", "pyarrow"),

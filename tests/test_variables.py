@@ -142,13 +142,16 @@ def test_initial_values_are_in_bounds_and_keyed_by_path(pair: Pair):
 def test_freezing_a_parameter_without_initializer_names_it():
     class Outer(nnx.Module):
         def __init__(self):
+            self.linear = Linear(4, 4, ("embed", "mlp"), rngs=nnx.Rngs(0))
             self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
 
+    outer = Outer()
     with pytest.raises(
         ValueError,
         match=r"norm/scale cannot be initialised .*give RMSNorm a method frozen_init\(\)",
     ):
-        freezing.freeze(Outer())
+        freezing.freeze(outer)
+    assert isinstance(outer.linear.kernel, nnx.Param), "an error must leave the module unchanged"
 
 
 @pytest.mark.parametrize(
