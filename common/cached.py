@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.atomic import write_whole
-from common.errors import UserError
+from common.errors import UserError, parse_json
 from common.runtime.processes import all_gather, all_reduce_max, is_main
 
 
@@ -50,7 +50,7 @@ def read_json_if(
     content, valid = {}, False
     if is_main():
         try:
-            content = json.loads(path.read_text())
+            content = parse_json(path.read_text())
             valid = bool(is_valid(content))
         except UserError:
             raise

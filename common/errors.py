@@ -1,7 +1,9 @@
 """The exceptions that end a program with a one-line message, and helpers that raise and describe exceptions."""
 
+import json
 import sysconfig
 import traceback
+from typing import Any
 
 
 class UserError(ValueError):
@@ -79,6 +81,14 @@ def raised(error: Exception) -> str:
     kind, place = type(error).__name__, place_of(error)
     text = error.msg if isinstance(error, SyntaxError) else reason_of(error)
     return kind + f" in {place}" * bool(place) + f": {text}" * (text != kind)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text. Raises a ValueError if the text is not JSON, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error
 
 
 def file_error(path: object, error: Exception) -> UserError:

@@ -107,7 +107,7 @@ def read(path: Path) -> list[bytes]:
     """
     from common.arguments import check_file
     from common.data.files import read_bytes
-    from common.errors import UserError, check
+    from common.errors import UserError, check, parse_json
     from common.storage.addresses import shown
 
     check_file("--prompts", path)
@@ -117,12 +117,12 @@ def read(path: Path) -> list[bytes]:
         where = f"{shown(path)}, line {number}"
         if path.name.removesuffix(".gz").removesuffix(".zip").endswith(".jsonl"):
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except UnicodeDecodeError as error:
                 raise UserError(
                     f"{where} is not UTF-8 ({error}): convert the file to UTF-8"
                 ) from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 # The message of a JSONDecodeError ends with a position that calls this line "line 1". Take the
                 # attribute `msg`, which has no position.
                 reason = getattr(error, "msg", error)

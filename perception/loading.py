@@ -3,7 +3,6 @@
 Shape letters of this module: B rows of a batch, E texts, C classes.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from scipy.special import expit, softmax
 from common import sharding, variables
 from common.cached import read_json_if
 from common.config import complete
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, parse_json
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
@@ -191,7 +190,7 @@ def check_is_run(workdir: Path, option: str) -> None:
 def read_classes(workdir: Path) -> tuple[str, ...]:
     """Returns the class names of a run. Raises a UserError if the file with these names is missing or damaged."""
     try:
-        return tuple(json.loads((workdir / CLASSES).read_text()))
+        return tuple(parse_json((workdir / CLASSES).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise file_error(shown(workdir / CLASSES), error) from error
 

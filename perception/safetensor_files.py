@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.arguments import check_folder
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, parse_json
 from common.storage.addresses import shown
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -169,7 +169,7 @@ def _open_file(path: Path) -> Any:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        places = json.loads(path.read_text())["weight_map"]
+        places = parse_json(path.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise file_error(shown(path), error) from error
     check(

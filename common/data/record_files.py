@@ -1,7 +1,6 @@
 """Reads examples with named fields from JSON lines and CSV."""
 
 import csv
-import json
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from common.data.files import ADVICE, find_file, lines_of, nonempty, source_folder
 from common.data.record import Record, Records
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, parse_json
 from common.storage.addresses import copy_of, shown
 
 NAMES = "labels.json"
@@ -50,7 +49,7 @@ def read_names(path: Path) -> list[str] | None:
         return None
     text = "\n".join(lines_of(path, hint=ADVICE))
     try:
-        names = json.loads(text)
+        names = parse_json(text)
     except ValueError as error:
         raise file_error(shown(path), error) from error
     distinct = isinstance(names, list) and len(set(map(str, names))) == len(names) > 0
@@ -87,9 +86,8 @@ def parse_json_lines(path: str | Path, lines: Iterable[str]) -> Iterator[Parsed]
             continue
         place = f"{path} line {number}"
         try:
-            fields = json.loads(line)
-        # `json` raises a RecursionError for deeply nested brackets.
-        except (ValueError, RecursionError) as error:
+            fields = parse_json(line)
+        except ValueError as error:
             # Omit the position from the error text: `json` counts this line as line 1.
             yield place, f" is not JSON: {getattr(error, 'msg', error)}"
             continue

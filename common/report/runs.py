@@ -2,7 +2,6 @@
 
 import glob
 import itertools
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.errors import UserError, check, file_error, reason_of
+from common.errors import UserError, check, file_error, parse_json, reason_of
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
@@ -256,7 +255,7 @@ def read_run(file: Path) -> Run:
       UserError: the file is damaged, is not a summary or cannot be read.
     """
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) or file.name == SUMMARY:
             raise file_error(shown(file), error) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.atomic import write_whole
-from common.errors import UserError, check
+from common.errors import UserError, check, parse_json
 from common.storage.addresses import shown
 
 METRICS = "metrics.jsonl"
@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             if not isinstance(values["step"], int):
                 raise TypeError
         except (ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from common.atomic import write_whole
 from common.config import flatten, from_json, to_json
-from common.errors import UserError, check, file_error
+from common.errors import UserError, check, file_error, parse_json
 from common.storage.addresses import address, shown
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ def saved_config(path: Path) -> dict:
     Raises a UserError if the file is unreadable or damaged.
     """
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise file_error(shown(path), error) from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import check_choice
-from common.errors import check, file_error
+from common.errors import check, file_error, parse_json
 from common.storage.addresses import shown
 from perception.backbones import Backbone
 
@@ -121,7 +121,7 @@ class Fields:
 def read_object(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises a UserError if the file cannot be read, or does not contain a JSON object."""
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_text())
     except (ValueError, OSError) as error:
         raise file_error(shown(path), error) from error
     check(
