@@ -7,7 +7,6 @@ values, except pretrained weights, once, to a checkpoint of the kind "frozen", w
 """
 
 import itertools
-import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from common.errors import UserError, check, file_error, reason_of
+from common.errors import UserError, check, file_error, parse_json, reason_of
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import abstract
 from common.storage.addresses import address, shown
@@ -172,17 +171,21 @@ class Checkpoints:
             self.save_as("top", step, state, meta, metrics={"score": score})
 
     def top(self) -> dict[int, float]:
-        """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first."""
+        """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first.
+
+        Returns at most `keep_best` checkpoints: more are on disk if the run resumed with a smaller `keep_best`.
+        """
         manager = self._manager("top")
         manager.wait_until_finished()  # because the scores are read from disk
         # Only process 0 reads: the lists of other processes may have checkpoints that process 0 has deleted.
         steps = manager.all_steps() if is_main() else ()
         found = [(step, manager.metrics(step)["score"]) for step in steps]
-        return dict(all_gather(sorted(found, key=lambda one: one[1], reverse=True))[0])
+        best = sorted(found, key=lambda one: one[1], reverse=True)[: self._keep_best]
+        return dict(all_gather(best)[0])
 
     def discard_best(self, known: Collection[int]) -> None:
-        """Deletes "best" checkpoints and, if `keep_best` is above 1, "top" checkpoints at steps not in `known`."""
-        for kind in ("best", "top") if self._keep_best > 1 else ("best",):
+        """Deletes "best" and "top" checkpoints at steps not in `known`."""
+        for kind in ("best", "top"):
             self._delete(kind, known)
 
     def _delete(self, kind: str, known: Collection[int] = ()) -> None:
@@ -367,7 +370,7 @@ def _differences(path: Path, target: Any) -> str:
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    return json.loads((path / "meta" / "metadata").read_text())
+    return parse_json((path / "meta" / "metadata").read_text())
 
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Keeping the best checkpoints of a run, and testing the mean of their parameters."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,33 @@ def test_ended_run_without_top_checkpoints_has_no_mean(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, **fields, checkpoint__keep_best=3)
     assert summary["test"]
     assert "test_mean_of_best" not in summary
+
+
+def test_resumed_run_that_keeps_fewer_checkpoints_averages_fewer(tmp_path: Path) -> None:
+    """The evaluations after the resume are too bad to be kept, so four checkpoints stay on disk."""
+    fields = {"eval__steps": 2, "checkpoint__steps": 4}
+    toy.run(tmp_path, toy.Toy(scores=SCORES), train__steps=8, checkpoint__keep_best=4, **fields)
+    worse = Noted([9.0])
+    toy.run(tmp_path, worse, train__steps=12, checkpoint__keep_best=2, **fields)
+    tested = worse.seen[-1][1]
+    two = load_run(tmp_path, toy.config(), toy.Model, toy.mesh(), best=2).trainable
+    four = load_run(tmp_path, toy.config(), toy.Model, toy.mesh(), best=4).trainable
+    for name, expected in two.items():
+        np.testing.assert_allclose(tested[name], expected, rtol=1e-6)
+    assert any(not np.allclose(four[name], two[name]) for name in two)
+
+
+def test_resumed_run_that_keeps_one_checkpoint_discards_abandoned_checkpoints(
+    tmp_path: Path,
+) -> None:
+    """The process was killed after it saved a "top" checkpoint of step 8, before "latest" of step 8."""
+    fields = {"checkpoint__steps": 4, "checkpoint__keep_best": 2}
+    toy.run(tmp_path, toy.Toy(scores=[3.0, 1.0]), train__steps=8, eval__steps=4, **fields)
+    shutil.rmtree(tmp_path / "checkpoints" / "latest" / "8")
+    toy.run(tmp_path, toy.Toy(scores=[5.0]), train__steps=7, eval__steps=7, checkpoint__keep_best=1)
+    checkpoints = Checkpoints(tmp_path)
+    assert [*checkpoints.top()] == [4]
+    checkpoints.close()
 
 
 def test_default_keeps_one_best_checkpoint(tmp_path: Path) -> None:
