@@ -28,10 +28,12 @@ def finish(run: Run, signals: Signals) -> dict:
     Raises a UserError if no evaluation had a finite value, or if a "best" or "top" checkpoint cannot be restored.
     """
     timing = run.state.conditions.describe()
+    remedy = "start again with a lower --config.optimizer.learning_rate and another --workdir"
+    if not run.step:  # No update has used the learning rate.
+        remedy = "correct the data or the initial values of the model, and start again with another --workdir"
     check(
         bool(run.state.curve.points),
-        f"every evaluation of {shown(run.workdir)} gave NaN or infinity as {run.task.objective}: start again with a"
-        " lower --config.optimizer.learning_rate and another --workdir",
+        f"every evaluation of {shown(run.workdir)} gave NaN or infinity as {run.task.objective}: {remedy}",
     )
     run.checkpoints.wait()
     run.checkpoints.share()

@@ -451,6 +451,11 @@ def test_run_without_a_finite_evaluation_raises_user_error(tmp_path: Path) -> No
         toy.run(tmp_path, toy.Toy(scores=[float("nan")]), train__steps=10)
 
 
+def test_initial_model_without_a_finite_value_suggests_correcting_the_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"NaN or infinity as error: correct the data .* another"):
+        toy.run(tmp_path, toy.Toy(scores=[float("nan")]), train__steps=0, eval__start=True)
+
+
 def test_nan_loss_of_the_first_step_suggests_correcting_the_data(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"step 1 of .*: training stopped; correct the data"):
         toy.run(tmp_path, toy.Toy(poison=0))
