@@ -1,6 +1,7 @@
 """Resumes a run from its newest intact checkpoint."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict
 from common.errors import UserError, reason_of
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers
-from common.runtime.processes import barrier, is_main, warn
+from common.runtime.processes import all_or_none, barrier, is_main, warn
 from common.storage.addresses import shown
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
@@ -35,8 +36,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     target = dict(zip(names, step.arguments(model), strict=True))
-    arrays, meta = _newest_intact(checkpoints, target)
-    state = run_state(meta)
+    arrays, meta, state = _newest_intact(checkpoints, target)
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.pretrained_weights(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
@@ -45,8 +45,8 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
 
 
-def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[Any, dict]:
-    """Returns arrays and `meta` of the newest checkpoint that every process can read; see `Checkpoints.read`.
+def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[Any, dict, RunState]:
+    """Returns arrays, `meta` and run state of the newest checkpoint that every process can read (`Checkpoints.read`).
 
     Moves damaged newer checkpoints to the folder "damaged", with a warning for each. Raises a UserError if no
     checkpoint is intact, or if a checkpoint does not fit into memory or does not match the model.
@@ -54,7 +54,8 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
         try:
-            result = checkpoints.read("latest", step, target)
+            arrays, meta = checkpoints.read("latest", step, target)
+            state = all_or_none(partial(run_state, meta))
         except UserError:
             raise
         # Orbax and its storage library may raise any type of exception for a damaged file.
@@ -68,7 +69,7 @@ def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[An
                 f"the checkpoint of step {newer} is damaged ({reason}): moved to"
                 f" {shown(checkpoints.directory / 'damaged')}, resuming from step {step}"
             )
-        return result
+        return arrays, meta, state
     reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
     raise UserError(
         f"no intact checkpoint in {shown(checkpoints.directory)} ({reasons}): restore the files, or choose another"
@@ -104,14 +105,22 @@ def still_ended(config: ConfigDict, state: RunState, step: int) -> str:
 
 
 def run_state(meta: dict[str, Any]) -> RunState:
-    """Returns the run state that `RunState.to_json` wrote. Adds the current commit to `commits`, if missing."""
+    """Returns the run state that `RunState.to_json` wrote. Adds the current commit to `commits`, if missing.
+
+    Raises a ValueError if a field of `meta` is missing or damaged.
+    """
     meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
-    plain = {name: meta[name] for name in PLAIN}
-    state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
-    state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
-    state.conditions = Conditions(meta.get("sessions", ["alone"]), meta.get("stopped", False))
-    points = [(point.step, point.seconds) for point in state.curve.points]
-    # Checkpoints from before commit fc5cf5c (23 November 2026) lack the field `last_evaluation`.
-    last = points[-1] if points else state.last_evaluation
-    state.last_evaluation = tuple(meta.get("last_evaluation", last))
+    try:
+        plain = {name: meta[name] for name in PLAIN}
+        state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
+        state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
+        state.conditions = Conditions(meta.get("sessions", ["alone"]), meta.get("stopped", False))
+        points = [(point.step, point.seconds) for point in state.curve.points]
+        # Checkpoints from before commit fc5cf5c (23 November 2026) lack the field `last_evaluation`.
+        last = points[-1] if points else state.last_evaluation
+        state.last_evaluation = tuple(meta.get("last_evaluation", last))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"its JSON part lacks a field or is damaged: {reason_of(error)}"
+        ) from error
     return state

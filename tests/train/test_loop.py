@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -496,6 +497,29 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(
     assert summary["steps"] == 20
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
     assert (tmp_path / "run" / "checkpoints" / "damaged" / "10.0").is_dir(), "nothing is deleted"
+
+
+@pytest.mark.parametrize("field", ['"points"', '"clock"'])
+def test_damaged_run_state_falls_back_to_the_previous_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture, field: str
+) -> None:
+    toy.run(tmp_path, train__steps=10)
+    meta = latest(tmp_path) / "meta" / "metadata"
+    meta.write_text(meta.read_text().replace(field, '"other"'))
+    assert toy.run(tmp_path)["steps"] == 20
+    fault = rf"the checkpoint of step 10 is damaged \(its JSON part .*{field[1:-1]}.*from step 5"
+    assert re.search(fault, capsys.readouterr().err)
+
+
+def test_damaged_run_state_of_the_only_checkpoint_names_the_checkpoints(
+    tmp_path: Path,
+) -> None:
+    toy.run(tmp_path, train__steps=5)
+    meta = latest(tmp_path) / "meta" / "metadata"
+    meta.write_text(meta.read_text().replace('"points"', '"other"'))
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(UserError, match=rf"no intact checkpoint in {folder} \(step 5: its JSON"):
+        toy.run(tmp_path)
 
 
 def test_checksum_detects_any_flipped_bit() -> None:
