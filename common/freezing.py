@@ -32,13 +32,13 @@ def draws(module: nnx.Module, matrix: tuple) -> list[tuple[nnx.Module, str, tupl
       matrix: the initializer that replaces the spec ("matrix",), which `frozen_init()` returns for kernels.
 
     Raises:
-      ValueError: a submodule has no initializer for one of its parameters.
+      UserError: a submodule has no initializer for one of its parameters.
     """
     found = []
     for path, part, _ in variables_below(module, nnx.Param):
         known = part.frozen_init() if hasattr(part, "frozen_init") else {}
         if path[-1] not in known:
-            raise ValueError(
+            raise UserError(
                 f"{'/'.join(map(str, path))} cannot be initialised from a seed: give {type(part).__name__} a method"
                 f" frozen_init() that returns {{{path[-1]!r}: INITIALIZER}}, an initializer of common.freezing.draw"
                 " such as ('zeros',)"
@@ -51,7 +51,7 @@ def draws(module: nnx.Module, matrix: tuple) -> list[tuple[nnx.Module, str, tupl
 def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
     """Turns every Param in `module` into a Frozen variable that is initialised from the run's seed.
 
-    For `matrix`, the initializer of kernels, and for the ValueError see `draws`.
+    For `matrix`, the initializer of kernels, and for the UserError see `draws`.
     """
     for part, name, draw in draws(module, matrix):
         _freeze(part, name, draw)

@@ -131,7 +131,7 @@ def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]
 def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterator[None]:
     """Context manager that turns any exception of a user's code into a UserError.
 
-    The message has the text of the exception and, except for a ValueError, the place of the exception (`place_of`).
+    The message has the text of the exception and, except for a UserError, the place of the exception (`place_of`).
 
     Args:
       option: command-line option that names the user's object, for the error message.
@@ -141,7 +141,10 @@ def user_code(option: str, kind: type | None = None, fields: str = "") -> Iterat
     try:
         yield
     except ValueError as error:
-        raise UserError(f"{option}: {reason_of(error)}") from error
+        # The input may be wrong instead of the code, for example an option: do not add "correct this code".
+        place = "" if isinstance(error, UserError) else place_of(error)
+        reason = reason_of(error) + f" (raised in {place})" * bool(place)
+        raise UserError(f"{option}: {reason}") from error
     except Exception as error:  # a user's code may raise any exception
         # If the code reads a missing field, the message of ml_collections begins with the name of the field, in quotes.
         # In other messages of ml_collections, the first word has no quotes around it.

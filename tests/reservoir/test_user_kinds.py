@@ -73,6 +73,7 @@ text_minimum = Kind(reads_gain, "text minimum", options={"gain": Option("one", m
 minimum_text = Kind(reads_gain, "minimum text", options={"gain": Option(1.0, "the gain")})
 declared = Kind(reads_gain, "declared", options={"gain": Option(1, minimum=0)})
 bad_check = Kind(reads_gain, "bad check", check=lambda model: model.width + "4")
+refuses = Kind(reads_gain, "refuses", check=lambda model: int("four"))
 sets_text = Kind(reads_gain, "sets text", check=lambda model: setattr(model, "width", "4"))
 """
 
@@ -193,7 +194,7 @@ def test_options_of_a_users_kind(make_config, user_package):
         (
             "my_package.incomplete:no_initializer",
             {},
-            r"function/gate cannot be initialised .* NoInit",
+            r"function/gate cannot be initialised .* NoInit.*such as \('zeros',\)$",
         ),
         (
             "my_package.incomplete:no_cache",
@@ -260,6 +261,11 @@ def test_options_of_a_users_kind(make_config, user_package):
             "gain has .* must be numbers, got .*minimum='the gain'",
         ),
         ("my_package.incomplete:bad_check", {}, "TypeError in <lambda> .*unsupported operand"),
+        (
+            "my_package.incomplete:refuses",
+            {},
+            r": invalid literal .*: 'four' \(raised in <lambda> \(\S*incomplete.py, line \d+\)\)$",
+        ),
         (
             "my_package.incomplete:sets_text",
             {},
