@@ -265,5 +265,6 @@ def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> N
 def _of_examples(place: str, examples: "datasets.Dataset") -> Table:
     features = {name: getattr(f, "names", None) for name, f in examples.features.items()}
     table = Table(names={name: names for name, names in features.items() if names})
+    # Counts from 0, unlike other locations: data folders of existing runs store these locations and must not change.
     table.add((f"{place}, example {i}", dict(one)) for i, one in enumerate(examples))
     return table

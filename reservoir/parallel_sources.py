@@ -105,7 +105,7 @@ def _load_user(source: str, split: str) -> tuple[list[str], list[str]]:
     from common.data.user_source import user_examples
 
     pairs = user_examples(source, split, (tuple, list), "a pair of sentences")
-    for number, pair in enumerate(pairs):
+    for number, pair in enumerate(pairs, start=1):
         check(
             [isinstance(side, str) for side in pair] == [True, True],
             f"--config.data.source={source}: example {number} of split {split!r} is {pair!r:.80} instead of a pair of"

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 Record = tuple[str, dict[str, Any]]
-"""Location of an example for error messages, such as "FILE line N", and the fields of the example."""
+"""Location of an example for error messages, and the fields of the example.
+
+The location is "FILE line N", or "SOURCE example N" for a source without lines. Lines, rows and examples count from 1.
+"""
 
 Records = tuple[dict[str, Iterable[Record]], Sequence[str] | None]
 """{split: examples}, and the class names. The class names are None if the source does not define them."""

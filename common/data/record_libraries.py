@@ -51,7 +51,7 @@ def open_hugging_face(
 
 
 def _located(source: str, split: str, examples: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
-    for number, example in enumerate(examples):
+    for number, example in enumerate(examples, start=1):
         yield f"{source}, split {split}, example {number}", dict(example)
 
 

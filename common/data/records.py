@@ -64,7 +64,8 @@ def _user_records(source: str, splits: Iterable[str], optional: Container[str]) 
         examples = user_examples(source, split, dict, form, optional=split in optional)
         if examples:
             records[split] = [
-                (f"{source} example {n} of {split}", fields) for n, fields in enumerate(examples)
+                (f"{source} example {n} of {split}", fields)
+                for n, fields in enumerate(examples, start=1)
             ]
     return records, None
 
@@ -87,7 +88,7 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     )
 
     def records(split: str) -> Iterator[Record]:
-        for number, (texts, topic) in enumerate(make(split)):
+        for number, (texts, topic) in enumerate(make(split), start=1):
             named = dict(zip(names, texts, strict=True)) | {label.split("|")[0]: topic}
             yield f"embedded:{name} example {number}", named
 

@@ -17,6 +17,8 @@ def user_examples(
 ) -> list[Any]:
     """Calls the user's FUNCTION(split); returns the examples of the split as a list.
 
+    Error messages count examples from 1.
+
     Args:
       source: "import:MODULE:FUNCTION".
       split: "train", "valid" or "test".
@@ -45,7 +47,7 @@ def user_examples(
         bool(examples) or optional,
         f"{option} returns no example for split {split!r}: return at least one",
     )
-    for number, example in enumerate(examples):
+    for number, example in enumerate(examples, start=1):
         check(
             isinstance(example, kind),
             f"{option}: example {number} of split {split!r} is of type {type(example).__name__} instead of {form}:"

@@ -330,7 +330,7 @@ def test_tfds_data_sets(tmp_path):
         assert int(text[-1]) % 2 == label
     settings.splits.test = "hidden"
     wrong = "the label -1 is not one of the 2 classes negative, positive or an index from 0 to 1"
-    with pytest.raises(UserError, match=f"split hidden, example 0: {wrong}"):
+    with pytest.raises(UserError, match=f"split hidden, example 1: {wrong}"):
         load_labelled(settings)
     settings.splits.test = "other"
     with pytest.raises(

@@ -97,7 +97,7 @@ def test_optional_split_of_labelled_texts_may_be_missing():
     found, classes = open_records(source, splits, "text", "label", optional=("test",))
     assert set(found) == {"train", "valid"} and classes is None
     place, fields = list(found["train"])[2]
-    assert place == f"{source} example 2 of train"
+    assert place == f"{source} example 3 of train"
     assert fields == {"text": "zwei Häuser", "label": 1}
 
 
@@ -131,7 +131,7 @@ def test_time_of_change_is_read_from_the_file_of_the_module():
 )
 def test_examples_that_are_no_sentence_pairs_raise_one_line_errors(monkeypatch, example):
     monkeypatch.setitem(TEXTS, "valid", [("Haus", "house"), example])
-    wrong = f"import:{__name__}:texts: example 1 of split 'valid' is {example!r} instead of a pair of sentences"
+    wrong = f"import:{__name__}:texts: example 2 of split 'valid' is {example!r} instead of a pair of sentences"
     with pytest.raises(UserError, match=re.escape(wrong)):
         load_parallel(data("texts"), "valid")
 
@@ -141,7 +141,7 @@ def test_examples_that_are_no_sentence_pairs_raise_one_line_errors(monkeypatch, 
 )
 def test_lone_surrogate_raises_one_line_error(monkeypatch, example):
     monkeypatch.setitem(TEXTS, "train", [type(example)(), example])
-    line = "example 1 of split 'train' contains a lone surrogate .*, such as .ud83d"
+    line = "example 2 of split 'train' contains a lone surrogate .*, such as .ud83d"
     with pytest.raises(UserError, match=line):
         user_examples(data("texts").source, "train", (str, tuple), "a text")
 
@@ -188,7 +188,7 @@ def test_source_without_a_function_raises_an_error():
             "fails for split 'other': KeyError in .*test_user_source.py, line .*: 'other'",
         ),
         ("texts", "test", "returns no example for split 'test'"),
-        ("rows", "train", "example 0 of split 'train' is of type dict instead of a text"),
+        ("rows", "train", "example 1 of split 'train' is of type dict instead of a text"),
         ("returns_text", "train", "returns a str for split 'train': return a list of examples"),
         (
             "returns_none",
