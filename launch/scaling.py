@@ -1,8 +1,9 @@
 """Estimates weak scaling, gradient exchange and memory traffic on TPUs or CPUs: python -m launch.scaling --out=DIR
 
-This machine may lack the devices. Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many
-MiB each of eight devices receives in a step, with one and with four microbatches. `--attention` instead writes how many
-bytes a chip reads and writes in a step of RoBERTa.
+This machine may lack the devices. All programs are compiled with less optimization, like `launch.plan --quick`. Weak
+scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives in a
+step, with one and with four microbatches. `--attention` instead writes how many bytes a chip reads and writes in a step
+of RoBERTa.
 """
 
 import csv
@@ -42,7 +43,6 @@ COLUMNS = (
     "received, MiB by a chip",
     "ms of a step, estimated",
     "binds",
-    "the compiler's effort",
 )
 
 EXCHANGE = {
@@ -219,7 +219,6 @@ def _row(estimate: "Estimate") -> tuple:
         sum(held.values()) / mib,
         estimate.collectives.received / mib,
         *((1e3 * bound.seconds, bound.binds) if bound else (None, None)),
-        "little (--quick)",
     )
 
 

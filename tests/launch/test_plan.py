@@ -591,6 +591,14 @@ def test_config_without_mesh_raises_error() -> None:
         estimate.estimate(ConfigDict({"paper": "gmlp_lm"}), find("cpu:8"))
 
 
+def test_weak_scaling_rows_have_the_columns_of_the_kept_table(found: estimate.Estimate) -> None:
+    with (Path(__file__).parents[2] / "results" / "launch" / "weak_scaling.csv").open() as file:
+        assert tuple(next(csv.reader(file))) == scaling.COLUMNS
+    row = dict(zip(scaling.COLUMNS, ("a run", *scaling._row(found)), strict=True))
+    assert row["chips"] == 8 and row["binds"] is None
+    assert not [cell for item in row.items() for cell in item if "--" in str(cell)]
+
+
 @pytest.mark.parametrize("name", scaling.RUNS)
 def test_weak_scaling_keeps_work_and_divides_memory(name: str) -> None:
     """In the committed table, the bytes per device are a / fsdp + b, where b are the replicated norms and biases."""
