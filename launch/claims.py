@@ -103,8 +103,8 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 def estimate_of(plan: str, quick: bool) -> "Estimate":
     """Returns the estimate of `launch.plan` with the options in the text `plan`. `quick` adds the option --quick.
 
-    Raises a UserError if the options are invalid, the TPU compiler is missing, or the step cannot be estimated, for
-    example because it does not fit into memory.
+    Raises a UserError if the options are invalid, the compiler for the topology is missing, or the step cannot be
+    estimated, for example because it does not fit into memory.
     """
     from common.errors import check
     from launch import plan as program
@@ -115,9 +115,10 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     ignored = [name for name in ("sweep", "decode", "price") if getattr(options, name)]
     names = " and ".join(f"--{name}" for name in ignored)
     check(not ignored, f"a plan of a claim cannot have {names}: leave out {names}")
+    missing = topology.missing_compiler(options.topology)
     check(
-        topology.has_compiler(),
-        f"the TPU compiler is not installed: pip install {topology.LIBTPU}",
+        not missing,
+        f"the compiler for --topology={options.topology} is not installed: pip install {missing}",
     )
     topology.prepare(options.topology, quick or options.quick)
     return estimate(experiment, topology.find(options.topology))

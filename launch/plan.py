@@ -184,8 +184,9 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
         for part, seconds in estimate.bound.parts.items()
     ]
     if estimate.bound.memory is None:
-        gpu = bool(estimate.topology.chip.gpu)
-        reason = "not counted by the GPU compiler" if gpu else "unknown without the TPU compiler"
+        reason = "unknown without the TPU compiler"
+        if estimate.topology.chip.gpu:
+            reason = "no compiler counts the memory traffic of GPUs: time steps on a GPU, --profile=10:20"
         lines.append(("ms of a step, memory", "", reason))
     if estimate.topology.slices > 1 and estimate.bound.network is None:
         lines.append(("ms of a step, network", "", "the speed between these slices is unknown"))

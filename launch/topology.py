@@ -222,6 +222,14 @@ def has_compiler(kind: str = "v5e") -> bool:
     )
 
 
+def missing_compiler(name: str) -> str:
+    """Returns the package of the compiler for the topology `name`, for pip; "" if the compiler is installed."""
+    kind = _read(name)[1]
+    if kind == "cpu" or has_compiler(kind):
+        return ""
+    return f'"{CUDA}"' if CHIPS[kind].gpu else LIBTPU
+
+
 def _check_one_slice(name: str, slices: int) -> None:
     """Raises a UserError for several slices: only the TPU compiler separates the traffic between slices."""
     check(
@@ -249,11 +257,11 @@ def prepare(name: str, quick: bool = False) -> None:
     Raises a UserError if the topology does not exist, or has several slices but the TPU compiler is missing.
     """
     slices, kind, sizes = _read(name)
-    count = math.prod(sizes)
+    count, missing = math.prod(sizes), missing_compiler(name)
     jax.config.update("jax_platforms", "cpu")
     if quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)
-    if kind != "cpu" and has_compiler(kind):
+    if kind != "cpu" and not missing:
         # Disable the compilation cache: JAX can load a cached program only if this machine has the program's devices.
         jax.config.update("jax_enable_compilation_cache", False)
         if CHIPS[kind].gpu:
@@ -263,11 +271,11 @@ def prepare(name: str, quick: bool = False) -> None:
         return
     _check_one_slice(name, slices)
     jax.config.update("jax_num_cpu_devices", count)
-    if kind != "cpu":
-        device, package = ("GPU", f'"{CUDA}"') if CHIPS[kind].gpu else ("TPU", LIBTPU)
+    if missing:
+        device = "GPU" if CHIPS[kind].gpu else "TPU"
         print(
             f"the {device} compiler is not installed: compiling for {count:,} CPU devices in place of the chips of"
-            f" {name}; to install it (Linux, needs no {device}): pip install {package}",
+            f" {name}; to install it (Linux, needs no {device}): pip install {missing}",
             file=sys.stderr,
         )
 

@@ -10,6 +10,7 @@ A claim says that A is better than, worse than or equivalent to B in a metric. I
 
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -192,8 +193,9 @@ def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
         return f"{_TESTED[claim.kind]} ({claim.source})"
     if claim.kind == "plan":
         known = hours.get(claim.source)
-        cost = f"{known} chip-hours on v5e" if known else "estimate its cost with launch.plan"
-        return f"not run: {cost}"
+        kind = re.search(r"--topology[= ](?:\d+x)?(\w+):", claim.source)
+        cost = f"{known} chip-hours{f' on {kind[1]}' if kind else ''}"
+        return f"not run: {cost if known else 'estimate its cost with launch.plan'}"
     if finding.comparison is None:
         return f"not run: {finding.missing}"
     if finding.comparison.word == claim.direction:

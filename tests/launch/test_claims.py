@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.report import claims as report
-from launch import claims, topology
+from launch import claims, estimate, topology
 from tests.programs import call
 
 HEADER = "id,section,claim,metric,a,b,direction,printed,evidence\n"
@@ -76,7 +76,7 @@ def test_failing_plan_does_not_stop_the_others(paper, capsys):
     assert "the number of steps is 0, or unknown without data" in capsys.readouterr().err
 
 
-def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
+def test_unknown_paper_and_wrong_options_raise_errors():
     told = call("launch.claims", "reservoirs", code=2)
     assert "unknown paper 'reservoirs'" in told
     with pytest.raises(UserError, match="a plan of a claim cannot have --decode: leave out"):
@@ -88,9 +88,29 @@ def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
         "--kind=cpu has no effect with --exchange, whose devices are fixed: leave out --kind"
         in told
     )
-    monkeypatch.setattr(topology, "has_compiler", lambda *_: False)
-    with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):
-        claims.estimate_of("--config=configs/mnist_explicit.py --topology=v5e:1x1", quick=True)
+
+
+@pytest.mark.parametrize(
+    ("installed", "name", "package"),
+    [("h100", "2xv5e:1x1", "libtpu"), ("v5e", "h100:8", r'"jax\[cuda12\]')],
+)
+def test_plan_needs_the_compiler_for_its_own_topology(monkeypatch, installed, name, package):
+    monkeypatch.setattr(topology, "has_compiler", lambda kind="v5e": kind == installed)
+    with pytest.raises(
+        UserError,
+        match=f"the compiler for --topology={name} is not installed: pip install {package}",
+    ):
+        claims.estimate_of(f"--config=configs/mnist_explicit.py --topology={name}", quick=True)
+
+
+def test_plan_for_gpus_does_not_need_the_tpu_compiler(monkeypatch):
+    monkeypatch.setattr(topology, "has_compiler", lambda kind="v5e": kind == "h100")
+    prepared = []
+    monkeypatch.setattr(topology, "prepare", lambda name, quick: prepared.append(name))
+    monkeypatch.setattr(topology, "find", lambda name: name)
+    monkeypatch.setattr(estimate, "estimate", lambda experiment, devices: devices)
+    plan = "--config=configs/mnist_explicit.py --topology=h100:8"
+    assert claims.estimate_of(plan, quick=True) == "h100:8" and prepared == ["h100:8"]
 
 
 @pytest.mark.skipif(not topology.has_compiler(), reason="needs the TPU compiler")

@@ -213,6 +213,9 @@ def test_cpu_devices_replace_gpus_without_their_compiler(
     assert found.topology.host == 8
     assert found.bound.compute == pytest.approx(found.compiled_flops / 989e12)
     assert found.bound.links == pytest.approx(found.collectives.received / 450e9)
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    remark = "no compiler counts the memory traffic of GPUs: time steps on a GPU, --profile=10:20"
+    assert lines["ms of a step, memory"] == ("", remark)
 
 
 def test_gpu_compiler_has_the_version_of_jax() -> None:
@@ -262,7 +265,7 @@ def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
     lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
     assert "the CPU compiler" in lines["compiler"][1]
     assert lines["MiB on each device: in all"][1] == "of 98,038: 0%"
-    assert lines["ms of a step, memory"][0] == ""
+    assert lines["ms of a step, memory"] == ("", "unknown without the TPU compiler")
 
 
 def test_step_above_device_memory_in_the_cpu_compiler_raises_error(without_compiler: None) -> None:

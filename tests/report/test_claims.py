@@ -105,12 +105,21 @@ def test_outcome_of_arithmetic_and_plan_claims():
         "confirmed: tests/x.py::test_y": "holds by arithmetic (tests/x.py::test_y)",
         "refuted: tests/x.py::test_y": "refuted by arithmetic (tests/x.py::test_y)",
         "observed: tests/x.py::test_y": "observed in a test, no verdict (tests/x.py::test_y)",
-        "plan: --config=configs/a.py": "not run: 12.5 chip-hours on v5e",
+        "plan: --config=configs/a.py": "not run: 12.5 chip-hours",
+        "plan: --config=c.py --topology=v5e:4x4": "not run: 3 chip-hours on v5e",
+        "plan: --config=c.py --topology=2xv5p:2x2x1": "not run: 4 chip-hours on v5p",
+        "plan: --topology h100:8 --config=c.py": "not run: 5 chip-hours on h100",
         "plan: --config=configs/b.py": "not run: estimate its cost with launch.plan",
+    }
+    hours = {
+        "--config=configs/a.py": "12.5",
+        "--config=c.py --topology=v5e:4x4": "3",
+        "--config=c.py --topology=2xv5p:2x2x1": "4",
+        "--topology h100:8 --config=c.py": "5",
     }
     for evidence, expected in cases.items():
         (found,) = find([claim(evidence=evidence)], {}, {})
-        assert outcome(found, {"--config=configs/a.py": "12.5"}) == expected
+        assert outcome(found, hours) == expected
 
 
 def test_missing_runs_are_explained():
