@@ -43,7 +43,8 @@ def show(suite: ExperimentSuite, target: str) -> None:
     print(text(columns, rows))
     print(f"the missing runs take {total:.3g} hours of matrix products at this machine's FLOP/s;")
     print(
-        "attention, elementwise operations and evaluation are not included: expect two or three times as many hours"
+        "attention, the matrices over positions of gMLP layers, elementwise operations and evaluation are not included:"
+        " expect two or three times as many hours"
     )
 
 
@@ -83,8 +84,8 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
 
     For each token, a weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if trained,
     2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only for tokens
-    that are predicted. Every fine-tuning example counts with the length of the shortest bucket, but at most
-    `max_length`.
+    that are predicted. Products over positions, of attention and gMLP layers, are not included. Every fine-tuning
+    example counts with the length of the shortest bucket, but at most `max_length`.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))

@@ -331,6 +331,7 @@ def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert sum("_seed" in line for line in shown) == 10
     assert [line.split()[0] for line in shown if line.endswith("yes")] == [done.name]
+    assert "the matrices over positions of gMLP layers" in shown[-1]
     assert len(list(tmp_path.iterdir())) == 1
 
 
