@@ -129,8 +129,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of the baseline or "head": one run, or with `data.shots` one for each seed."""
-        if not self.configuration(way, 1).data.shots:
+        """Returns [(seed, run name)] of the baseline or "head": one run, or one for each seed if the seed matters.
+
+        The seed draws the examples of `data.shots` and, for "head", the embedding tables of `reinitialize`.
+        """
+        config = self.configuration(way, 1)
+        if not config.data.shots and (way == BASELINE or not config.reinitialize):
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
 
@@ -150,7 +154,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         )
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
-        # Without --shots, the baseline and "head" have one run, whose name has no seed.
+        # If the seed has no effect (see `draws`), the baseline and "head" have one run, whose name has no seed.
         found |= {way: load_local(self.folder(way)) for way in found if way in names}
         found = {way: runs for way, runs in found.items() if runs}
         check(

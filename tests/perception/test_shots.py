@@ -17,6 +17,7 @@ from perception import comparison, datasets
 from perception.comparison import ExperimentSuite
 from perception.conclusions import draws_interval
 from perception.datasets import draw
+from perception.ways import BASELINE
 
 
 def split(*counts: int) -> LabelledText:
@@ -85,6 +86,20 @@ def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "over 3 draws of 4 examples per class, on 60 test examples (95% interval" in said
     assert "from draws and test examples" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "heads", "baselines"),
+    [("", 1, 1), ("reinitialize=token", 3, 1), ("data.shots=4", 3, 3)],
+)
+def test_head_has_a_run_for_each_seed_if_the_seed_matters(tmp_path, field, heads, baselines):
+    """Reinitialised embedding tables are random. TF-IDF does not read them."""
+    fields = [f"--config.{field}"] if field else []
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    suite = ExperimentSuite("", 3, fields, tmp_path, mesh, "configs/perception.py:tiny")
+    for way, count in (("head", heads), (BASELINE, baselines)):
+        named = [(seed, f"{way}_seed{seed}") for seed in (1, 2, 3)]
+        assert suite.draws(way) == (named if count == 3 else [(1, way)])
 
 
 def test_interval_over_draws_covers_the_mean() -> None:
