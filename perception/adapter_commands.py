@@ -100,12 +100,16 @@ def _check_base(base: Pretrained, fingerprint: str, what: str, kind: str, mesh: 
     errors = [
         100 * cost.error for cost in costs(base.load, wanted_parameters(base.shape, mesh), kind)
     ]
+    used = f"weights quantized to {quantized.kind}" if quantized else "the unquantized weights"
+    remedy = (
+        f". To use the quantized weights, write them with perception.adapters quantize"
+        f" --pretrained={shown(base.directory)} --kind={kind} --save=DIR, and repeat this command with --pretrained=DIR"
+        " and another --out"
+    )
     print(
-        f"warning: {what} was trained on weights quantized to {kind}, but the unquantized weights are used here:"
+        f"warning: {what} was trained on weights quantized to {kind}, but {used} are used here:"
         f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
-        " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
-        f" write them with perception.adapters quantize --pretrained={shown(base.directory)} --kind={kind} --save=DIR,"
-        " and repeat this command with --pretrained=DIR and another --out",
+        f" at most, so the test result of the run does not hold for the written files{'' if quantized else remedy}",
         file=sys.stderr,
     )
 

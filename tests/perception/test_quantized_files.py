@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.sharding import abstract, make_mesh
 from common.train.command import fit
 from common.variables import Params
-from perception import adapters, loading, quantized_files
+from perception import adapter_commands, adapters, loading, quantized_files
 from perception.hugging_face import Pretrained, export, open_model
 from perception.quantized import KINDS, dequantize, quantize
 from tests.perception.helpers import golden_json, structure_of, write_folder
@@ -173,6 +173,23 @@ def call(*arguments: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["adapters", *map(str, arguments)])
         adapters.main()
+
+
+def test_warning_names_the_format_of_the_weights_that_are_used(bases, tmp_path, capsys) -> None:
+    """A run on weights in one format can quantize them to another format, which cannot be written to files."""
+    base, mesh = bases["bert"], make_mesh({"data": 1}, jax.devices()[:1])
+    coded = write(base, "int8", tmp_path / "int8")
+    shown = []
+    for model in (base, coded):
+        adapter_commands._check_base(model, model.fingerprint, "--run=R", "4bit", mesh)
+        shown.append(capsys.readouterr().err)
+    assert "to 4bit, but the unquantized weights are used here" in shown[0]
+    assert f"quantize --pretrained={base.directory} --kind=4bit --save=DIR" in shown[0]
+    assert "to 4bit, but weights quantized to int8 are used here" in shown[1]
+    assert "--save" not in shown[1] and len(shown[1].splitlines()) == 1
+    adapter_commands._check_base(coded, coded.fingerprint, "--run=R", "int8", mesh)
+    adapter_commands._check_base(coded, base.fingerprint, "--run=R", "int8", mesh)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.medium
