@@ -19,7 +19,7 @@ from common.config import check_choice, check_int, check_number, check_rate
 from common.errors import check
 from common.flax_models import check_rngs, floating
 from common.model.block import Context
-from common.model.decode_cache import CacheSpec
+from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.feed_forward import ACTIVATIONS
 from common.model.gated_mlp import GatedMlp, gate
 from common.model.norm import LayerNorm
@@ -70,6 +70,11 @@ def _checked_lengths(lengths_B: ArrayLike | None, batch: int) -> jax.Array | Non
 
 
 def _check_cache(cache: Any, batch: int) -> None:
+    check(
+        isinstance(cache, tuple) and len(cache) == 2 and isinstance(cache[0], DecodeCache),
+        f"the cache must come from the block's method cache, prefill or step, got {cache!r:.80}: make a cache with"
+        f" batch={batch}",
+    )
     rows = len(cache[0].recent)
     check(
         rows == batch,
@@ -193,8 +198,8 @@ class GatedMLP(nnx.Module):
         """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache.
 
         Raises:
-          ValueError: L exceeds `length`, the input has the wrong type or shape, or the cache has a different number of
-            rows.
+          ValueError: L exceeds `length`, the input has the wrong type or shape, or `cache` is not a cache of this class
+            or has a different number of rows.
         """
         x_BLD = _checked(x_BLD, self.width)
         _check_cache(cache, len(x_BLD))
@@ -209,7 +214,8 @@ class GatedMLP(nnx.Module):
 
         Raises:
           ValueError: `index` is not a scalar of an integer dtype, `index` is known (not traced) and not from 0 to
-            `length` - 1, the input has the wrong type or shape, or the cache has a different number of rows.
+            `length` - 1, the input has the wrong type or shape, or `cache` is not a cache of this class or has a
+            different number of rows.
         """
         x_B1D = _checked(x_B1D, self.width)
         check(

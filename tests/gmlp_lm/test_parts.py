@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from scipy.special import erf
 
+from common.errors import UserError
 from gmlp_lm import GatedMLP, SpatialGating
 
 D, F, L = 6, 16, 7
@@ -96,6 +97,15 @@ def test_decoding_equals_the_forward_pass(block):
     for index in range(3, L):
         y_B1D, cache = step(X_BLD[:, index : index + 1], cache, index)
         np.testing.assert_allclose(y_B1D[:, 0], whole_BLD[:, index], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("cache", [None, 3, (), (None, ())])
+def test_missing_cache_raises_error(cache, block):
+    message = "the cache must come from the block's method cache, prefill or step, got .* batch=2"
+    with pytest.raises(UserError, match=message):
+        block.prefill(X_BLD, cache)
+    with pytest.raises(UserError, match=message):
+        block.step(X_BLD[:, :1], cache, 0)
 
 
 def test_gmlp_block_trains_and_is_restored_from_nnx_split():
