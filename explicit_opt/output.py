@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from common import sharding
-from common.errors import UserError
+from common.errors import UserError, check
 from common.model.linear import Linear
 from common.train.prefetch import put
 from common.train.task import Batch, ModelState, Task
@@ -42,8 +42,8 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
         have the leading axes of the layer's inputs.
 
     Raises:
-      UserError: the layer does not exist or is frozen, the layer has negative input features but no bias, an input
-        feature is not finite, a target is out of range, or no example has a positive weight.
+      UserError: the layer does not exist, is frozen or is never called, the layer has negative input features but no
+        bias, an input feature is not finite, a target is out of range, or no example has a positive weight.
     """
     kernel, bias = (values.trainable.get(f"{layer}/{name}") for name in ("kernel", "bias"))
     if kernel is None:
@@ -55,6 +55,10 @@ def warm_start(task: Task, values: ModelState, layer: str, batches: Iterable[Bat
         model = values.abstract_model.build(trainable, frozen)
         recorder = _put_recorder(model, layer)
         task.loss(model, batch, None)
+        check(
+            recorder.input is not None,
+            f"the task's loss never calls the layer {layer!r}: choose the layer that computes the logits",
+        )
         h_BM = recorder.input.reshape(-1, kernel.shape[0]).astype(jnp.float32)
         return h_BM, batch["targets"].reshape(-1), batch["weights"].reshape(-1)
 

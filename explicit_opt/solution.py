@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from common.config import check_int
 from common.errors import check
 
 FLOOR = 1e-12
@@ -44,13 +45,19 @@ def explicit_solution(
       sign: -1 as in eq. (3) and (14), or +1 as in the sentence before eq. (3).
 
     Raises:
-      UserError: an array has the wrong shape, a feature is negative, too large or not finite, there are no examples,
-        K is infinite, NaN or below 1, or a target is not an integer or out of range.
+      UserError: an array has the wrong shape, a feature is negative, too large, not finite or not a real number, there
+        are no examples, `outputs` is not a positive integer, K is infinite, NaN or below 1, or a target is not an
+        integer or out of range.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     check(
         features.ndim == 2 and 0 not in features.shape,
         f"features must have the shape (examples, features) without empty axes, got {features.shape}",
+    )
+    real = (jnp.floating, jnp.integer, jnp.bool)
+    check(
+        any(jnp.issubdtype(features.dtype, kind) for kind in real),
+        f"features must be real numbers, got {features.dtype}",
     )
     targets = np.asarray(targets)
     check(
@@ -60,6 +67,7 @@ def explicit_solution(
     check(targets.dtype.kind in "iu", f"targets must be integers, got {targets.dtype}")
     check(targets.min() >= 0, f"targets must be at least 0, got {targets.min()}")
     outputs = int(targets.max()) + 1 if outputs is None else outputs
+    check_int("outputs", outputs)
     check(
         targets.max() < outputs,
         f"targets must be below outputs={outputs}, got {targets.max()}: correct the targets, or set a larger outputs",

@@ -154,6 +154,18 @@ def test_warm_start_errors_name_the_cause(layer, bias, batches, message):
         warm_start(task, values, layer, list(task.batches())[:batches])
 
 
+def test_layer_that_the_loss_never_calls_raises_error():
+    class Unused(Topics):
+        def build(self, rngs):
+            model = super().build(rngs)
+            model.unused = Linear(LENGTH, CLASSES, ("embed", "mlp"), rngs=rngs)
+            return model
+
+    task = Unused()
+    with pytest.raises(UserError, match="the task's loss never calls the layer 'unused': choose"):
+        warm_start(task, values_of(task), "unused", task.batches())
+
+
 def test_nan_feature_raises_error():
     task = Topics()
     task.tokens[-1] = 0

@@ -133,6 +133,9 @@ FEATURES, TARGETS = np.ones((4, 2), np.float32), np.arange(4) % 2
         ("at least 1, got 0.2", (FEATURES / 10, TARGETS)),
         ("targets must be below outputs=2, got 7", (FEATURES, np.array([0, 1, 7, 0]), 1)),
         ("targets must be at least 0, got -1", (FEATURES, np.array([0, -1, 1, 0]), 1)),
+        ("features must be real numbers, got complex", (FEATURES * 1j, TARGETS)),
+        ("features must be real numbers, got complex", (jnp.asarray(FEATURES * 1j), TARGETS)),
+        ("features must be real numbers, got <U", (FEATURES.astype(str), TARGETS)),
     ],
 )
 def test_invalid_arguments_raise_one_line_errors(fault, arguments):
@@ -140,3 +143,16 @@ def test_invalid_arguments_raise_one_line_errors(fault, arguments):
     with pytest.raises(UserError, match=fault) as caught:
         explicit_solution(*arguments, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("outputs", [2.5, 8.0, 300.5, True, "8", 0])
+def test_number_of_outputs_must_be_a_positive_integer(outputs):
+    with pytest.raises(UserError, match="outputs must be a whole number of at least 1, got"):
+        explicit_solution(FEATURES, TARGETS, outputs=outputs)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.float16, jnp.bfloat16])
+def test_features_of_any_real_dtype_have_the_same_solution(dtype):
+    features = (FEATURES > 0).astype(np.float32)
+    expected = explicit_solution(features, TARGETS, 2)
+    np.testing.assert_array_equal(explicit_solution(features.astype(dtype), TARGETS, 2), expected)
