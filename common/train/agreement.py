@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from argparse import Namespace
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,12 +49,15 @@ def _modules(config: ConfigDict) -> dict[str, str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the readable file of a module, or None if the folders of `sys.path` have no such file.
+    """Returns the readable source or compiled file of a module; None if the folders of `sys.path` have no such file.
 
     `importlib.util.find_spec` would import the packages of the module, which may use JAX before the processes join.
     """
     path = module.replace(".", "/")
-    files = [Path(folder, path + end) for folder in sys.path for end in ("/__init__.py", ".py")]
+    ends = [
+        start + suffix for start in ("/__init__", "") for suffix in (*EXTENSION_SUFFIXES, ".py")
+    ]
+    files = [Path(folder, path + end) for folder in sys.path for end in ends]
     return next((file for file in files if os.access(file, os.R_OK)), None)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from argparse import Namespace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import jax
@@ -11,6 +12,9 @@ from ml_collections import ConfigDict
 
 from common.train import agreement, restore, workdir
 from tests.programs import call
+
+EXTENSION = EXTENSION_SUFFIXES[0]
+"""End of the names of compiled modules, such as .cpython-311-x86_64-linux-gnu.so."""
 
 
 def test_commit_outside_a_checkout_comes_from_the_environment(monkeypatch, tmp_path):
@@ -36,13 +40,15 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
     assert agreement.code_version("package", root=tmp_path / "two") != versions[1]
 
 
-def test_files_of_user_modules_are_compared(monkeypatch, tmp_path):
+@pytest.mark.parametrize("file", ["my_data.py", "my_data.so", f"my_data/__init__{EXTENSION}"])
+def test_files_of_user_modules_are_compared(file, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     config = ConfigDict({"data": {"source": "import:my_data:texts"}, "task": "gone:Task"})
     options = Namespace(workdir="runs/a", dry_run=False, profile="")
     versions = []
     for text in ("x = 1\n", "x = 2\n"):
-        (tmp_path / "my_data.py").write_text(text)
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
         versions.append(agreement.settings("gmlp_lm.train", config, options))
     first, second = versions
     assert {name for name in first if first[name] != second[name]} == {"the module my_data"}
