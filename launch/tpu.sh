@@ -39,8 +39,7 @@ options of run and resume:
   --poll SECONDS        interval between checks of the VM's state (default: 30)
   --watch SECONDS       time to watch the started processes; if one fails, the others are stopped (default: 15)
 options of follow:
-  --host K              number of the host within its slice (default: 0)
-  --slice S             number of the slice (default: 0)
+  --host K, --slice S   number of the host within its slice, and number of the slice (default: 0)
 option of stop:
   --grace SECONDS       time to wait for the run to exit (default: 300)
 options of all commands:
@@ -77,7 +76,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # --- command line --------------------------------------------------------------------------------
 
 type='' zone='' project='' runtime='' spot='' queued='' slices=1 create=() setup='' log_dir=train-less/logs commit=''
-libtpu_flags=''
+libtpu_flags='' address=''
 module=reservoir.train poll=30 watch=15 host=0 slice=0 grace=300 ssh=() stage=asked
 action=${1-}
 case $action in
@@ -96,21 +95,16 @@ while [[ ${1-} == -* ]]; do
   value=${2-}
   case $action:$1 in
     run:--ssh) ssh+=("$value") ;;
-    run:--type) type=$value ;;
-    run:--zone) zone=$value ;;
-    run:--project) project=$value ;;
-    run:--runtime) runtime=$value ;;
-    run:--slices) need_positive "$@" && slices=$value ;;
     run:--create) create+=("$value") ;;
-    run:--setup) setup=$value ;;
     run:--log-dir) log_dir=$value ;;
-    run:--commit) commit=$value ;;
     run:-m | run:--module) module=$value ;;
-    run:--poll | resume:--poll) need_whole "$@" && poll=$value ;;
-    run:--watch | resume:--watch) need_whole "$@" && watch=$value ;;
-    follow:--host) need_whole "$@" && host=$value ;;
-    follow:--slice) need_whole "$@" && slice=$value ;;
-    stop:--grace) need_whole "$@" && grace=$value ;;
+    run:--type | run:--zone | run:--project | run:--runtime | run:--setup | run:--commit)
+      printf -v "${1#--}" %s "$value"
+      ;;
+    run:--slices) need_positive "$@" && slices=$value ;;
+    run:--poll | run:--watch | resume:--poll | resume:--watch | follow:--host | follow:--slice | stop:--grace)
+      need_whole "$@" && printf -v "${1#--}" %s "$value"
+      ;;
     *) fault "unknown option $1 of $action" ;;
   esac
   need_value "$@"
@@ -122,29 +116,22 @@ shift
 [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
   fault "NAME must consist of a-z, 0-9 and hyphens, begin with a letter, and not end with a hyphen, got '$name'"
 
-# The request is saved for later commands. The variable `stage` is "asked", "started" or "deleted".
+# Saves the request for later commands, with the `stage` "asked", "started" or "deleted". The request is a file of
+# NUL-terminated records NAME=VALUE, with one record for each element of an array. Only the owner can read the file,
+# because --setup may contain secrets.
 folder=$root/runs/tpu-$name
-keep() {
+keep() { # STAGE
+  local name value
   stage=$1
   [[ -z $dry_run ]] || return 0
-  { mkdir -p "$folder" && write_request && mv "$folder/request.new" "$folder/request"; } ||
-    fault "cannot write to $folder: make it writable"
-}
-
-# The request is a file of NUL-terminated records NAME=VALUE, with one record for each element of an array. Only the
-# owner can read the file, because --setup may contain secrets.
-write_request() {
-  local name value
-  (umask 077 && : >"$folder/request.new") || return
   {
-    for name in stage type zone project runtime spot queued slices setup log_dir commit libtpu_flags; do
-      printf '%s=%s\0' "$name" "${!name}"
-    done
-    for name in create ssh arguments; do
-      local -n values=$name
-      for value in "${values[@]}"; do printf '%s=%s\0' "$name" "$value"; done
-    done
-  } >>"$folder/request.new"
+    mkdir -p "$folder" && (umask 077 && : >"$folder/request.new") &&
+      for name in stage type zone project runtime spot queued slices setup log_dir commit libtpu_flags \
+        create ssh arguments; do
+        local -n values=$name
+        for value in "${values[@]}"; do printf '%s=%s\0' "$name" "$value"; done
+      done >"$folder/request.new" && mv "$folder/request.new" "$folder/request"
+  } || fault "cannot write to $folder: make it writable"
 }
 read_request() {
   local record name
@@ -173,21 +160,17 @@ thing() {
 # Sets an empty variable to the value of a gcloud property, so that the request stores the value. Otherwise, if gcloud's
 # configuration changes later, `delete` would not find this VM, or would delete another VM of the same name.
 pin() { # VARIABLE PROPERTY
-  if [[ -z ${!1} && -n $dry_run ]]; then
-    step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
-  elif [[ -z ${!1} ]]; then
-    printf -v "$1" %s "$(gcloud config get-value "$2" 2>/dev/null)"
-  fi
+  [[ -z ${!1} ]] || return 0
+  [[ -z $dry_run ]] || step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
+  [[ -n $dry_run ]] || printf -v "$1" %s "$(gcloud config get-value "$2" 2>/dev/null)"
 }
 
 # Sets $workdir to the last --workdir among the arguments, or to "".
 find_workdir() {
   workdir=
   while (($#)); do
-    case $1 in
-      --workdir=*) workdir=${1#*=} ;;
-      --workdir) workdir=${2-} ;;
-    esac
+    [[ $1 != --workdir=* ]] || workdir=${1#*=}
+    [[ $1 != --workdir ]] || workdir=${2-}
     shift
   done
 }
@@ -197,23 +180,17 @@ if [[ $action == run ]]; then
   (($# >= 1)) || fault "CONFIG is required after NAME"
   [[ -n $type ]] || fault "--type is required, such as v5litepod-16"
   find_workdir "$@"
-  case $workdir in
-    gs://*/* | /*) ;;
-    *)
-      required="--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG"
-      fault "$required${workdir:+, not $workdir}"
-      ;;
-  esac
+  required="--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG"
+  [[ $workdir == gs://*/* || $workdir == /* ]] || fault "$required${workdir:+, not $workdir}"
   find_commit "$commit"
   need_committed "$1"
-  if [[ -z $runtime ]]; then
-    case $type in
-      v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
-      v5p-*) runtime=v2-alpha-tpuv5 ;;
-      v6e-*) runtime=v2-alpha-tpuv6e ;;
-      *) runtime=tpu-ubuntu2204-base ;;
-    esac
-  fi
+  case $type in
+    v5litepod-*) recommended=v2-alpha-tpuv5-lite ;;
+    v5p-*) recommended=v2-alpha-tpuv5 ;;
+    v6e-*) recommended=v2-alpha-tpuv6e ;;
+    *) recommended=tpu-ubuntu2204-base ;;
+  esac
+  runtime=${runtime:-$recommended}
   arguments=(-m "$module" --config="$1" "${@:2}")
   libtpu_flags=${LIBTPU_INIT_ARGS-}
   ((slices == 1)) || queued=yes
@@ -249,17 +226,15 @@ GONE='^(PREEMPTED|TERMINATED|FAILED|SUSPENDED|SUSPENDING)$'
 
 # look NAME-OF-STEP COMMAND...: sets $state to the output of the command, or to "" if the resource does not exist.
 look() {
-  local name_of_step=$1
-  shift
   state=
   if [[ -n $dry_run ]]; then
-    step "$name_of_step" "$@"
-  elif ! state=$("$@" 2>"$folder/errors"); then
+    step "$@"
+  elif ! state=$("${@:2}" 2>"$folder/errors"); then
     state=
     # The pattern must not match "is not found or access is unauthorized", gcloud's message for an invalid location.
     grep --quiet --extended-regexp 'NOT_FOUND|was not found' "$folder/errors" && return
     cat "$folder/errors" >&2
-    fail_step "$name_of_step" "see the error of gcloud above"
+    fail_step "$1" "see the error of gcloud above"
   fi
 }
 look_for_node() { look "look for TPU VM $1" "${vm[@]}" describe "$1" "${where[@]}" '--format=value(state)'; }
@@ -277,11 +252,9 @@ look_for_queued() {
 }
 
 remove() {
-  if [[ -n $queued ]]; then
-    step "delete" "${queue[@]}" delete "$name" "${where[@]}" --force --quiet
-  else
-    step "delete" "${vm[@]}" delete "$name" "${where[@]}" --quiet
-  fi
+  local resource=("${vm[@]}")
+  [[ -z $queued ]] || resource=("${queue[@]}")
+  step "delete" "${resource[@]}" delete "$name" "${where[@]}" ${queued:+--force} --quiet
 }
 
 # each FUNCTION ARGUMENTS...: calls the function for every slice, with the number of the slice in $slice. The calls for
@@ -304,26 +277,20 @@ each() {
 # variables MEGASCALE_*, from which place.sh also computes the number of the process.
 at() {
   local hosts=$1 name_of_step=$2 megascale=()
-  shift 2
   if ((slices > 1)); then
     name_of_step+=", ${nodes[slice]}"
     megascale=(env MEGASCALE_NUM_SLICES="$slices" MEGASCALE_SLICE_ID="$slice")
     [[ -z $address ]] || megascale+=(MEGASCALE_COORDINATOR_ADDRESS="$address" MEGASCALE_PORT=8081)
   fi
   step "$name_of_step" "${vm[@]}" ssh "${nodes[slice]}" "${where[@]}" "${ssh[@]}" --worker="$hosts" \
-    --command="$(quote "${megascale[@]}" "$@")"
+    --command="$(quote "${megascale[@]}" "${@:3}")"
 }
-address=
-
-# on HOSTS NAME-OF-STEP COMMAND...: runs the command on hosts of every slice.
-on() { each at "$@"; }
 
 # Sets $address to the address of host 0 of slice 0, which runs process 0.
 find_address() {
-  address=ADDRESS
   look "look for the address of ${nodes[0]}" "${vm[@]}" describe "${nodes[0]}" "${where[@]}" \
     '--format=value(networkEndpoints[0].ipAddress)'
-  [[ -n $dry_run ]] || address=$state
+  address=${state:-${dry_run:+ADDRESS}}
   [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no endpoint: repeat this command"
 }
 copy() { # NAME-OF-STEP FILE NAME-ON-HOSTS
@@ -349,25 +316,20 @@ bring_up() {
     remove
     state=
   fi
-  if [[ -n $state ]]; then
-    say "$name exists"
-  else
+  [[ -z $state ]] || say "$name exists"
+  if [[ -z $state ]]; then
+    local request=("${vm[@]}" create "$name") version=--version
     if [[ -n $queued ]]; then
-      local node=(--node-id="$name")
-      ((slices == 1)) || node=(--node-count="$slices" --node-prefix="$name")
-      step "create" "${queue[@]}" create "$name" "${node[@]}" "${where[@]}" --accelerator-type="$type" \
-        --runtime-version="$runtime" ${spot:+--spot} "${create[@]}"
-    else
-      step "create" "${vm[@]}" create "$name" "${where[@]}" --accelerator-type="$type" \
-        --version="$runtime" ${spot:+--spot} "${create[@]}"
+      request=("${queue[@]}" create "$name" --node-id="$name") version=--runtime-version
+      ((slices == 1)) || request=("${queue[@]}" create "$name" --node-count="$slices" --node-prefix="$name")
     fi
+    step "create" "${request[@]}" "${where[@]}" --accelerator-type="$type" "$version=$runtime" \
+      ${spot:+--spot} "${create[@]}"
     "$kind"
   fi
   await "$kind" "$ready"
-  if [[ -n $queued ]]; then
-    look_for_vm
-    await look_for_vm READY
-  fi
+  [[ -z $queued ]] || look_for_vm
+  await look_for_vm READY
 }
 
 # await LOOK STATE: polls until the resource has this state.
@@ -394,22 +356,20 @@ case $action in
     each copy "copy the code" "$archive" train-less.tar.gz
     # Unpack the code to another folder, because a run may be active. host.sh then replaces the old code, or fails if a
     # run is active.
-    on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
-    on all "install" "$new/launch/host.sh" install "$setup"
+    each at all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
+    each at all "install" "$new/launch/host.sh" install "$setup"
     # Put JAX's compilation cache on the storage that all hosts share, because only process 0 writes the cache.
     find_workdir "${arguments[@]}"
-    case $workdir in
-      gs://*) bucket=${workdir#gs://} cache=gs://${bucket%%/*}/.cache/compiled-$type ;;
-      *) cache=$(dirname "$workdir")/.cache/compiled-$type ;;
-    esac
+    shared=$(dirname "$workdir")
+    [[ ! $workdir =~ ^gs://[^/]* ]] || shared=${BASH_REMATCH[0]}
     ((slices == 1)) || find_address
     # Copy the token as a file with mode 600, because all users of a machine can read command lines.
     [[ -n $dry_run ]] || (umask 077 && new_token >"$folder/token") || fault "cannot write to $folder: make it writable"
     each copy "copy the token" "$folder/token" train-less.token
     # If a host fails, stop the processes on all other hosts, which would wait for the failed host.
-    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$type" \
-      "$libtpu_flags" "${arguments[@]}"); then
-      on all "stop the started processes" "${place[@]}" stop "$grace"
+    if ! (each at all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$shared/.cache/compiled-$type" \
+      "$type" "$libtpu_flags" "${arguments[@]}"); then
+      each at all "stop the started processes" "${place[@]}" stop "$grace"
       exit 1
     fi
     keep started
@@ -424,16 +384,12 @@ case $action in
     for ((slice = 0; slice < slices; slice++)); do
       look_for_node "${nodes[slice]}"
       [[ -n $dry_run ]] || printf 'TPU VM %s: %s\n' "${nodes[slice]}" "${state:-gone}"
-      if [[ -n $dry_run || $state == READY ]]; then
-        at all "query the hosts" "${place[@]}" status
-      else
-        missing=yes
-      fi
+      if [[ -n $dry_run || $state == READY ]]; then at all "query the hosts" "${place[@]}" status; else missing=yes; fi
     done
     [[ -z $missing ]] || say "if a TPU VM is gone or preempted: launch/tpu.sh resume $name"
     ;;
   follow) at "$host" "follow" train-less/code/launch/host.sh follow ;;
-  stop) on all "stop" "${place[@]}" stop "$grace" ;;
+  stop) each at all "stop" "${place[@]}" stop "$grace" ;;
   delete)
     if [[ -n $queued ]]; then look_for_queued; else look_for_vm; fi
     if [[ -n $dry_run || -n $state ]]; then remove; else say "$name does not exist"; fi
