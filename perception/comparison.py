@@ -129,11 +129,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns [(seed, run name)] of the baseline or "head": one run, or one for each seed if the seed matters.
-
-        The seed draws the examples of `data.shots` and, for "head", the embedding tables of `reinitialize`.
-        """
+        """Returns [(seed, run name)] of the baseline or "head": one run, or one for each seed if the seed matters."""
         config = self.configuration(way, 1)
+        # TF-IDF does not read the embedding tables that `reinitialize` draws.
         if not config.data.shots and (way == BASELINE or not config.reinitialize):
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
