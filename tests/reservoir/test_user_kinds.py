@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -15,14 +16,15 @@ from common import compare, experiments, freezing
 from common.config import override_all
 from common.errors import UserError
 from common.model import transformer
-from common.model.block import Sublayer
+from common.model.block import Stateless, Sublayer
 from common.model.linear import Linear
 from configs import translation
-from reservoir.kinds import Kind
+from reservoir.kinds import RESERVOIRS, Kind
 from reservoir.layers import layers_of
-from reservoir.model import validate
+from reservoir.model import reservoir_block, validate
 from reservoir.options import add
 from reservoir.parallel_text import load_parallel
+from reservoir.user_kind import check_complete
 from tests.model import helpers
 from tests.programs import ROOT, call
 from tests.user_parts import importable, python_of_readme
@@ -36,7 +38,14 @@ MODULE = """
 from common.model.block import Block
 from configs import translation
 from reservoir.kinds import Kind, Option
-from tests.reservoir.test_user_kinds import NoCache, NoInitializer, kind_of
+from tests.reservoir.test_user_kinds import (
+    Forgetful,
+    ForgetsPrompt,
+    Later,
+    NoCache,
+    NoInitializer,
+    kind_of,
+)
 
 
 def reads_gain(model, layer, causal, *, rngs):
@@ -62,6 +71,7 @@ def returns(make):
 
 
 no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
+later, forgetful, forgets_prompt = map(kind_of, (Later, Forgetful, ForgetsPrompt))
 no_block, no_array, no_pair = map(returns, (list, lambda: NoArray([]), lambda: NoPair([])))
 undeclared, no_argument = Kind(reads_gain, "undeclared"), Kind(lacks_width, "no argument")
 no_option = Kind(reads_gain, "no option", options={"gain": 2})
@@ -129,6 +139,33 @@ class NoCache(Sublayer):
 
     def __call__(self, x_BLD, context, key=None):
         return self.out(x_BLD)
+
+
+class Later(Stateless):
+    """Every position reads the next position."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        pass
+
+    def __call__(self, x_BLD, context, key=None):
+        return jnp.roll(x_BLD, -1, axis=1)
+
+
+class Forgetful(Later):
+    """Sums all earlier positions, but decodes without them."""
+
+    def __call__(self, x_BLD, context, key=None):
+        return jnp.cumsum(x_BLD, axis=1)
+
+
+class ForgetsPrompt(Forgetful):
+    """Decodes with the sum of earlier positions, but not with those of the prompt."""
+
+    def cache(self, batch, spec, context):
+        return jnp.zeros((batch, 1, 16))
+
+    def step(self, x_B1D, cache, index, context):
+        return x_B1D + cache, x_B1D + cache
 
 
 def kind_of(layer: type) -> Kind:
@@ -216,6 +253,21 @@ def test_options_of_a_users_kind(make_config, user_package):
             {"decoder_reservoirs": 1},
             r"step must return the pair \(output, cache\), got an array of shape \(2, 1, 16\)",
         ),
+        (
+            "my_package.incomplete:later",
+            {"decoder_reservoirs": 1},
+            "__call__ reads later positions, which the decoder must not do",
+        ),
+        (
+            "my_package.incomplete:forgetful",
+            {"decoder_reservoirs": 1},
+            "step gives other outputs than __call__ in the decoder",
+        ),
+        (
+            "my_package.incomplete:forgets_prompt",
+            {"decoder_reservoirs": 1},
+            "step after prefill gives other outputs than __call__ in the decoder",
+        ),
         ("my_package.incomplete:number", {}, "is of type int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
         (
@@ -226,7 +278,7 @@ def test_options_of_a_users_kind(make_config, user_package):
         (
             "my_package.incomplete:no_argument",
             {},
-            r"TypeError in lacks_width .*incomplete.py, line 1\d\): .* argument: 'width'",
+            r"TypeError in lacks_width .*incomplete.py, line \d+\): .* argument: 'width'",
         ),
         ("my_package.incomplete:no_option", {}, "option gain must be a .*Option, got 2"),
         ("my_package.incomplete:no_build", {}, "'build' of the Kind must be a function, got None"),
@@ -282,6 +334,14 @@ def test_options_of_a_users_kind(make_config, user_package):
 def test_incomplete_user_kinds_are_rejected(make_config, user_package, name, fields, message):
     with pytest.raises(UserError, match=rf"--config.model.reservoir={name}.*{message}"):
         validate(make_config(name, **{"reservoirs": 1, **fields}).model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [name for name in RESERVOIRS if name != "bigru"])
+def test_our_kinds_pass_the_checks_of_user_kinds(make_config, kind, dtype):
+    """The BiGRU reads later positions and is not allowed in a decoder."""
+    model = make_config(kind, reservoirs=0, decoder_reservoirs=1, dtype=dtype).model
+    check_complete(partial(reservoir_block, model, "decoder"), model, "decoder")
 
 
 @pytest.mark.parametrize(
