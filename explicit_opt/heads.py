@@ -151,9 +151,12 @@ class HeadStart:
     def merge(self, other: "HeadStart") -> None:
         """Adds the examples of another head.
 
-        Raises a ValueError if the number of features or an option other than `seed` differs.
+        Raises a UserError if `other` is this head, or differs in the number of features or in an option except `seed`.
         """
-        check(isinstance(other, HeadStart), f"other must be a HeadStart, got {other!r:.80}")
+        check(
+            isinstance(other, HeadStart) and other is not self,
+            f"other must be another HeadStart, got {'this head' if other is self else repr(other)[:80]}",
+        )
         for name in ("method", "outputs", "scale", "smoothing"):
             own, others = getattr(self, name), getattr(other, name)
             check(

@@ -191,10 +191,12 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
     if estimate.topology.slices > 1 and estimate.bound.network is None:
         lines.append(("ms of a step, network", "", "the speed between these slices is unknown"))
     steps = estimate.config.train.steps
-    lines.append(("tokens per second, estimated", f"{estimate.tokens_per_second:,.0f}", ""))
+    # Without the memory bound, a step may take much longer than estimated.
+    kind = "at most" if estimate.bound.memory is None else "estimated"
+    lines.append((f"tokens per second, {kind}", f"{estimate.tokens_per_second:,.0f}", ""))
     hours = estimate.chip_hours
     if hours is None:
-        remark = "the number of steps is 0, or unknown without data"
+        remark = "the number of steps is unknown without data: set --config.train.steps=N"
         return [*lines, ("chip-hours of the run", "", remark)]
     wall = steps * estimate.bound.seconds / 3600
     remark = f"{steps:,} steps, {wall:,.2f} hours, if every batch had the longest rows"

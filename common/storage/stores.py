@@ -140,7 +140,7 @@ class Store:
                     raise UserError(
                         f"{self._address}: a request failed: {text}; check the address and the credentials"
                     ) from error
-                if waited + pause > self._patience:
+                if waited >= self._patience:
                     raise UserError(
                         f"requests to {self._address} have failed for {waited:.0f} s ({text}): check the"
                         " network, or try again later"
@@ -154,7 +154,7 @@ class Store:
                         flush=True,
                     )
                 # Random pauses spread the retries of several processes.
-                time.sleep(pause * random.uniform(0.5, 1))
+                time.sleep(min(pause * random.uniform(0.5, 1), self._patience - waited))
                 pause = min(2 * pause, 30)
 
     def _status(self, error: Exception) -> int | None:

@@ -288,8 +288,9 @@ def test_incompatible_batches_and_heads_raise_user_errors():
             head.merge(HeadStart(**options))
     with pytest.raises(UserError, match="no example has a weight above 0"):
         HeadStart().finish()
-    with pytest.raises(UserError, match="other must be a HeadStart, got None"):
-        head.merge(None)
+    for other, named in ((None, "None"), (head, "this head")):
+        with pytest.raises(UserError, match=f"other must be another HeadStart, got {named}"):
+            head.merge(other)
     with pytest.raises(UserError, match="seed must be a whole number of at least 0, got -1"):
         HeadStart(seed=-1)
 
