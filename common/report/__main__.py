@@ -81,15 +81,27 @@ def _parser() -> ArgumentParser:
 def main() -> None:
     parser = _parser()
     options = parser.parse_args()
+    drawing = {name: getattr(options, name) for name in ("axis", "horizon", "reference")}
     if options.examples:
         _show_examples(options)
-    elif options.sets:
-        drawing = ("axis", "horizon", "reference")
-        given = [name for name in drawing if getattr(options, name) != parser.get_default(name)]
+        return
+    if options.sets:
+        given = [name for name, value in drawing.items() if value != parser.get_default(name)]
         check_unused(options, given, "with --sets, only verdicts are written")
-        _compare_sets(options)
+
+    from common.report import report
+    from common.report.groups import named_groups
+
+    chosen = {
+        "margins": report.parse_margins(options.margin),
+        "metrics": _split("--metrics", options.metrics),
+    }
+    check_folder("--out", options.out)
+    if options.sets:
+        sets = {name: named_groups(texts) for name, texts in _arguments_of_sets(options).items()}
+        report.write_verdicts(sets, options.out, **chosen)
     else:
-        _compare(options)
+        report.write(named_groups(options.runs), options.out, **chosen, **drawing)
 
 
 def _show_examples(options: Namespace) -> None:
@@ -137,30 +149,8 @@ def _show_examples(options: Namespace) -> None:
     print(text((*columns, f"cost, A - B ({mine.cost_unit})"), rows))
 
 
-def _compare(options: Namespace) -> None:
-    from common.report import report
-    from common.report.groups import named_groups
-
-    margins = report.parse_margins(options.margin)
-    check_folder("--out", options.out)
-    report.write(
-        named_groups(options.runs),
-        options.out,
-        margins=margins,
-        metrics=_split("--metrics", options.metrics),
-        axis=options.axis,
-        horizon=options.horizon,
-        reference=options.reference,
-    )
-
-
-def _compare_sets(options: Namespace) -> None:
-    """Prints and writes the table of verdicts on the data sets of --sets."""
-    from common.report import report
-    from common.report.groups import named_groups
-
-    margins = report.parse_margins(options.margin)
-    check_folder("--out", options.out)
+def _arguments_of_sets(options: Namespace) -> dict[str, list[str]]:
+    """Returns {name of a data set of --sets: the arguments GROUP with this name in place of {}}."""
     fixed = [argument for argument in options.runs if "{}" not in argument]
     check(
         not fixed,
@@ -169,13 +159,7 @@ def _compare_sets(options: Namespace) -> None:
     names = _split("--sets", options.sets)
     twice = sorted({name for name in names if names.count(name) > 1})
     check(not twice, f"--sets={options.sets} names {', '.join(twice)} twice: give each name once")
-    sets = {
-        name: named_groups([argument.replace("{}", name) for argument in options.runs])
-        for name in names
-    }
-    report.write_verdicts(
-        sets, options.out, margins=margins, metrics=_split("--metrics", options.metrics)
-    )
+    return {name: [argument.replace("{}", name) for argument in options.runs] for name in names}
 
 
 def _split(option: str, text: str) -> list[str]:
