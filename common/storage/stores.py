@@ -10,12 +10,12 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError, missing_package, reason_of
+from common.errors import UserError, check, missing_package, reason_of
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
@@ -63,18 +63,7 @@ class Store:
 
     def list(self, prefix: str) -> dict[str, Object]:
         """Returns {name: object} for all objects whose names begin with `prefix`."""
-        with self._bucket_exists():
-            return self._repeat(self._list, prefix)
-
-    @contextmanager
-    def _bucket_exists(self) -> Iterator[None]:
-        """Context manager that turns Missing into a UserError, for requests that need the bucket but no object."""
-        try:
-            yield
-        except Missing as error:
-            raise UserError(
-                f"the bucket {self._address} does not exist: check the address"
-            ) from error
+        return self._repeat(self._list, prefix, needs_object=False)
 
     def read(self, name: str) -> tuple[bytes, str] | None:
         """Returns the content and the version of an object; None if the object does not exist."""
@@ -96,8 +85,7 @@ class Store:
           Changed: the object has another version, was deleted or, if `version` is "", already exists. Also raised if an
             earlier attempt of the same call has written the object, but the response was lost.
         """
-        with nullcontext() if version else self._bucket_exists():
-            return self._repeat(self._write, name, content, version)
+        return self._repeat(self._write, name, content, version, needs_object=bool(version))
 
     def download(self, name: str, version: str, path: Path) -> None:
         """Writes the version `version` of an object to a file. Raises Changed if the object has another version."""
@@ -117,9 +105,15 @@ class Store:
         with suppress(Missing):
             self._repeat(self._delete, name)
 
-    def _repeat(self, request: Callable[..., Any], *arguments: Any) -> Any:
+    def _repeat(
+        self, request: Callable[..., Any], *arguments: Any, needs_object: bool = True
+    ) -> Any:
+        """Returns `request(*arguments)`. Without `needs_object`, Missing says that the bucket is missing."""
         try:
             return self._until_answered(request, *arguments)
+        except Missing:
+            check(needs_object, f"the bucket {self._address} does not exist: check the address")
+            raise
         finally:
             self.outage.clear()
 
