@@ -83,8 +83,8 @@ def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.")
       UserError: the field does not exist or is a group, `text` cannot be converted, or `add_to` raises a UserError.
     """
     known = flatten(config)
-    if key not in known and _has_module(config.get("paper", ""), "options"):
-        importlib.import_module(f"{config.paper}.options").add_to(config)
+    if key not in known and (options := paper_module(config.get("paper", ""), "options")):
+        options.add_to(config)
         known = flatten(config)
     fields = [name for name in known if name.startswith(f"{key}.")]
     check(
@@ -97,21 +97,25 @@ def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.")
     config.update_from_flattened_dict({key: _read(f"{prefix}{key}", text, known[key])})
 
 
-def _has_module(paper: str, name: str) -> bool:
+def paper_module(paper: str, name: str) -> ModuleType | None:
+    """Imports and returns the module `name` of a paper's folder; None if the module or the folder is missing."""
     find = importlib.util.find_spec
     spec = find(paper) if paper.isidentifier() else None
-    return bool(spec and spec.submodule_search_locations and find(f"{paper}.{name}"))
+    if not (spec and spec.submodule_search_locations and find(f"{paper}.{name}")):
+        return None
+    return importlib.import_module(f"{paper}.{name}")
 
 
 def run_module(config: ConfigDict) -> ModuleType:
     """Imports and returns the module `run` of a configuration's paper. Raises a UserError if the module is missing."""
     paper = str(config.get("paper") or "")
+    module = paper_module(paper, "run")
     check(
-        _has_module(paper, "run"),
+        module is not None,
         f"the field paper of the configuration is {paper!r}, which is not a folder with a module run.py: set this field"
         " to the name of a paper's folder",
     )
-    return importlib.import_module(f"{paper}.run")
+    return module
 
 
 def _read(option: str, text: str, current: Any) -> Any:

@@ -4,11 +4,10 @@ import glob
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.config import flatten
+from common.config import flatten, paper_module
 from common.errors import check
 from common.metrics.curve import Curve
 from common.report.runs import Run, check_distinct, load_group
@@ -74,11 +73,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """
     # Runs from before the commit a3ffa8f (22 November 2026) have no field `paper`. Count their layers as in the paper
     # "reservoir".
-    paper = str(config.get("paper", "reservoir"))
-    try:
-        module = import_module(f"{paper}.layers") if paper.isidentifier() else None
-    except ModuleNotFoundError:
-        module = None
+    module = paper_module(str(config.get("paper", "reservoir")), "layers")
     if hasattr(module, "layers_of"):
         return module.layers_of(config)
     model = config.get("model", {})
