@@ -14,11 +14,10 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import config
-from common.arguments import add_margin, check_folder, int_arg
+from common.arguments import add_margin, check_folder
 from common.errors import check
 from common.experiments import ExperimentSuite, parse_fields, parse_sweep, set_fields
 from common.runtime import program
-from common.storage.folders import open_folder
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    from common.reproduce import add_fairness, make_mesh_of
+    from common.reproduce import add_runs, make_mesh_of
 
     parser = config.parser_for("common.compare", __doc__)
     parser.add_argument(
@@ -88,32 +87,22 @@ def main() -> None:
         help="a case and its configuration fields, such as --case small model.width=64; config=FILE[:ARG] names another"
         " configuration file; {seed} in a value becomes the seed. Other cases are compared with the first case",
     )
-    parser.add_argument(
-        "--seeds",
-        type=int_arg("--seeds"),
-        default=3,
-        help="number of seeds of each case; the seeds are 1, 2, ... (default: 3; with fewer seeds, verdicts are"
-        " undecided unless the runs have no randomness)",
-    )
-    out_help = "folder of runs, tables and figures (default: runs/compare)"
-    parser.add_argument(
-        "--out", type=open_folder, default=Path("runs/compare"), metavar="DIR", help=out_help
-    )
     add_margin(parser)
-    add_fairness(parser)
+    add_runs(parser, seeds=3, out="runs/compare")
     parser.epilog = (
         "Any field of the configuration is an option for all cases: --config.train.steps=100"
     )
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
-    check_folder("--out", options.out)
+    out = options.out or Path("runs/compare")
+    check_folder("--out", out)
 
     from common.report import report
     from common.report.groups import Group, layers_of
 
     margins = report.parse_margins(options.margin)
     suite = Cases(
-        *("", options.seeds, fields, options.out, make_mesh_of(fields)),
+        *("", options.seeds, fields, out, make_mesh_of(fields)),
         turns=options.turns,
         sweep=parse_sweep(options.sweep),
         spec=options.config,
@@ -127,7 +116,7 @@ def main() -> None:
         Group(name, name, tuple(ran), layers_of(ran[0].config)) for name, ran in runs.items()
     ]
     axis = "seconds" if options.turns else "step"
-    report.write(compared, options.out, margins=margins, axis=axis)
+    report.write(compared, out, margins=margins, axis=axis)
 
 
 if __name__ == "__main__":

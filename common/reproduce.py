@@ -33,20 +33,9 @@ def reproduce_parser(paper: str, targets: Iterable[str], description: str | None
         help="sizes of models and data; tiny (default) needs no download",
     )
     parser.add_argument(
-        "--seeds",
-        type=int_arg("--seeds"),
-        default=1,
-        help="number of seeds of each case; the seeds are 1, 2, ... (default: 1)",
-    )
-    parser.add_argument(
-        "--out",
-        type=open_folder,
-        help=f"folder of runs, tables and figures (default: runs/{paper}_reproduce_SCALE)",
-    )
-    parser.add_argument(
         "--kept", action="store_true", help="for claims: train nothing, use only finished runs"
     )
-    add_fairness(parser)
+    add_runs(parser, seeds=1, out=f"runs/{paper}_reproduce_SCALE")
     parser.epilog = "Fields of the configurations are options, such as --config.train.steps=1000"
     return parser
 
@@ -78,6 +67,24 @@ def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict
         )
         paths[name] = path
     return paths
+
+
+def add_runs(parser: ArgumentParser, seeds: int, out: str) -> None:
+    """Adds --seeds, --out and the options of `add_fairness`. `out` is the default of --out that the help names."""
+    parser.add_argument(
+        "--seeds",
+        type=int_arg("--seeds"),
+        default=seeds,
+        help="number of seeds of each case; the seeds are 1, 2, ... (default: %(default)s; with fewer than 3 seeds,"
+        " verdicts are undecided unless the runs have no randomness)",
+    )
+    parser.add_argument(
+        "--out",
+        type=open_folder,
+        metavar="DIR",
+        help=f"folder of runs, tables and figures (default: {out})",
+    )
+    add_fairness(parser)
 
 
 def add_fairness(parser: ArgumentParser) -> None:
