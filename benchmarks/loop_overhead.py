@@ -6,6 +6,7 @@ excluded.
 """
 
 import time
+from dataclasses import replace
 
 from common.arguments import int_arg
 from common.runtime import program
@@ -35,11 +36,10 @@ def main() -> None:
 
         def bare(steps: int) -> float:
             started = time.perf_counter()
-            state = run.train_state
-            for number in range(steps):
-                state.params, state.opt_state, metrics = run.train_step(
-                    state.params, state.opt_state, run.frozen, batch, number
-                )
+            state = replace(run.train_state, step=0)
+            for _ in range(steps):
+                metrics = run.train_step(state, run.frozen, batch)
+            run.train_state = replace(state, step=run.step)
             jax.block_until_ready(metrics)
             return steps * weight / (time.perf_counter() - started)
 

@@ -230,21 +230,20 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[...,
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
-        abstract_model, start = step.abstract_model, step.start()
+        abstract_model, state = step.abstract_model, step.start()
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         frozen |= task.pretrained_weights(abstract_model).values
         frozen = stack_layers(frozen, step.scanned.frozen)
         where = sharding.batch_sharding(mesh)
         # Compile step 1, because step 0 is never a skipping step of backskipping.
         first = jax.device_put(batches[0], where)
-        step.compile(first, 1)
-    state = [start.params, start.opt_state, 1]
+        state.step = 1
+        step.compile(first, state.step)
 
     def run(steps: int = 1) -> float:
         for _ in range(steps):
-            data = jax.device_put(batches[state[2] % len(batches)], where)
-            state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
-            state[2] += 1
+            data = jax.device_put(batches[state.step % len(batches)], where)
+            metrics = step(state, frozen, data)
         return float(metrics["loss"])
 
     compiled, run.flops = step.compiled[step.cache_key(first, 1)]

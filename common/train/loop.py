@@ -162,10 +162,7 @@ def _steps(
             votes.hasten()  # A signal may have arrived during the compilation, which may take minutes.
         for hook in hooks:
             hook.before_step(run)
-        state.params, state.opt_state, metrics = step(
-            state.params, state.opt_state, run.frozen, batch, state.step, key
-        )
-        state.step += 1
+        metrics = step(state, run.frozen, batch, key)
         run.state.data_state = data_state
         # Read the metrics of the previous step while the dispatched step runs.
         _read(run, hooks, unread)

@@ -279,22 +279,20 @@ class Step:
         return traced.lower(), flops.count(traced.jaxpr)
 
     def __call__(
-        self,
-        trainable: Params,
-        opt_state: Any,
-        frozen: Params,
-        batch: Any,
-        step: int,
-        key: tuple | None = None,
-    ) -> tuple:
-        """Runs training step `step`, counted from 0. Returns (trainable, opt_state, metrics).
+        self, state: TrainState, frozen: Params, batch: Any, key: tuple | None = None
+    ) -> dict[str, jax.Array]:
+        """Runs the step `state.step`, counted from 0. Updates `state`; returns the metrics.
 
-        The step must be compiled (`compile`). Donates `trainable` and `opt_state`. `key` is `cache_key(batch, step)`;
+        The step must be compiled (`compile`). Donates the arrays of `state`. `key` is `cache_key(batch, state.step)`;
         None to compute the key.
         """
-        compiled = self.compiled[key or self.cache_key(batch, step)]
-        counters = (kind(x) for kind, x in zip(_COUNTERS, (step, self.seed), strict=True))
-        return compiled.run(trainable, opt_state, frozen, batch, *counters)
+        compiled = self.compiled[key or self.cache_key(batch, state.step)]
+        counters = (kind(x) for kind, x in zip(_COUNTERS, (state.step, self.seed), strict=True))
+        state.params, state.opt_state, metrics = compiled.run(
+            state.params, state.opt_state, frozen, batch, *counters
+        )
+        state.step += 1
+        return metrics
 
     def cache_key(self, batch: Mapping[str, jax.Array], step: int) -> tuple:
         """Returns the key of a compiled step: the loss function of `step`, and the batch shapes."""

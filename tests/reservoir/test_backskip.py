@@ -11,7 +11,7 @@ from common.model.block import Context
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
-from common.train.state import Step, abstract_opt_state
+from common.train.state import Step, TrainState, abstract_opt_state
 from reservoir.backskip import Rule, observe, rewards, skip, skips, validate_steps
 from reservoir.model import validate
 from reservoir.skipping import Backskipping
@@ -368,12 +368,13 @@ def test_two_steps_are_compiled_and_the_value_network_has_its_own_adam(make_conf
     values = place(trainable, shardings(abstract_model.trainable, mesh))
     frozen = place(frozen, shardings(abstract_model.frozen, mesh))
     where = jax.tree.map(lambda x: x.sharding, abstract_opt_state(update, values, mesh))
-    state = jax.jit(update.init, out_shardings=where)(values)
+    state = TrainState(0, values, jax.jit(update.init, out_shardings=where)(values))
     for number in range(4):
         if step.cache_key(BATCH, number) not in step.compiled:
             step.compile(BATCH, number)
-        values, state, metrics = step(values, state, frozen, BATCH, number)
+        metrics = step(state, frozen, BATCH)
         assert np.isfinite(metrics["loss"])
+    values = state.params
     assert len(step.compiled) == 2
     operations = {number: step.compiled[step.cache_key(BATCH, number)].flops for number in (0, 3)}
     assert operations[3] < operations[0]

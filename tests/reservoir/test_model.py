@@ -15,7 +15,7 @@ from common.model.block import Context
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
-from common.train.state import Step
+from common.train.state import Step, TrainState
 from common.variables import AbstractModel
 from configs import translation
 from reservoir.model import translator, validate
@@ -399,20 +399,21 @@ def test_optimizer_leaves_reservoirs_unchanged(runs, make_config):
         {name: np.asarray(value) for name, value in run.trainable.items()},
         shardings(run.abstract_model.trainable, mesh),
     )
-    state = jax.jit(update.init)(trainable)
+    state = TrainState(0, trainable, jax.jit(update.init)(trainable))
     batch = {"source": jnp.asarray(SOURCE), "target": jnp.asarray(TARGET)}
     step.compile(batch)
     losses = []
-    for number in range(3):
-        trainable, state, metrics = step(trainable, state, frozen, batch, number)
+    for _ in range(3):
+        metrics = step(state, frozen, batch)
         losses.append(float(metrics["loss"]))
 
+    trainable = state.params
     assert losses[-1] < losses[0]
     assert set(trainable) == set(run.trainable)
     assert all(np.any(value != run.trainable[name]) for name, value in trainable.items())
     for name, value in frozen.items():
         np.testing.assert_array_equal(value, run.frozen[name])
-    leaves, _ = jax.tree.flatten_with_path(state)
+    leaves, _ = jax.tree.flatten_with_path(state.opt_state)
     moments = [
         entry.key
         for path, _ in leaves

@@ -226,10 +226,8 @@ def train(
         frozen = stack_layers(frozen, step.scanned.frozen)
         batch, numbers = put(batch, mesh), []
         step.compile(batch)
-        for number in range(3):
-            state.params, state.opt_state, metrics = step(
-                state.params, state.opt_state, frozen, batch, number
-            )
+        for _ in range(3):
+            metrics = step(state, frozen, batch)
             numbers += [float(metrics["loss"]), float(metrics["gradient_norm"])]
         values = unstack_layers((state.params, state.opt_state, frozen))
         expected = jax.tree.map(lambda x: x.sharding, step.arguments(model))

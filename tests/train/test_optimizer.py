@@ -449,16 +449,15 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
         abstract_model = variables.abstract(task.build)
         update, schedule = optimizers.make(settings(), STEPS)
         step = Step(task, abstract_model, update, schedule, mesh, seed=1)
-        start = step.start()
-        values, state = start.params, start.opt_state
+        state = step.start()
         batches = device_prefetch(task.batches(None), mesh)
         for number in range(STEPS):
             batch, _ = next(batches)
             if not number:
                 step.compile(batch)
-            values, state, _ = step(values, state, {}, batch, number)
+            step(state, {}, batch)
         batches.close()
-    return {name: np.asarray(value) for name, value in values.items()}
+    return {name: np.asarray(value) for name, value in state.params.items()}
 
 
 @pytest.mark.medium

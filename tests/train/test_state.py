@@ -25,7 +25,7 @@ from common.train import ahead
 from common.train.clock import Clock
 from common.train.frozen import draw_on_mesh
 from common.train.prefetch import put
-from common.train.state import Step, abstract_opt_state, initial_params
+from common.train.state import Step, TrainState, abstract_opt_state, initial_params
 from tests.train import toy
 
 FEATURES = 64
@@ -105,9 +105,9 @@ class Run:
         batch = put(batch, self.mesh)
         if self.step.cache_key(batch, number) not in self.step.compiled:
             self.step.compile(batch, number)
-        self.values, self.state, metrics = self.step(
-            self.values, self.state, self.frozen, batch, number
-        )
+        state = TrainState(number, self.values, self.state)
+        metrics = self.step(state, self.frozen, batch)
+        self.values, self.state = state.params, state.opt_state
         return jax.tree.map(float, metrics)
 
     def numpy(self) -> dict[str, np.ndarray]:
@@ -219,7 +219,8 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     assert plain.step.cache_key(small, 0) == plain.step.cache_key(reordered, 98)
     assert len({plain.step.cache_key(b, n) for b in (small, large) for n in (0, 1, 2, 3)}) == 4
     with pytest.raises(KeyError):
-        plain.step(plain.values, plain.state, plain.frozen, put(large, plain.mesh), 9)
+        state = TrainState(9, plain.values, plain.state)
+        plain.step(state, plain.frozen, put(large, plain.mesh))
 
     # Per row: the products of both layers, and the gradient of the trained kernel.
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
@@ -286,8 +287,9 @@ def test_step_keeps_all_shardings(sharded: Run) -> None:
         before = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
         batch = put(rows(8, [1.0] * 8), sharded.mesh)
         sharded.step.compile(batch)
-        arguments = sharded.values, sharded.state, sharded.frozen, batch, 0
-        sharded.values, sharded.state, metrics = sharded.step(*arguments)
+        state = TrainState(0, sharded.values, sharded.state)
+        metrics = sharded.step(state, sharded.frozen, batch)
+        sharded.values, sharded.state = state.params, state.opt_state
     after = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
     assert before == after
     assert not sharded.values["trained/kernel"].sharding.is_fully_replicated
