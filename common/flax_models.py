@@ -198,13 +198,8 @@ def _axes_by_type(layer: Any) -> KernelAxes | None:
         case nnx.LinearGeneral():
             batch, inputs = len(layer.batch_axis), len(layer.in_features)
             end = batch + inputs
-            axes = range(end + len(layer.out_features))
-            return KernelAxes(
-                tuple(axes[:batch]),
-                tuple(axes[batch:end]),
-                tuple(axes[end:]),
-                contracted=layer.axis,
-            )
+            axes = tuple(range(end + len(layer.out_features)))
+            return KernelAxes(axes[:batch], axes[batch:end], axes[end:], contracted=layer.axis)
         case nnx.Einsum(einsum_str=str() as equation):
             return _einsum_axes(equation)
     return None
