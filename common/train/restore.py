@@ -42,14 +42,12 @@ def read_config(
     # Runs from before commit a3ffa8f (22 November 2026) lack the field `paper`. Runs from before commit 22489c7
     # (21 November 2026) also lack the field `task`.
     found = config.get("paper", ""), config.get("task", "")
+    remedy = "give the workdir of another run"
+    if found[0]:
+        remedy = f"{found[0]}/README.md lists the programs of {found[0]}"
     check(
         paper in ("", found[0] or paper) and task in ("", found[1] or task),
-        f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}; "
-        + (
-            f"{found[0]}/README.md lists the programs of {found[0]}"
-            if found[0]
-            else "give the workdir of another run"
-        ),
+        f"{option}={shown(workdir)} is a run of {_described(*found)}, not of {_described(paper, task)}; {remedy}",
     )
     return config
 
