@@ -178,20 +178,17 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
         processes change the folder during every attempt.
     """
     for _ in range(_ATTEMPTS):
-        objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
-        try:
-            _update(mirror, objects, {p: s for p, s in mirror.files().items() if wanted(p)}, ours)
+        with suppress(Changed):
+            _update(mirror, wanted, ours)
             return
-        except Changed:
-            continue
     raise UserError(
         f"{addresses.address(mirror.folder)} changed during each of {_ATTEMPTS} downloads: try again later"
     )
 
 
-def _update(
-    mirror: Mirror, objects: dict[str, Object], files: dict[str, os.stat_result], ours: bool
-) -> None:
+def _update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
+    objects = {path: known for path, known in mirror.objects().items() if wanted(path)}
+    files = {path: stat for path, stat in mirror.files().items() if wanted(path)}
     # A checkpoint without its marker was not uploaded completely: do not download its files.
     marked = {checkpoint_of(path) for path in objects if path.endswith(f"/{_MARKER}")} | {""}
     complete = {path for path in objects if checkpoint_of(path) in marked}
