@@ -160,16 +160,12 @@ class GoogleStore(Store):
     """A bucket of Google Cloud Storage. The version of an object is its generation number."""
 
     def __init__(self, bucket: str):
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from google.cloud.storage import Client
+        from requests import RequestException, exceptions
+
         super().__init__(f"gs://{bucket}")
-        try:
-            from google.api_core.exceptions import GoogleAPICallError
-            from google.auth.exceptions import GoogleAuthError, TransportError
-            from google.cloud.storage import Client
-            from requests import RequestException, exceptions
-        except ImportError as error:
-            raise missing_package(
-                "gs://", "google-cloud-storage", error, "install this project with its extra [gcs]"
-            ) from error
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
         self._malformed = (
@@ -234,15 +230,11 @@ class S3Store(Store):
     """
 
     def __init__(self, bucket: str):
+        import boto3
+        from botocore import exceptions
+        from botocore.config import Config
+
         super().__init__(f"s3://{bucket}")
-        try:
-            import boto3
-            from botocore import exceptions
-            from botocore.config import Config
-        except ImportError as error:
-            raise missing_package(
-                "s3://", "boto3", error, "install this project with its extra [s3]"
-            ) from error
         self._answers = exceptions.ClientError
         self._silences = (
             exceptions.HTTPClientError,
@@ -303,4 +295,10 @@ def open_store(address: str) -> tuple[Store, str]:
     """Returns the store of the bucket of an address, and the path of the address in the bucket."""
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
-    return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name
+    stores = {"gs": (GoogleStore, "google-cloud-storage", "gcs"), "s3": (S3Store, "boto3", "s3")}
+    kind, package, extra = stores[scheme]
+    try:
+        return kind(bucket), name
+    except ImportError as error:
+        otherwise = f"install this project with its extra [{extra}]"
+        raise missing_package(f"{scheme}://", package, error, otherwise) from error
