@@ -2,7 +2,7 @@
 
 import inspect
 import tomllib
-from functools import reduce
+from functools import cached_property, reduce
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +18,11 @@ def test_listed_mutants_quote_lines_of_their_functions(function: str) -> None:
     modules = [n for n in range(1, len(parts)) if _is_module(parts[:n])]
     value = import_module(".".join(parts[: modules[-1]]))
     value = reduce(getattr, parts[modules[-1] :], value)
-    source = inspect.getsource(value.fget if isinstance(value, property) else value)
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, cached_property):
+        value = value.func
+    source = inspect.getsource(value)
     lines = {line.strip() for line in source.splitlines()}
     for mutant in MUTANTS:
         if mutant["function"] == function:
