@@ -44,6 +44,9 @@ TEXTS = ("text", "text_pair")
 
 NOTES = "notes.txt"
 
+COLUMNS = "Texts are in the column"
+"""Start of a note of `prepare`. A folder whose NOTES has such a line was written by `write`."""
+
 PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the test"}
 
 
@@ -101,7 +104,7 @@ def prepare(
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
     notes = [
         *header,
-        f"Texts are in the column{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
+        f"{COLUMNS}{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
         f" column{'s' * (len(label) > 1)} {' and '.join(label)}.",
     ]
     kind = label_kind([fields for _, fields in records], label, separator)
@@ -211,6 +214,15 @@ def _row(example: Example) -> dict[str, str | tuple[str, ...]]:
     return {**texts, "label": example.label, "row": example.place}
 
 
+def _is_own(folder: Path) -> bool:
+    """Returns whether `write` has written the files of a folder, or the folder has no files but hidden ones."""
+    if all(path.name.startswith(".") for path in folder.iterdir()):
+        return True
+    notes = folder / NOTES
+    found = notes.read_text("utf-8", errors="replace").splitlines() if notes.is_file() else []
+    return any(line.startswith(COLUMNS) for line in found)
+
+
 def write(prepared: Prepared, out: Path) -> Path:
     """Writes the splits as JSON lines, the class names and the notes to `out`/data. Returns this directory.
 
@@ -218,10 +230,16 @@ def write(prepared: Prepared, out: Path) -> Path:
     data files.
 
     Raises:
-      UserError: `out` has runs, and the splits, class names or notes in `out` differ from `prepared`.
+      UserError: `out`/data has files of another program, or `out` has runs, and the splits, class names or notes in
+        `out` differ from `prepared`.
     """
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
+    check(
+        _is_own(folder),
+        f"--out={addresses.shown(out)}: the folder {addresses.shown(folder)} has files that this program did not write"
+        " and could replace: choose another --out",
+    )
     with TemporaryDirectory(dir=folder, prefix=".") as temporary:
         new = Path(temporary)
         for split, examples in prepared.splits.items():
@@ -240,6 +258,7 @@ def write(prepared: Prepared, out: Path) -> Path:
             f" ({', '.join(sorted(changed))} in {addresses.shown(folder)}): choose another --out, or use the same"
             " --data with the same options, such as --text and --label, as for these runs",
         )
-        for name in changed:
+        # NOTES first: after an interruption, the folder is still recognised as written by this function.
+        for name in sorted(changed, key=lambda name: name != NOTES):
             (new / name).replace(folder / name)
     return folder

@@ -16,6 +16,7 @@ local cache (or from the hub with --download). The splits are written to --out. 
 examples per class. --budget plans the runs for a time limit and tunes the learning rate on validation.
 """
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
@@ -40,6 +41,12 @@ DATA_FIELDS = (
     "multi_label",
 )
 """Fields of `config.data` that describe the data. With --data, an override of such a field is an error."""
+
+RESULTS = (
+    *("answer.txt", "plan.json", "probe", "report.html"),
+    *("verdicts.csv", "verdicts.md", "worth.csv", "worth.md"),
+)
+"""Names in --out that the program replaces, beside the folders `data` and `runs`."""
 
 DRAWS = 5
 """Default number of seeds with --shots. Each seed draws other examples."""
@@ -198,6 +205,30 @@ def _out(options: Namespace) -> Path:
     return Path(f"runs/worth_{Path(name).name.partition('.')[0] or 'data'}")
 
 
+def _check_out(data: str, out: Path) -> None:
+    """Raises a UserError if the program would replace --data, or files in `out` that it has not written.
+
+    The TF-IDF baseline runs first. So without its run, files with the names of results come from elsewhere.
+    """
+    from common.errors import check
+    from common.storage.addresses import copy_of, shown
+    from perception.ways import BASELINE
+
+    others = [name for name in RESULTS if (out / name).exists()]
+    check(
+        not others or any(out.glob(f"runs/{BASELINE}*")),
+        f"--out={shown(out)} has {' and '.join(others)}, but no run of this program, which would replace them: choose"
+        " another --out, or move them",
+    )
+    if data and not data.startswith("hf:"):
+        source = copy_of(os.path.expanduser(data)).resolve()
+        written = [(out / name).resolve() for name in (*RESULTS, "data", "runs")]
+        check(
+            source != out.resolve() and not any(map(source.is_relative_to, written)),
+            f"--data={data} is where --out={shown(out)} would write its own files: choose another --out",
+        )
+
+
 def _download(data: str, experiment: "ConfigDict") -> None:
     """Downloads the pretrained model if --config.pretrained is a hub name. `read_tables` downloads --data=hf:NAME."""
     from common.errors import check
@@ -277,6 +308,7 @@ def main() -> None:
     seconds = parse_seconds(options.budget) if options.budget else 0.0
     out = _out(options)
     check_folder("--out", out)
+    _check_out(options.data, out)
     spec = options.config or f"{find_spec('configs.perception').origin}:laptop"
     experiment = config.load(spec)
     config.check_paper(spec, experiment, "perception.worth")

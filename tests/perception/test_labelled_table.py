@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -381,6 +382,20 @@ def test_data_of_existing_runs_are_not_overwritten(tmp_path) -> None:
     ):
         labelled_table.write(second, tmp_path / "out")
     assert (folder / "train.jsonl").read_bytes() == before
+
+
+def test_data_of_a_user_are_not_overwritten(tmp_path) -> None:
+    """The user's folder has the names of the written files. Hidden files, as macOS writes them, are no reason."""
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(MANY)))))
+    folder = tmp_path / "out" / "data"
+    put(folder / ".DS_Store", b"\x00")
+    labelled_table.write(found, tmp_path / "out")
+    labelled_table.write(replace(found, notes=[*found.notes, "more"]), tmp_path / "out")
+    for name in ("train.jsonl", "notes.txt"):
+        put(folder / name, "of the user")
+    with pytest.raises(UserError, match=r"out/data has files that this program did not write"):
+        labelled_table.write(found, tmp_path / "out")
+    assert (folder / "train.jsonl").read_text() == "of the user"
 
 
 @pytest.mark.parametrize("seed", range(3))

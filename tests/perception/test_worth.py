@@ -676,6 +676,31 @@ def test_contradictory_worth_options_raise_errors(given, message) -> None:
     assert message in refused(worth, *given)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("proj/data", "--data=proj/data is where --out=proj would write its own files"),
+        ("proj/data/train.csv", "is where --out=proj would write"),
+        ("proj/runs/a.csv", "is where --out=proj would write"),
+        ("proj", "is where --out=proj would write"),
+        ("link/data", "is where --out=proj would write"),
+        ("proj/worth.csv", "--out=proj has worth.csv, but no run of this program"),
+        ("proj/probe/a.csv", "--out=proj has probe, but no run of this program"),
+    ],
+)
+def test_data_and_files_of_the_user_are_not_replaced(data, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("data/train.csv", "runs/a.csv", *(["worth.csv"] * ("worth" in data))):
+        (tmp_path / "proj" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proj" / name).write_text("text,label\na,b\n")
+    if "probe" in data:
+        (tmp_path / "proj" / "probe").mkdir()
+    (tmp_path / "link").symlink_to("proj")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert message in refused(worth, f"--data={data}", "--out=proj")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_configuration_without_a_field_of_worth_raises_an_error(tmp_path) -> None:
     file = tmp_path / "mine.py"
     lines = "from ml_collections import ConfigDict", "get_config = lambda: ConfigDict({'data': {}})"
