@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from common.report.table import Table, mean_std
 from common.storage.addresses import shown
 from perception import richness
 from perception.ways import METRIC, find
+
+SHOWN = 3
+"""Maximum number of classes that a sentence lists."""
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
@@ -192,6 +196,39 @@ def _interval(one: Comparison) -> str:
     return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
 
 
+def triviality(found: Classes | LabelSets, score: float) -> str:
+    """Returns sentences that compare a classifier with always predicting the most frequent class of the test examples.
+
+    Args:
+      found: test predictions of the classifier.
+      score: its weighted F1, or the mean over the draws of its training examples.
+    """
+    several = isinstance(found, LabelSets)
+    one_hot_CC = np.eye(len(found.names), dtype=np.int32)
+    labels_EC = found.labels_EC if several else one_hot_CC[found.labels_E]
+    guesses_EC = found.guesses_EC if several else one_hot_CC[found.guesses_E]
+    common = int(labels_EC.sum(0).argmax())
+    constant_EC = np.broadcast_to(one_hot_CC[common].astype(labels_EC.dtype), labels_EC.shape)
+    constant = (
+        replace(found, guesses_EC=constant_EC)
+        if several
+        else replace(found, guesses_E=np.full_like(found.guesses_E, common))
+    )
+    trivial = constant.metrics()[METRIC]
+    said = [
+        f"Always predicting {found.names[common]!r}, the most frequent class, has a weighted F1 of {trivial:.1f} on the"
+        " same test examples."
+    ]
+    if round(score, 1) <= round(trivial, 1):  # as printed
+        said.append("The best classifier is not better than that.")
+    missed = np.flatnonzero(labels_EC.any(0) & ~guesses_EC.any(0)).tolist()
+    if missed:
+        some = ", ".join(repr(found.names[n]) for n in missed[:SHOWN])
+        more = f" and {len(missed) - SHOWN:,} more" if len(missed) > SHOWN else ""
+        said.append(f"For the test examples, the best classifier never predicts {some}{more}.")
+    return " ".join(said)
+
+
 def answer(
     found: Mapping[str, Sequence[Run]],
     verdicts: Mapping[tuple[str, str], Comparison],
@@ -213,22 +250,24 @@ def answer(
     way, best = best_run(found)
     on = "test examples, as in the recipe :paper" if select == "test" else "validation examples"
     selected = f"selected on the {on}"
+    score = best.test
     if shots and len(found[way]) > 1:
         low, high = draws_interval([run.predictions for run in found[way]])
-        mean = np.mean([run.test for run in found[way]])
+        score = float(np.mean([run.test for run in found[way]]))
         reaches = (
-            f"with a mean weighted F1 of {mean:.1f} over {len(found[way])} draws of {shots} examples per class,"
+            f"with a mean weighted F1 of {score:.1f} over {len(found[way])} draws of {shots} examples per class,"
             f" on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to {high:.1f}, from draws and test"
             " examples)"
         )
     else:
         low, high = example_interval(best.predictions)
         reaches = (
-            f"with a weighted F1 of {best.test:.1f} on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to"
+            f"with a weighted F1 of {score:.1f} on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to"
             f" {high:.1f}, from the test examples)"
         )
     lines = [
         f"Best classifier, {selected}: {find(way).name}, {reaches}.",
+        triviality(best.predictions, score),
         f"Trained on {examples:,} examples (about {tokens:,.0f} tokens), weighted F1 of each method: {reached}.",
     ]
     if chosen and chosen != way:

@@ -30,6 +30,7 @@ from perception.table_splits import (
     classes_of,
     counted,
     cut_splits,
+    rare_classes,
     shown,
     similar_groups,
     without_copies,
@@ -148,7 +149,7 @@ def prepare(
         found |= cut_splits(found["train"], group, missing, notes)
     classes = find_classes(found["train"], tables)
     check_splits(found, classes)
-    notes += _warnings(classes)
+    notes += [*_warnings(classes), *rare_classes(found, classes)]
     sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
     notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
     splits = {split: found[split] for split in FILES}

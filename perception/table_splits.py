@@ -18,6 +18,9 @@ texts are only in training. Near-duplicates count once. A text with several clas
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
 """Split -> its fraction of the different texts of divided classes (see LEAST), and its maximum number of examples."""
 
+FEW = 5
+"""A note names the classes with fewer validation or test examples, because chance determines their scores."""
+
 SHOWN = 3
 """Maximum number of rows or classes that a message lists."""
 
@@ -143,7 +146,8 @@ def cut_splits(
 ) -> dict[str, list[Example]]:
     """Cuts the splits `wanted` from examples, stratified by class.
 
-    All near-duplicates of a group go to one split. An example with several classes is stratified by its rarest class.
+    Each split has an example of each divided class (see LEAST). All near-duplicates of a group go to one split. An
+    example with several classes is stratified by its rarest class.
     Validation and test keep one example of each group, because near-duplicates are not independent.
 
     Args:
@@ -195,6 +199,11 @@ def cut_splits(
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]
         )
+        # The draw may miss rare classes.
+        drawn = {label[n] for n in cut}
+        missed = {label[n]: n for n in left if label[n] not in drawn}
+        left = [n for n in left if missed.get(label[n]) != n]
+        cut = [*cut, *missed.values()]
         found[split] = [members[n][0] for n in cut]
         dropped += sum(len(members[n]) - 1 for n in cut)
     if dropped:
@@ -226,3 +235,16 @@ def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
                 " example, apart from texts nearly equal to validation or test texts; add training examples with this"
                 " label, or correct the label"
             )
+
+
+def rare_classes(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
+    """Returns [a note on the classes with fewer than FEW validation or test examples], or [] without such classes."""
+    tests, valid = (
+        Counter(c for e in found[split] for c in classes_of(e.label)) for split in ("test", "valid")
+    )
+    few = [
+        f"{name!r} has {tests[name]:,} test and {valid[name]:,} validation examples"
+        for name in sorted(classes, key=lambda name: tests[name] + valid[name])
+        if min(tests[name], valid[name]) < FEW
+    ]
+    return [f"Few examples, so that chance determines the scores: {shown(few)}."] if few else []

@@ -330,6 +330,26 @@ def test_splits_are_stratified_and_repeatable(tmp_path) -> None:
         assert sum(e.label == "spam" for e in some) == len(some) / 10
 
 
+@pytest.mark.parametrize("rare", [3, 4])
+def test_rare_class_is_in_every_split(tmp_path, rare) -> None:
+    """A proportional validation split would have less than half an example of the rare class."""
+    found = rows(200, 1) + [{"text": sentence(900 + i), "label": "rare"} for i in range(rare)]
+    made = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(found)))))
+    counts = {k: sum(e.label == "rare" for e in some) for k, some in made.splits.items()}
+    assert counts == {"train": rare - 2, "valid": 1, "test": 1}
+    assert len({e.text for some in made.splits.values() for e in some}) == len(found)
+    note = "Few examples, so that chance determines the scores: 'rare' has 1 test and 1 validation"
+    assert any(line.startswith(note) and "'spam'" not in line for line in made.notes)
+
+
+def test_note_names_classes_without_validation_examples(tmp_path) -> None:
+    put(tmp_path / "train.csv", as_csv(rows(40)))
+    put(tmp_path / "dev.csv", as_csv(rows(8, 1, start=100)))
+    put(tmp_path / "test.csv", as_csv(rows(16, start=200)))
+    found = prepare(read_tables(str(tmp_path)))
+    assert any("'ham' has 8 test and 0 validation examples." in note for note in found.notes)
+
+
 def test_rare_class_is_in_the_training_split_only(tmp_path) -> None:
     more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))

@@ -24,6 +24,7 @@ from common.data.manual import python
 from common.errors import UserError
 from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
+from common.metrics.label_sets import LabelSets
 from common.report.runs import Run, load_local, run_of
 from common.sharding import make_mesh
 from common.train.command import fit
@@ -42,7 +43,7 @@ from perception import (
 from perception.backbones import bert
 from perception.budget import Cost, Plan, TimeLimitReached
 from perception.comparison import ExperimentSuite
-from perception.conclusions import answer, choose, example_interval, judge
+from perception.conclusions import answer, choose, example_interval, judge, triviality
 from perception.hugging_face import export, open_model
 from perception.model import backbone
 from perception.safetensor_files import TensorFiles
@@ -151,11 +152,12 @@ def test_one_seed_gives_no_verdict(asked) -> None:
     seeded = [row for row in rows if random & {row["weighted F1 of"], row["against"]}]
     assert {row["verdict"] for row in seeded} == {"undecided (at least 2 more seeds)"}
     said = (asked / "answer.txt").read_text()
-    first, second, *_ = said.splitlines()
+    first, trivial, second, *_ = said.splitlines()
     assert (
         first.startswith("Best classifier, selected on the validation examples: ")
         and "on 24 test examples (95% interval" in first
     )
+    assert trivial.startswith("Always predicting '")
     assert second.startswith("Trained on 120 examples (about ") and "(one seed)" in second
 
 
@@ -848,6 +850,28 @@ def test_interval_of_one_classifier_matches_the_binomial(tmp_path) -> None:
     low, high = example_interval(run.predictions)
     assert (low + high) / 2 == pytest.approx(90, abs=0.05)
     assert (high - low) / 2 == pytest.approx(100 * 1.96 * (0.9 * 0.1 / 1000) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_useless_classifier_is_compared_with_the_most_frequent_class(several) -> None:
+    names, labels_E = ("spam", "ham"), np.array([1] * 99 + [0])
+    logs_EN = np.log(np.tile([0.1, 0.9], (100, 1)))
+    one_hot_EN = np.eye(2, dtype=np.uint8)[labels_E]
+    made = {
+        False: lambda x: Classes.of_log_probabilities("examples", labels_E, x, names),
+        True: lambda x: LabelSets.of_logits("examples", one_hot_EN, x + 0.5, (0.5, 0.5), names),
+    }[several]
+    useless, better = made(logs_EN), made(np.log(np.where(one_hot_EN == 1, 0.9, 0.1)))
+    score = useless.metrics()["weighted_f1"]
+    first = (
+        "Always predicting 'ham', the most frequent class, has a weighted F1 of 98.5 on the same"
+    )
+    assert score == pytest.approx(98.5, abs=0.05)
+    said = triviality(useless, score)
+    assert said.startswith(first) and "The best classifier is not better than that." in said
+    assert said.endswith("the best classifier never predicts 'spam'.")
+    said = triviality(better, 100.0)
+    assert said.startswith(first) and said.count(".") == 2
 
 
 def test_interval_without_errors_is_the_exact_bound(tmp_path) -> None:
