@@ -22,7 +22,7 @@ from perception.table_labels import (
     label_reader,
     tidy_labels,
 )
-from perception.table_reader import WHOLE, Table
+from perception.table_reader import WHOLE, Table, by_split_column
 from perception.table_splits import (
     Example,
     Label,
@@ -84,8 +84,8 @@ def prepare(
     Also removes texts whose most frequent labels are tied, and some near-duplicates (`without_leaks`, `cut_splits`).
 
     Args:
-      tables: {split: table} of `read_tables`. {WHOLE: table} is cut into three splits. A missing "valid" or "test" is
-        cut from "train".
+      tables: {split: table} of `read_tables`. {WHOLE: table} is divided by its column "split" (`by_split_column`), or
+        cut into three splits. A missing "valid" or "test" is cut from "train".
       text: names of the text columns; () to find them. Without `pair`, the texts of several columns are joined by a
         space.
       label: name of the label column, or names of several columns of 0 and 1, one for each class; () to find the label
@@ -98,6 +98,7 @@ def prepare(
       UserError: the columns or labels are unusable, `separator` is set for several label columns, `strict` rejects a
         row, or the usable examples do not suffice for three splits.
     """
+    tables, divided = by_split_column(tables, (*text, *label))
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
     delimited = any(table.delimited for table in tables.values())
@@ -107,6 +108,7 @@ def prepare(
         *header,
         f"{COLUMNS}{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
         f" column{'s' * (len(label) > 1)} {' and '.join(label)}.",
+        *divided,
     ]
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":

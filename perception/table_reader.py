@@ -5,8 +5,8 @@ wrong encoding, unclosed quote, truncated archive.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 WHOLE = "all"
 """Name of the single split of a source without splits."""
+
+SPLIT = "split"
+"""Name, in lower case, of a column that divides a table into splits."""
 
 
 @dataclass
@@ -96,6 +99,45 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
             f"--data={source} has no row{of} that can be read ({''.join(table.damaged[:1])}): correct the file",
         )
     return found
+
+
+def by_split_column(
+    tables: Mapping[str, Table], taken: Collection[str]
+) -> tuple[dict[str, Table], list[str]]:
+    """Divides a source without splits by its column SPLIT, if the values of this column are names of splits.
+
+    Args:
+      tables: tables of `read_tables`.
+      taken: names of columns that hold texts or labels.
+
+    Returns:
+      {split: table}, and [a note on the column], or [] if there is no such column.
+    """
+    table = tables.get(WHOLE, Table())
+    named = (name for name in table.columns if name.strip().lower() == SPLIT and name not in taken)
+    column = next(named, None)
+    values = [str(fields.get(column)).strip().lower() for _, fields in table.records]
+    split_of = {name: split for split, names in SPLITS.items() for name in names.split("|")}
+    if column is None or not split_of.keys() & set(values):
+        return dict(tables), []
+    unknown = next((value for value in values if value not in split_of), None)
+    if unknown is not None or "train" not in values:
+        why = "no row has the value 'train'" if unknown is None else f"it has the value {unknown!r}"
+        advice = (
+            "put the rows of each split into train.csv, validation.csv and test.csv in a folder"
+        )
+        return dict(tables), [f"The column {column!r} is not used, because {why}: {advice}."]
+    columns = [name for name in table.columns if name != column]
+    found: dict[str, Table] = {}
+    for value, record in zip(values, table.records, strict=True):
+        split = split_of[value]
+        if split not in found:
+            found[split] = replace(table, columns=columns, records=[], damaged=[])
+        found[split].records.append(record)
+    found["train"].damaged.extend(table.damaged)
+    return found, [
+        f"Splits are read from the column {column!r}: remove or rename it to draw new splits."
+    ]
 
 
 def _read_place(place: Path, encoding: str) -> dict[str, Table]:

@@ -117,6 +117,44 @@ def test_splits_of_a_folder_are_kept(tmp_path) -> None:
     assert [e.text for e in found["test"]] == [row["text"] for row in rows(8, start=200)]
 
 
+def split_rows(*names: str) -> list[dict]:
+    """Returns 40 rows with names of splits, the first name for the last rows. The labels have an uncommon name."""
+    return [
+        {"Split": names[0] if i >= len(names) else names[i], "text": r["text"], "mood": r["label"]}
+        for i, r in enumerate(MANY)
+    ]
+
+
+def test_column_split_divides_a_table(tmp_path) -> None:
+    path = put(tmp_path / "a.csv", as_csv(split_rows("train", *["Dev"] * 4, *["test"] * 6)))
+    found = prepare(read_tables(str(path)))
+    assert found.label == ("mood",) and any("column 'Split'" in note for note in found.notes)
+    texts = {split: [e.text for e in some] for split, some in found.splits.items()}
+    wanted = [row["text"] for row in MANY]
+    assert texts == {
+        "train": [wanted[0], *wanted[11:]],
+        "valid": wanted[1:5],
+        "test": wanted[5:11],
+    }
+    chosen = prepare(read_tables(str(path)), label=("Split",))
+    assert chosen.classes == ["Dev", "test", "train"]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("train", "test", "extra"), "it has the value 'extra'"),
+        (("test", "val"), "no row has the value 'train'"),
+    ],
+)
+def test_incomplete_column_split_is_noted(tmp_path, names, why) -> None:
+    path = put(tmp_path / "a.jsonl", as_lines(split_rows(*names)))
+    found = prepare(read_tables(str(path)), label=("mood",))
+    assert sum(map(len, found.splits.values())) == 40
+    (note,) = [note for note in found.notes if "'Split'" in note]
+    assert note.startswith(f"The column 'Split' is not used, because {why}: put the rows")
+
+
 def test_labels_json_names_integer_labels(tmp_path) -> None:
     put(
         tmp_path / "all.jsonl",
