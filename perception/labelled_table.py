@@ -26,6 +26,7 @@ from perception.table_reader import WHOLE, Table, by_split_column
 from perception.table_splits import (
     Example,
     Label,
+    Notes,
     check_splits,
     classes_of,
     counted,
@@ -58,14 +59,14 @@ class Prepared:
     Attributes:
       splits: {split: examples} for "train", "valid" and "test".
       classes: names of the classes, in the order of their indices.
-      notes: sentences about the data, such as the columns found and the rows skipped.
+      notes: sentences about the data, such as the columns found, and the rows skipped or removed.
       several: whether a text may have any number of classes; False: each text has one class.
       text, label: names of the text columns and of the label columns.
     """
 
     splits: dict[str, list[Example]]
     classes: list[str]
-    notes: list[str]
+    notes: Notes
     several: bool
     text: tuple[str, ...]
     label: tuple[str, ...]
@@ -104,15 +105,17 @@ def prepare(
     delimited = any(table.delimited for table in tables.values())
     header = check_header(records, columns, bool(text and label)) if delimited else []
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
-    notes = [
-        *header,
-        f"{COLUMNS}{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
-        f" column{'s' * (len(label) > 1)} {' and '.join(label)}.",
-        *divided,
-    ]
+    notes = Notes(
+        [
+            *header,
+            f"{COLUMNS}{'s' * (len(text) > 1)} {' and '.join(text)}, labels in the"
+            f" column{'s' * (len(label) > 1)} {' and '.join(label)}.",
+            *divided,
+        ]
+    )
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":
-        notes.append("A text may have several classes, or none.")
+        notes.sentences.append("A text may have several classes, or none.")
     found, faults = {}, {}
     for split, table in tables.items():
         names = table.names.get(label[0], table.names.get(""))
@@ -126,7 +129,8 @@ def prepare(
             f"--strict refuses {counted(len(unusable), 'unusable row')} ({shown(unusable)}): correct the rows, or"
             " remove --strict",
         )
-        notes.append(f"Skipped {counted(len(unusable), 'row')}: {shown(unusable)}.")
+        notes.rows += unusable
+        notes.sentences.append(f"Skipped {counted(len(unusable), 'row')}: {shown(unusable)}.")
     for split, examples in found.items():
         of = "" if split == WHOLE else f" of the split {split}"
         check(
@@ -140,7 +144,7 @@ def prepare(
         [c for one in every for c in classes_of(one)], " --label=".join(label), kind != "one"
     )
     if bare := sum(not classes_of(one) for one in every):
-        notes.append(f"{counted(bare, 'text')} without any class.")
+        notes.sentences.append(f"{counted(bare, 'text')} without any class.")
     found = {split: without_copies(split, x, notes, strict) for split, x in found.items()}
     group = similar_groups(found)
     if WHOLE in found:
@@ -151,9 +155,9 @@ def prepare(
         found |= cut_splits(found["train"], group, missing, notes)
     classes = find_classes(found["train"], tables)
     check_splits(found, classes)
-    notes += [*_warnings(classes), *rare_classes(found, classes)]
+    notes.sentences += [*_warnings(classes), *rare_classes(found, classes)]
     sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
-    notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
+    notes.sentences.append(f"Examples: {sizes}, of {len(classes)} classes.")
     splits = {split: found[split] for split in FILES}
     return Prepared(splits, classes, notes, kind != "one", text, label)
 
@@ -233,8 +237,8 @@ def write(prepared: Prepared, out: Path) -> Path:
     data files.
 
     Raises:
-      UserError: `out`/data has files of another program, or `out` has runs, and the splits, class names or notes in
-        `out` differ from `prepared`.
+      UserError: `out`/data has files of another program, or `out` has runs, and the splits or class names in `out`
+        differ from `prepared`.
     """
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,14 +255,16 @@ def write(prepared: Prepared, out: Path) -> Path:
                     file.write(json.dumps(_row(example), ensure_ascii=False) + "\n")
         classes = json.dumps(prepared.classes, ensure_ascii=False, indent=2)
         (new / NAMES).write_bytes(f"{classes}\n".encode())
-        (new / NOTES).write_bytes("".join(f"{note}\n" for note in prepared.notes).encode())
+        lines = *prepared.notes.sentences, *prepared.notes.rows
+        (new / NOTES).write_bytes("".join(f"{line}\n" for line in lines).encode())
         names = sorted(path.name for path in new.iterdir())
         _, different, missing = filecmp.cmpfiles(new, folder, names, shallow=False)
-        changed = [*different, *missing]
+        changed = sorted([*different, *missing])
+        # Other notes on the same data, as after an update of this program, do not matter to the runs.
         check(
-            not changed or not (out / "runs").exists(),
+            changed in ([], [NOTES]) or not (out / "runs").exists(),
             f"--out={addresses.shown(out)} has runs, and this command would change their data"
-            f" ({', '.join(sorted(changed))} in {addresses.shown(folder)}): choose another --out, or use the same"
+            f" ({', '.join(changed)} in {addresses.shown(folder)}): choose another --out, or use the same"
             " --data with the same options, such as --text and --label, as for these runs",
         )
         # NOTES first: after an interruption, the folder is still recognised as written by this function.

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import UserError, check
 from perception import near_duplicates
@@ -58,13 +58,26 @@ def shown(faults: Sequence[str]) -> str:
     return "; ".join(faults[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
 
 
+@dataclass
+class Notes:
+    """What happened to the data.
+
+    Attributes:
+      sentences: notes to print, which list at most SHOWN rows.
+      rows: "location: reason" of every row that was skipped or removed.
+    """
+
+    sentences: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+
+
 def without_copies(
-    split: str, examples: Sequence[Example], notes: list[str], strict: bool
+    split: str, examples: Sequence[Example], notes: Notes, strict: bool
 ) -> list[Example]:
     """Keeps one example of each text: the first example with the most frequent label of this text.
 
     If two labels of a text are equally frequent and no label is more frequent, all examples with this text are removed.
-    Texts are compared as `near_duplicates.normalise` returns them. Appends sentences to `notes`.
+    Texts are compared as `near_duplicates.normalise` returns them. Adds to `notes`.
 
     Raises:
       UserError: a text has different labels and `strict` is set, or no example is left.
@@ -80,8 +93,11 @@ def without_copies(
             contradicted.append(f"{same[0].place} and {other.place}")
         if others and others[0][1] == most:
             unclear += len(same)
+            notes.rows += [f"{e.place}: no label of this text is the most frequent" for e in same]
             continue
-        kept.append(next(e for e in same if e.label == label))
+        first = next(e for e in same if e.label == label)
+        kept.append(first)
+        notes.rows += [f"{e.place}: same text as {first.place}" for e in same if e is not first]
     of = "" if split == WHOLE else f" of the split {split}"
     if contradicted:
         check(
@@ -89,13 +105,15 @@ def without_copies(
             f"--strict refuses {counted(len(contradicted), 'text')}{of}, each in several rows with different labels"
             f" ({shown(contradicted)}): correct the labels, or remove --strict",
         )
-        notes.append(
+        notes.sentences.append(
             f"{counted(len(contradicted), 'text')}{of} with different labels ({shown(contradicted)}): kept with"
             f" the most frequent label; {counted(unclear, 'row')} without a most frequent label removed."
         )
     removed = len(examples) - len(kept) - unclear
     if removed:
-        notes.append(f"Removed {counted(removed, 'row')}{of} with the same text as another row.")
+        notes.sentences.append(
+            f"Removed {counted(removed, 'row')}{of} with the same text as another row."
+        )
     check(
         bool(kept),
         f"--data has no usable row{of}, because every text occurs equally often with different labels"
@@ -112,18 +130,23 @@ def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
 
 
 def without_leaks(
-    found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
+    found: Mapping[str, list[Example]], group: Mapping[str, int], notes: Notes
 ) -> dict[str, list[Example]]:
     """Removes near-duplicates of test examples from the other splits, and of validation examples from training.
 
-    Appends sentences to `notes`. Raises a UserError if no example of a split is left.
+    Adds to `notes`. Raises a UserError if no example of a split is left.
     """
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
         if split not in found:
             continue
-        seen = {group[e.place] for examples in kept.values() for e in examples}
+        seen = {group[e.place]: e.place for examples in kept.values() for e in examples}
         kept[split] = [e for e in found[split] if group[e.place] not in seen]
+        notes.rows += [
+            f"{e.place}: equal or nearly equal to {seen[group[e.place]]}"
+            for e in found[split]
+            if group[e.place] in seen
+        ]
         check(
             bool(kept[split]),
             f"--data has no usable example of the split {split}, because all are equal or nearly equal to examples of"
@@ -131,7 +154,7 @@ def without_leaks(
         )
         removed = len(found[split]) - len(kept[split])
         if removed:
-            notes.append(
+            notes.sentences.append(
                 f"Removed {counted(removed, 'example')} of the split {split}, equal or nearly equal to examples of"
                 f" {' or '.join(name for name in kept if name != split)}."
             )
@@ -142,7 +165,7 @@ def cut_splits(
     examples: Sequence[Example],
     group: Mapping[str, int],
     wanted: Sequence[str],
-    notes: list[str],
+    notes: Notes,
 ) -> dict[str, list[Example]]:
     """Cuts the splits `wanted` from examples, stratified by class.
 
@@ -153,7 +176,7 @@ def cut_splits(
     Args:
       group: location of an example -> index of its group of near-duplicates.
       wanted: names of the splits to cut; each is "valid" or "test".
-      notes: list to which the function appends sentences about rare classes and about removed examples.
+      notes: the function adds rare classes and removed examples.
 
     Returns:
       The splits in `wanted`, and "train" with all examples of the remaining groups.
@@ -176,7 +199,7 @@ def cut_splits(
     several = any(isinstance(e.label, tuple) for e in examples)
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
-        notes.append(
+        notes.sentences.append(
             f"{len(rare):,} of {len(counts):,} classes, with fewer than {LEAST} different texts"
             f" each{' (a text counts only for its rarest class)' * several}, {'are' if len(rare) > 1 else 'is'} only in"
             f" training{', except in texts that count for another class' * several}: {some}"
@@ -205,9 +228,11 @@ def cut_splits(
         left = [n for n in left if missed.get(label[n]) != n]
         cut = [*cut, *missed.values()]
         found[split] = [members[n][0] for n in cut]
-        dropped += sum(len(members[n]) - 1 for n in cut)
+        others = [(first, e) for first, *more in map(members.get, cut) for e in more]
+        notes.rows += [f"{e.place}: nearly equal to {first.place}" for first, e in others]
+        dropped += len(others)
     if dropped:
-        notes.append(
+        notes.sentences.append(
             f"Of each group of near-duplicates in {' or '.join(wanted)}, one text is kept: {counted(dropped, 'other')}"
             " removed."
         )

@@ -260,7 +260,7 @@ def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
         options.pair,
         options.separator,
     )
-    print("\n".join(prepared.notes), flush=True)
+    print("\n".join(prepared.notes.sentences), flush=True)
     fields = [f"--config.data.source=files:{write(prepared, out)}", "--config.dataset="]
     if options.pair:
         fields += [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
@@ -274,7 +274,7 @@ def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
     return fields, About(
         title=f"A classifier for {Path(options.data).name}",
         places=[example.place for example in prepared.splits["test"]],
-        notes=prepared.notes,
+        notes=prepared.notes.sentences,
         ending=format_of(Path(options.data)) or ".csv",
         options=columns,
     )

@@ -128,7 +128,9 @@ def split_rows(*names: str) -> list[dict]:
 def test_column_split_divides_a_table(tmp_path) -> None:
     path = put(tmp_path / "a.csv", as_csv(split_rows("train", *["Dev"] * 4, *["test"] * 6)))
     found = prepare(read_tables(str(path)))
-    assert found.label == ("mood",) and any("column 'Split'" in note for note in found.notes)
+    assert found.label == ("mood",) and any(
+        "column 'Split'" in note for note in found.notes.sentences
+    )
     texts = {split: [e.text for e in some] for split, some in found.splits.items()}
     wanted = [row["text"] for row in MANY]
     assert texts == {
@@ -151,7 +153,7 @@ def test_incomplete_column_split_is_noted(tmp_path, names, why) -> None:
     path = put(tmp_path / "a.jsonl", as_lines(split_rows(*names)))
     found = prepare(read_tables(str(path)), label=("mood",))
     assert sum(map(len, found.splits.values())) == 40
-    (note,) = [note for note in found.notes if "'Split'" in note]
+    (note,) = [note for note in found.notes.sentences if "'Split'" in note]
     assert note.startswith(f"The column 'Split' is not used, because {why}: put the rows")
 
 
@@ -203,7 +205,7 @@ def test_columns_are_recognised(tmp_path, columns, options, wanted) -> None:
     path = put(
         tmp_path / "a.csv", as_csv([{n: cell(k, i) for n, k in columns.items()} for i in range(60)])
     )
-    (note, *_) = prepare(read_tables(str(path)), **options).notes
+    (note, *_) = prepare(read_tables(str(path)), **options).notes.sentences
     assert note == f"Texts are in the column {wanted[0]}, labels in the column {wanted[1]}."
 
 
@@ -230,7 +232,9 @@ def test_note_on_a_header_that_looks_like_a_row(tmp_path) -> None:
     path = put(
         tmp_path / "a.csv", as_csv([{"subject line": r["text"], "spam": r["label"]} for r in MANY])
     )
-    note = prepare(read_tables(str(path)), text=("subject line",), label=("spam",)).notes[0]
+    note = prepare(read_tables(str(path)), text=("subject line",), label=("spam",)).notes.sentences[
+        0
+    ]
     assert note.startswith(
         "The first row looks like an example ('spam'), not like names of columns, but is read"
     )
@@ -269,9 +273,11 @@ def test_labels_that_look_missing_are_classes(tmp_path, name) -> None:
     write = as_csv if name.endswith("csv") else as_lines
     found = prepare(read_tables(str(put(tmp_path / name, write([*labelled, *missing])))))
     assert sorted(found.classes) == sorted(names)
-    assert any(note.startswith("Skipped 2 rows") for note in found.notes)
-    assert any(note.startswith("The label 'NA' is treated as a class") for note in found.notes)
-    assert not any("'yes'" in note for note in found.notes)
+    assert any(note.startswith("Skipped 2 rows") for note in found.notes.sentences)
+    assert any(
+        note.startswith("The label 'NA' is treated as a class") for note in found.notes.sentences
+    )
+    assert not any("'yes'" in note for note in found.notes.sentences)
     data = {"source": f"files:{labelled_table.write(found, tmp_path / 'out')}", "fields": "text"}
     splits = {"train": "train", "valid": "validation", "test": "test"}
     _, classes = load_labelled(ConfigDict(data | {"splits": splits, "tfds_dir": ""}))
@@ -282,7 +288,9 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
     bad = [{"text": "", "label": "spam"}, {"text": "a text", "label": " "}]
     path = put(tmp_path / "a.csv", as_csv([*MANY, *bad]) + 'one column\n"x"y,spam\na,b,c\n')
     assert examples(path) == WANTED
-    (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
+    (note,) = [
+        n for n in prepare(read_tables(str(path))).notes.sentences if n.startswith("Skipped")
+    ]
     assert note.startswith("Skipped 5 rows: a.csv line 44 has a different number of columns")
     with pytest.raises(UserError, match=r"--strict refuses 5 unusable rows \(a.csv line 44 "):
         prepare(read_tables(str(path)), strict=True)
@@ -299,7 +307,7 @@ def test_unusable_rows_of_json_lines_are_skipped(tmp_path) -> None:
     ]
     path = put(tmp_path / "a.jsonl", as_lines([*MANY, *bad]))
     assert examples(path) == WANTED
-    notes = prepare(read_tables(str(path))).notes
+    notes = prepare(read_tables(str(path))).notes.sentences
     assert any(
         note.startswith("Skipped 6 rows: a.jsonl line 41: no text in the column") for note in notes
     )
@@ -340,7 +348,11 @@ def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
     for split in ("valid", "test"):  # these splits have at most one text of each group
         assert len(stems[split]) == sum(" code " in e.text for e in found.splits[split])
     kept = sum(map(len, found.splits.values()))
-    (note,) = [note for note in found.notes if note.startswith("Of each group of near-duplicates")]
+    (note,) = [
+        note
+        for note in found.notes.sentences
+        if note.startswith("Of each group of near-duplicates")
+    ]
     assert f" {len(MANY) + len(more) - kept} others removed" in note
 
 
@@ -352,7 +364,9 @@ def test_training_texts_equal_to_test_texts_are_removed(tmp_path) -> None:
     found = prepare(read_tables(str(tmp_path)))
     assert len(found.splits["test"]) == 8
     assert not {e.text for e in found.splits["train"]} & {row["text"] for row in (*leaked, *test)}
-    assert any(n.startswith("Removed 2 examples of the split train, equal") for n in found.notes)
+    assert any(
+        n.startswith("Removed 2 examples of the split train, equal") for n in found.notes.sentences
+    )
 
 
 def test_splits_are_stratified_and_repeatable(tmp_path) -> None:
@@ -377,7 +391,7 @@ def test_rare_class_is_in_every_split(tmp_path, rare) -> None:
     assert counts == {"train": rare - 2, "valid": 1, "test": 1}
     assert len({e.text for some in made.splits.values() for e in some}) == len(found)
     note = "Few examples, so that chance determines the scores: 'rare' has 1 test and 1 validation"
-    assert any(line.startswith(note) and "'spam'" not in line for line in made.notes)
+    assert any(line.startswith(note) and "'spam'" not in line for line in made.notes.sentences)
 
 
 def test_note_names_classes_without_validation_examples(tmp_path) -> None:
@@ -385,14 +399,16 @@ def test_note_names_classes_without_validation_examples(tmp_path) -> None:
     put(tmp_path / "dev.csv", as_csv(rows(8, 1, start=100)))
     put(tmp_path / "test.csv", as_csv(rows(16, start=200)))
     found = prepare(read_tables(str(tmp_path)))
-    assert any("'ham' has 8 test and 0 validation examples." in note for note in found.notes)
+    assert any(
+        "'ham' has 8 test and 0 validation examples." in note for note in found.notes.sentences
+    )
 
 
 def test_rare_class_is_in_the_training_split_only(tmp_path) -> None:
     more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
     assert sum(e.label == "rare" for e in found.splits["train"]) == 2
-    assert any("only in training: rare." in note for note in found.notes)
+    assert any("only in training: rare." in note for note in found.notes.sentences)
 
 
 def test_validation_and_test_splits_of_large_tables_are_bounded(tmp_path, monkeypatch) -> None:
@@ -406,7 +422,7 @@ def test_note_names_labels_that_differ_only_in_case(tmp_path) -> None:
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(mixed)))))
     assert (
         "The labels 'Spam' and 'spam' differ only in case, and are treated as different classes."
-        in found.notes
+        in found.notes.sentences
     )
 
 
@@ -425,6 +441,37 @@ def test_written_splits_are_read_by_training(tmp_path) -> None:
     for split, some in found.splits.items():
         assert [classes[k] for k in read[split].labels_E] == [e.label for e in some]
         assert [text for (text,) in read[split].texts] == [e.text for e in some]
+
+
+def test_notes_list_every_row_that_is_left_out(tmp_path) -> None:
+    """Blank labels, copies, texts without a most frequent label, and near-duplicates in validation or test."""
+    more = [{"text": sentence(700 + i), "label": ""} for i in range(5)]
+    more += [{"text": "the same text", "label": "ham"}] * 5
+    more += [{"text": "either text", "label": label} for label in ("ham", "spam")]
+    more += [{**row, "text": f"{row['text']} {k}!"} for k in (1, 2) for row in rows(8, start=800)]
+    put(tmp_path / "dev.csv", as_csv([*rows(8, start=500), rows(1, start=800)[0]]))
+    put(tmp_path / "train.csv", as_csv([*MANY, *more]))
+    found = prepare(read_tables(str(tmp_path)))
+    kept = {e.place for some in found.splits.values() for e in some}
+    folder = labelled_table.write(found, tmp_path / "out")
+    lines = (folder / "notes.txt").read_text().splitlines()[len(found.notes.sentences) :]
+    reasons = dict(line.split(": ", 1) for line in lines)
+    every = {f"train.csv line {n}" for n in range(2, 2 + 40 + len(more))}
+    every |= {f"dev.csv line {n}" for n in range(2, 11)}
+    assert reasons.keys() == every - kept and len(lines) == len(reasons)
+    assert reasons["train.csv line 42"] == "the label in column label is missing"
+    assert reasons["train.csv line 48"] == "same text as train.csv line 47"
+    assert reasons["train.csv line 52"] == "no label of this text is the most frequent"
+    assert reasons["train.csv line 54"] == "equal or nearly equal to dev.csv line 10"
+    assert any(reason.startswith("nearly equal to train.csv") for reason in reasons.values())
+
+
+def test_new_notes_on_the_data_of_existing_runs_are_written(tmp_path) -> None:
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(MANY)))))
+    labelled_table.write(found, tmp_path)
+    (tmp_path / "runs").mkdir()
+    labelled_table.write(replace(found, notes=replace(found.notes, rows=["more"])), tmp_path)
+    assert (tmp_path / "data" / "notes.txt").read_text().endswith("\nmore\n")
 
 
 def test_data_of_existing_runs_are_not_overwritten(tmp_path) -> None:
@@ -448,7 +495,9 @@ def test_data_of_a_user_are_not_overwritten(tmp_path) -> None:
     folder = tmp_path / "out" / "data"
     put(folder / ".DS_Store", b"\x00")
     labelled_table.write(found, tmp_path / "out")
-    labelled_table.write(replace(found, notes=[*found.notes, "more"]), tmp_path / "out")
+    labelled_table.write(
+        replace(found, notes=replace(found.notes, rows=["more"])), tmp_path / "out"
+    )
     for name in ("train.jsonl", "notes.txt"):
         put(folder / name, "of the user")
     with pytest.raises(UserError, match=r"out/data has files that this program did not write"):
@@ -666,7 +715,8 @@ def test_cache_of_the_datasets_library_is_read(tmp_path) -> None:
 def test_note_on_contradictory_labels_names_rows_with_different_labels() -> None:
     labels = enumerate(("ham", "ham", "spam"), start=2)
     same = [table_splits.Example(f"line {n}", ("a text",), label) for n, label in labels]
-    notes: list[str] = []
+    notes = table_splits.Notes()
     (kept,) = table_splits.without_copies("all", same, notes, strict=False)
     assert (kept.place, kept.label) == ("line 2", "ham")
-    assert "(line 2 and line 4)" in notes[0] and len(notes) == 2
+    assert "(line 2 and line 4)" in notes.sentences[0] and len(notes.sentences) == 2
+    assert notes.rows == [f"line {n}: same text as line 2" for n in (3, 4)]

@@ -173,7 +173,7 @@ def test_label_sets_are_read_from_every_notation(tmp_path, way) -> None:
     examples = {e.text: e.label for some in found.splits.values() for e in some}
     wanted = {text: tuple(sorted(own)) for text, own in made}
     assert examples.items() <= wanted.items() and len(examples) > 60
-    assert "10 texts without any class." in found.notes
+    assert "10 texts without any class." in found.notes.sentences
     for some in found.splits.values():
         assert {name for e in some for name in e.label} == set(NAMES)
 
@@ -184,13 +184,15 @@ def test_invalid_label_sets_raise_errors(tmp_path) -> None:
     path = write_csv(tmp_path / "a.csv", ["text", "fruit", "place"], made)
     found = prepare(read_tables(str(path)), label=("fruit", "place"))
     fault = "a.csv line 5: with several --label columns, the column place must have one of 1, 1.0, true, 0, 0.0, fal"
-    assert any(fault in note for note in found.notes)
+    assert any(fault in note for note in found.notes.sentences)
     with pytest.raises(UserError, match="--separator=; is for one --label column, but there are 2"):
         prepare(read_tables(str(path)), label=("fruit", "place"), separator=";")
     cells = [[text, json.dumps(own)] for text, own in rows(80)]
     cells[2][1] = "fruit"
     path = write_csv(tmp_path / "b.csv", ["text", "label"], cells)
-    (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
+    (note,) = [
+        n for n in prepare(read_tables(str(path))).notes.sentences if n.startswith("Skipped")
+    ]
     assert "the label 'fruit' in column label is not a list, unlike most" in note
     cells = [
         [text, "a" if i < 2 else "a;b" if i % 2 else "a;c"] for i, (text, _) in enumerate(rows(80))
@@ -199,7 +201,7 @@ def test_invalid_label_sets_raise_errors(tmp_path) -> None:
     assert (
         "1 of 3 classes, with fewer than 3 different texts each (a text counts only for its rarest class), is only in"
         " training, except in texts that count for another class: a."
-        in prepare(read_tables(str(rare)), separator=";").notes
+        in prepare(read_tables(str(rare)), separator=";").notes.sentences
     )
     bare = write_csv(tmp_path / "c.csv", ["text", "label"], [[t, ""] for t, _ in rows(20)])
     with pytest.raises(UserError, match="no text has a class"):

@@ -117,7 +117,7 @@ def test_pair_columns_are_recognised_or_named(tmp_path) -> None:
     made = {e.texts: e.label for some in found.splits.values() for e in some}
     wanted = {(r["premise"], r["hypothesis"]): r["gold"] for r in rows[:-1]}
     assert made.items() <= wanted.items() and len(made) > 40
-    assert any("no text in the column hypothesis" in note for note in found.notes)
+    assert any("no text in the column hypothesis" in note for note in found.notes.sentences)
     turned = prepare(tables, ("hypothesis", "premise"), ("gold",), pair=True)
     assert {e.texts[::-1] for some in turned.splits.values() for e in some} <= wanted.keys()
     with pytest.raises(UserError, match="--pair needs two --text columns, got 1"):
