@@ -296,6 +296,7 @@ class About:
       notes: sentences on how the data were prepared.
       ending: file name extension of new tables in the command that the report shows.
       options: further options of perception.classify in this command.
+      warning: first sentence of the answer; "" for none.
     """
 
     title: str = "Is pretraining worth it on these data?"
@@ -303,6 +304,7 @@ class About:
     notes: Sequence[str] = ()
     ending: str = ".csv"
     options: Sequence[str] = ()
+    warning: str = ""
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
@@ -324,8 +326,9 @@ def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) 
             fields = [*plan.fields, *_fields(plan.steps, interval)]
             sweep = {"optimizer.learning_rate": budget.LEARNING_RATES}
             suite = replace(suite, fields=fields, sweep=sweep, seeds=plan.seeds)
-        planned = describe(plan, seconds, config.eval.select)
-        about = replace(about, notes=[*about.notes, *planned])
+        planned = conclusions.describe(plan, seconds, config.eval.select)
+        warning = "" if len(ways) > 1 else conclusions.only_baseline(seconds)
+        about = replace(about, notes=[*about.notes, *planned], warning=warning)
         print("\n" + "\n".join(planned))
     found = suite.every(ways, splits, classes)
     publish(suite, found, splits, about)
@@ -362,6 +365,7 @@ def publish(
     config, given = suite.configuration("full", 1), suite.configuration("lora", 1).pretrained
     select, shots = config.eval.select, config.data.shots
     lines = conclusions.answer(found, verdicts, size, select, shots, bool(given))
+    lines = f"{about.warning}\n{lines}".lstrip()
     (suite.out / "answer.txt").write_text(f"{lines}\n")
     way, best = conclusions.best_run(found)
     notes = [*about.notes, *found[BASELINE][0].summary.get("notes", [])]
@@ -381,20 +385,3 @@ def publish(
     )
     report_page.write(report, suite.out / "report.html")
     print(f"\n{lines}\n\nwritten: {shown(suite.out / 'report.html')}\nuse it: {use}")
-
-
-def describe(plan: Plan, seconds: float, select: str) -> list[str]:
-    """Returns sentences for the report: the planned methods that train in steps, and why other methods are left out.
-
-    The learning rates are selected on the split `select`, "valid" or "test".
-    """
-    trained = [find(way).name for way in plan.ways if way in TRAINED]
-    said = []
-    if trained:
-        said.append(
-            f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
-            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on the"
-            f" {'test' if select == 'test' else 'validation'} examples among {', '.join(budget.LEARNING_RATES)}."
-        )
-    said += [f"Left out: {find(way).name}: {why}." for way, why in plan.left_out.items()]
-    return said

@@ -22,7 +22,8 @@ from common.report.significance import (
 from common.report.table import Table, mean_std
 from common.storage.addresses import shown
 from perception import richness
-from perception.ways import METRIC, find
+from perception.budget import LEARNING_RATES, Plan, format_seconds
+from perception.ways import METRIC, TRAINED, find
 
 SHOWN = 3
 """Maximum number of classes that a sentence lists."""
@@ -297,6 +298,31 @@ def answer(
         f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
     )
     return "\n".join(lines)
+
+
+def only_baseline(seconds: float) -> str:
+    """Returns the sentence that says that a budget is too short for every method besides the baseline."""
+    return (
+        f"Only TF-IDF was trained, because the budget of {format_seconds(seconds)} is too short for the other methods:"
+        " repeat the command with a longer --budget."
+    )
+
+
+def describe(plan: Plan, seconds: float, select: str) -> list[str]:
+    """Returns sentences for the report: the planned methods that train in steps, and why other methods are left out.
+
+    The learning rates are selected on the split `select`, "valid" or "test".
+    """
+    trained = [find(way).name for way in plan.ways if way in TRAINED]
+    said = []
+    if trained:
+        said.append(
+            f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
+            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each method is the best on the"
+            f" {'test' if select == 'test' else 'validation'} examples among {', '.join(LEARNING_RATES)}."
+        )
+    said += [f"Left out: {find(way).name}: {why}." for way, why in plan.left_out.items()]
+    return said
 
 
 def _mean(runs: Sequence[Run]) -> str:

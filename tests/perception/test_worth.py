@@ -35,6 +35,7 @@ from perception import (
     classifier_folder,
     classify,
     comparison,
+    conclusions,
     loading,
     run,
     train,
@@ -207,6 +208,7 @@ def test_budget_trains_only_ways_that_fit_and_reuses_them(folder, tmp_path, monk
     assert names == {"tf_idf", "head", "lora_seed1_learning_rate=1e-3"}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Left out: all weights, from random ones: 1 runs of 600 steps would take" in page
+    assert "Only TF-IDF was trained" not in page
     made = [*(tmp_path / "out" / "runs").rglob("predictions.npz")]
     times = [path.stat().st_mtime_ns for path in made]
     comparison.worth(suite, seconds=1000.0)
@@ -216,7 +218,7 @@ def test_budget_trains_only_ways_that_fit_and_reuses_them(folder, tmp_path, monk
 
 @pytest.mark.parametrize(("select", "name"), [("valid", "validation"), ("test", "test")])
 def test_plan_names_the_examples_that_select_the_learning_rate(select, name) -> None:
-    (found,) = comparison.describe(Plan(["full"], 100, 3, {}), 600.0, select)
+    (found,) = conclusions.describe(Plan(["full"], 100, 3, {}), 600.0, select)
     assert f"is the best on the {name} examples among" in found
 
 
@@ -296,7 +298,10 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
         "A classifier for mails.csv" in page and "Left out: all weights, from random ones" in page
     )
     test = [json.loads(line) for line in (out / "data" / "test.jsonl").read_text().splitlines()]
-    assert f"on {len(test)} test examples" in (out / "answer.txt").read_text()
+    answered = (out / "answer.txt").read_text()
+    assert answered.startswith("Only TF-IDF was trained, because the budget of 1 s is too short")
+    assert '<p class="answer">Only TF-IDF was trained, because' in page
+    assert f"on {len(test)} test examples" in answered
     for row in test:  # the location of a row is its last line
         number = int(row["row"].removeprefix("mails.csv line "))
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
