@@ -277,7 +277,7 @@ def test_labels_that_look_missing_are_classes(tmp_path, name) -> None:
     assert any(
         note.startswith("The label 'NA' is treated as a class") for note in found.notes.sentences
     )
-    assert not any("'yes'" in note for note in found.notes.sentences)
+    assert not any("label 'yes'" in note for note in found.notes.sentences)
     data = {"source": f"files:{labelled_table.write(found, tmp_path / 'out')}", "fields": "text"}
     splits = {"train": "train", "valid": "validation", "test": "test"}
     _, classes = load_labelled(ConfigDict(data | {"splits": splits, "tfds_dir": ""}))
