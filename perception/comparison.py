@@ -44,7 +44,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Additional attributes:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
-      only: training methods (arguments of `ways.find`) that are run beside the baseline; () for the methods TRAINABLE.
+      only: training methods (arguments of `ways.find`) that are run; () for the methods TRAINABLE. The baseline is
+        always run.
     """
 
     spec: str = ""
@@ -89,13 +90,17 @@ class ExperimentSuite(experiments.ExperimentSuite):
         weights = self.configuration("lora", 1).pretrained
         for name in self.only:
             if ":" not in name:
-                check_choice("--ways", name, TRAINABLE)
+                check_choice("--ways", name, (*TRAINABLE, BASELINE))
             check(
                 weights or not find(name).pretrained,
                 f"--ways={name} needs --config.pretrained=DIR: add this option, or leave out {name}",
             )
         order, wanted = dict.fromkeys((*TRAINABLE, *self.only)), self.only or TRAINABLE
-        found = [n for n in order if n in wanted and (weights or not find(n).pretrained)]
+        found = [
+            n
+            for n in order
+            if n in wanted and n != BASELINE and (weights or not find(n).pretrained)
+        ]
         for way in found:
             config = self.configuration(way, 1)
             validate(config)

@@ -44,6 +44,9 @@ FILES = {"train": "train.jsonl", "valid": "validation.jsonl", "test": "test.json
 TEXTS = ("text", "text_pair")
 """Fields of the first and the second text of an example in the written files."""
 
+DATA = "data"
+"""Name of the folder in --out to which `write` writes."""
+
 NOTES = "notes.txt"
 
 COLUMNS = "Texts are in the column"
@@ -240,7 +243,7 @@ def write(prepared: Prepared, out: Path) -> Path:
       UserError: `out`/data has files of another program, or `out` has runs, and the splits or class names in `out`
         differ from `prepared`.
     """
-    folder = out / "data"
+    folder = out / DATA
     folder.mkdir(parents=True, exist_ok=True)
     check(
         _is_own(folder),

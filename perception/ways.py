@@ -37,7 +37,7 @@ BASELINE = "tf_idf"
 
 TRAINABLE = ("lora", "full_pretrained", "head", "full")
 """Methods that `perception.worth` trains by default; without --config.pretrained, only "full". A time budget may leave
-out more methods. --ways cannot select the baseline, because it always runs."""
+out more methods. The baseline always runs."""
 
 TRAINED = tuple(way for way in TRAINABLE if not METHODS[way].solves_head)
 """Methods with training steps. A plan for a time budget prefers earlier methods."""

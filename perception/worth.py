@@ -19,6 +19,7 @@ examples per class. --budget plans the runs for a time limit and tunes the learn
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +59,7 @@ def _parser() -> ArgumentParser:
     from common.report.significance import MARGINS
     from common.reproduce import add_fairness
     from common.storage.folders import open_folder
-    from perception.ways import TRAINABLE
+    from perception.ways import BASELINE, TRAINABLE
 
     parser = config.parser_for("perception.worth", __doc__)
     parser.add_argument(
@@ -132,7 +133,8 @@ def _parser() -> ArgumentParser:
         "--ways",
         default="",
         metavar="WAY,WAY",
-        help=f"methods besides TF-IDF, among {', '.join(TRAINABLE)} (default: all; without --config.pretrained full)",
+        help=f"methods besides TF-IDF, among {', '.join(TRAINABLE)} (default: all; without --config.pretrained full);"
+        f" {BASELINE} trains only TF-IDF",
     )
     parser.add_argument(
         "--margin",
@@ -242,13 +244,22 @@ def _download(data: str, experiment: "ConfigDict") -> None:
         fetch_pretrained(experiment)
 
 
+def _data_fields(options: Namespace, out: Path) -> list[str]:
+    """Returns overrides that make a run read the splits that `_prepare` writes."""
+    from perception.labelled_table import DATA, TEXTS
+
+    fields = [f"--config.data.source=files:{out / DATA}", "--config.dataset="]
+    pair = [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
+    return fields + pair * options.pair
+
+
 def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
     """Writes the splits of --data to `out`, so that the examples need no memory afterwards.
 
-    Returns overrides that make a run read these splits, and the report's text about the data.
+    Returns overrides that the labels need, and the report's text about the data.
     """
     from perception.comparison import About
-    from perception.labelled_table import TEXTS, prepare, write
+    from perception.labelled_table import prepare, write
     from perception.table_files import format_of
     from perception.table_reader import read_tables
 
@@ -261,17 +272,13 @@ def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
         options.separator,
     )
     print("\n".join(prepared.notes.sentences), flush=True)
-    fields = [f"--config.data.source=files:{write(prepared, out)}", "--config.dataset="]
-    if options.pair:
-        fields += [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
-    if prepared.several:
-        fields += ["--config.data.multi_label=true"]
+    write(prepared, out)
     columns = [f"--text={name}" for name in prepared.text]
     if len(prepared.label) == 1:
         columns.append(f"--label={prepared.label[0]}")
     if options.encoding:
         columns.append(f"--encoding={options.encoding}")
-    return fields, About(
+    return ["--config.data.multi_label=true"] * prepared.several, About(
         title=f"A classifier for {Path(options.data).name}",
         places=[example.place for example in prepared.splits["test"]],
         notes=prepared.notes.sentences,
@@ -322,15 +329,17 @@ def main() -> None:
     from perception.comparison import About, ExperimentSuite, worth
 
     about = About()
-    if options.data:
-        more, about = _prepare(options, out)
-        fields += more
+    fields += _data_fields(options, out) if options.data else []
     with config.complete(f"--config={spec}"):
         seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
         arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     only = tuple(options.ways.split(",")) if options.ways else ()
     suite = ExperimentSuite(*arguments, options.margin, only, **fair)
+    if options.data:
+        suite.ways()  # raise errors about options before reading data
+        more, about = _prepare(options, out)
+        suite = replace(suite, fields=[*fields, *more])
     with output(out):
         worth(suite, about, seconds)
 

@@ -359,6 +359,15 @@ def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     )
 
 
+def test_ways_option_can_name_the_baseline(folder, tmp_path) -> None:
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    suite = suite_of(given, tmp_path)
+    assert replace(suite, only=("tf_idf", "full")).ways() == ["full", "tf_idf"]
+    out = f"--out={tmp_path / 'out'}"
+    call(worth, "--config=configs/perception.py:tiny", out, "--ways=tf_idf", *given)
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["tf_idf"]
+
+
 @pytest.mark.medium
 def test_second_call_reuses_runs(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
@@ -734,8 +743,21 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
     assert "nowhere is not a readable directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
-    assert "--ways='rola': choose one of lora, full_pretrained, head, full" in told("--ways=rola")
+    assert "--ways='rola': choose one of lora, full_pretrained, head, full, tf_idf" in told(
+        "--ways=rola"
+    )
     assert "--ways=head needs --config.pretrained=DIR" in told("--ways=full,head")
+    data = f"--data={tmp_path / 'gone.csv'}"
+    for wrong, message in (
+        ("--ways=rola", "choose one of lora"),
+        ("--ways=head", "--ways=head needs --config.pretrained=DIR"),
+        (f"--config.pretrained={tmp_path}/nowhere", "nowhere is not a readable directory"),
+        ("--config.finetune=lora", "leave out --config.finetune=lora"),
+        ("--sweep=x", "--sweep"),
+        ("--config.train.steps=0", "--config.train.steps"),
+        ("--config.train.steps=1", "gone.csv: no such file"),
+    ):
+        assert message in told(data, wrong)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
     assert f"cannot write to --out={tmp_path / 'out'}: " in told("--config.train.steps=1")
