@@ -12,6 +12,7 @@ import numpy as np
 from perception.config_json import CONFIG
 from perception.finetuning import has_segments
 from perception.loading import Trained
+from perception.peft_format import CONFIG as ADAPTER_CONFIG
 from perception.safetensor_files import Tensor, write
 
 CLASSIFIER = "classifier"
@@ -70,7 +71,10 @@ def _readme(trained: Trained, base: Path | None) -> str:
         what = "The encoder is in Hugging Face format."
         imports, encoder = _AUTO, 'encoder = AutoModel.from_pretrained(".")'
     else:
-        what = "The encoder is an adapter in PEFT's format, and its base model."
+        what = (
+            "The encoder is an adapter in PEFT's format, and its base model. On another machine, replace the path of"
+            f" the base model below and in `{ADAPTER_CONFIG}`, for example by the model's name on the Hugging Face hub."
+        )
         imports = f"from peft import PeftModel\n{_AUTO}"
         encoder = f'encoder = PeftModel.from_pretrained(AutoModel.from_pretrained("{base}"), ".")'
     return _TEXT.format(
