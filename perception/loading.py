@@ -3,6 +3,7 @@
 Shape letters of this module: B rows of a batch, E texts, C classes.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -242,8 +243,17 @@ def begun_from(
     return found
 
 
+def _warn_if_unfinished(workdir: Path) -> None:
+    if not (workdir / SUMMARY).exists():
+        print(
+            f"warning: {shown(workdir)} has no {SUMMARY}, so its training has not ended: its best checkpoint so far is"
+            " used; repeat the training command to finish it",
+            file=sys.stderr,
+        )
+
+
 def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -> Trained:
-    """Loads the best checkpoint of a run.
+    """Loads the best checkpoint of a run. Prints a warning if the run has not ended.
 
     Args:
       weights: new directory of the pretrained weights; None for the directory that the run used.
@@ -253,6 +263,7 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
         the pretrained weights have changed.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
+    _warn_if_unfinished(workdir)
     found, build, pretrained = _open(config, workdir, weights)
     values = load_run(workdir, config, build, mesh, pretrained_weights(pretrained, mesh))
     return Trained(config, *found, values, mesh)
@@ -262,10 +273,12 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
     """Loads a run without the parameters that are frozen at pretrained weights.
 
     Also returns the fingerprint of these pretrained weights; "" if no frozen parameter comes from pretrained weights.
+    Prints a warning if the run has not ended.
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.
     """
+    _warn_if_unfinished(workdir)
     found, build, _ = _open(config, workdir)
     model = variables.abstract(build)
     with closing(Checkpoints(workdir)) as checkpoints:

@@ -82,6 +82,25 @@ def test_run_without_later_fields_is_loaded(lora, tmp_path):
     np.testing.assert_array_equal(found.probabilities(lines), wanted.probabilities(lines))
 
 
+def test_unfinished_run_is_used_with_a_warning(lora, tmp_path, monkeypatch, capsys):
+    workdir, lines = tmp_path / "run", tmp_path / "new.txt"
+    shutil.copytree(lora[0], workdir)
+    lines.write_text("a string\n")
+    commands = (
+        (classify, f"--run={workdir}", f"--input={lines}"),
+        (adapters, "peft", f"--run={workdir}", f"--out={tmp_path / 'NAME_peft'}"),
+        (adapters, "export", f"--run={workdir}", f"--out={tmp_path / 'NAME_export'}"),
+    )
+    for name in ("finished", "unfinished"):
+        for program, *given in commands:
+            monkeypatch.setattr(sys, "argv", ["program", *(x.replace("NAME", name) for x in given)])
+            program.main()
+            told = [x for x in capsys.readouterr().err.splitlines() if "has not ended" in x]
+            warning = f"warning: {workdir} has no summary.json, so its training has not ended: its"
+            assert [x.startswith(warning) for x in told] == [True] * (name == "unfinished")
+        (workdir / "summary.json").unlink(missing_ok=True)
+
+
 def test_predictions_hold_test_probabilities(lora, mesh):
     workdir, summary = lora
     kept = load_predictions(workdir / PREDICTIONS)
