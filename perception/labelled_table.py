@@ -213,7 +213,8 @@ def _warnings(classes: Sequence[str]) -> list[str]:
         if name.casefold() in DOUBTFUL
     ]
     return doubtful + [
-        f"The labels {' and '.join(map(repr, same))} differ only in case, and are treated as different classes."
+        f"The labels {' and '.join(map(repr, same))} differ only in case, and are treated as different classes:"
+        " write them alike in --data if they are one class."
         for same in folded.values()
         if len(same) > 1
     ]

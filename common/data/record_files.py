@@ -1,6 +1,7 @@
 """Reads examples with named fields from JSON lines and CSV."""
 
 import csv
+import json
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -88,8 +89,9 @@ def parse_json_lines(path: str | Path, lines: Iterable[str]) -> Iterator[Parsed]
         try:
             fields = parse_json(line)
         except ValueError as error:
-            # Omit the position from the error text: `json` counts this line as line 1.
-            yield place, f" is not JSON: {getattr(error, 'msg', error)}"
+            # `json` counts this line as line 1, so take only the column of its position.
+            known = isinstance(error, json.JSONDecodeError)
+            yield place, f" is not JSON: {f'{error.msg}: column {error.colno}' if known else error}"
             continue
         yield place, fields if isinstance(fields, dict) else " is not a JSON object"
 

@@ -114,7 +114,9 @@ def test_class_names_are_sorted_words(folder):
         ('{"text": "x", "label": "good"}', "the label 'good' is not one of the 2 classes"),
         ('{"text": "x", "label": NaN}', "the field 'label' has an empty label"),
         ('{"text": "x", "label": ["a", "b"]}', "label must be a text or a number, got \\['a', 'b"),
-        ("x", "is not JSON"),
+        ("x", "is not JSON: Expecting value: column 1; correct"),
+        ('{"text": "x', "is not JSON: Unterminated string starting at: column 10; correct"),
+        ("[" * 100_000, "is not JSON: maximum recursion"),
         ("[1]", "is not a JSON object"),
     ],
 )

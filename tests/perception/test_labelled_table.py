@@ -421,8 +421,8 @@ def test_note_names_labels_that_differ_only_in_case(tmp_path) -> None:
     mixed = [{**row, "label": ("spam", "Spam")[i % 2]} for i, row in enumerate(MANY)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(mixed)))))
     assert (
-        "The labels 'Spam' and 'spam' differ only in case, and are treated as different classes."
-        in found.notes.sentences
+        "The labels 'Spam' and 'spam' differ only in case, and are treated as different classes: write them alike in"
+        " --data if they are one class." in found.notes.sentences
     )
 
 
