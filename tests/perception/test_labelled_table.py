@@ -382,15 +382,15 @@ def test_splits_are_stratified_and_repeatable(tmp_path) -> None:
         assert sum(e.label == "spam" for e in some) == len(some) / 10
 
 
-@pytest.mark.parametrize("rare", [3, 4])
-def test_rare_class_is_in_every_split(tmp_path, rare) -> None:
-    """A proportional validation split would have less than half an example of the rare class."""
-    found = rows(200, 1) + [{"text": sentence(900 + i), "label": "rare"} for i in range(rare)]
+def test_rare_classes_are_in_every_split(tmp_path) -> None:
+    """A proportional validation split would have no example of most of the eight classes with three texts."""
+    found = rows(400, 1) + [{"text": sentence(900 + i), "label": f"rare{i % 8}"} for i in range(24)]
     made = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(found)))))
-    counts = {k: sum(e.label == "rare" for e in some) for k, some in made.splits.items()}
-    assert counts == {"train": rare - 2, "valid": 1, "test": 1}
+    for some in made.splits.values():
+        counts = Counter(e.label for e in some)
+        assert [counts[f"rare{k}"] for k in range(8)] == [1] * 8
     assert len({e.text for some in made.splits.values() for e in some}) == len(found)
-    note = "Few examples, so that chance determines the scores: 'rare' has 1 test and 1 validation"
+    note = "Few examples, so that chance determines the scores: 'rare0' has 1 test and 1 validation"
     assert any(line.startswith(note) and "'spam'" not in line for line in made.notes.sentences)
 
 
@@ -503,6 +503,24 @@ def test_data_of_a_user_are_not_overwritten(tmp_path) -> None:
     with pytest.raises(UserError, match=r"out/data has files that this program did not write"):
         labelled_table.write(found, tmp_path / "out")
     assert (folder / "train.jsonl").read_text() == "of the user"
+
+
+def test_interrupted_write_can_be_repeated(tmp_path, monkeypatch) -> None:
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(MANY)))))
+    replaced, move = [], Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(target.name)
+        return move(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            labelled_table.write(found, tmp_path / "out")
+    folder = labelled_table.write(found, tmp_path / "out")
+    assert len(replaced) == 1 and len(list(folder.iterdir())) == 5
 
 
 @pytest.mark.parametrize("seed", range(3))
