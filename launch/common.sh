@@ -62,6 +62,18 @@ step() {
 # Prints a random token. Process 0 of a run refuses connections without this token.
 new_token() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }
 
+# Creates the new directory $log_dir. Two commands in the same second have the same default, so the second command adds -2
+# to the name.
+create_log_dir() {
+  local wanted=$log_dir number=1
+  mkdir -p "$(dirname "$wanted")" 2>/dev/null
+  until mkdir "$log_dir" 2>/dev/null; do
+    [[ -e $log_dir ]] || fault "cannot create $log_dir: choose another directory with --log-dir"
+    number=$((number + 1))
+    log_dir=$wanted-$number
+  done
+}
+
 # Sets $python to $PYTHON. Without $PYTHON, to the repository's .venv/bin/python, or to python3 if .venv is missing.
 find_python() {
   python=${PYTHON:-$root/.venv/bin/python}

@@ -125,16 +125,21 @@ grace=${grace:-60}
 name=${config##*/}
 name=${name%%:*}
 name=${name%.py}
-log_dir=${log_dir:-runs/slurm-$name-$(date +%Y-%m-%d_%H-%M-%S)}
+new=
+[[ -n $log_dir ]] || new=yes log_dir=runs/slurm-$name-$(date +%Y-%m-%d_%H-%M-%S)
 [[ $log_dir == /* ]] || log_dir=$PWD/$log_dir
 [[ $log_dir != *%* ]] ||
   fault "the directory of the logs must not contain %, which Slurm expands: set --log-dir to another path, not $log_dir"
 [[ -n $dry_run ]] || need_program sbatch "run this command on a node of the cluster"
 
-code=$root folder=$PWD copied=
 if [[ -n $commit ]]; then
   find_commit "$commit"
   need_committed "$config"
+fi
+[[ -z $new || -n $dry_run ]] || create_log_dir
+
+code=$root folder=$PWD copied=
+if [[ -n $commit ]]; then
   code=$log_dir/code folder=$log_dir/code
   # A repeated command reuses a complete copy. The links are created last, so a copy with links is complete.
   if [[ -L $code/data && $(git -C "$code" rev-parse HEAD) == "$commit" ]] && git -C "$code" diff --quiet HEAD; then
@@ -204,6 +209,9 @@ exit "$code"
 END
 }
 
+# The job may still run, and two jobs must not share the files of a directory.
+[[ ! -e $log_dir/job.sh || $(batch) == "$(<"$log_dir/job.sh")" ]] ||
+  fault "$log_dir/job.sh is the job of another command: choose another --log-dir, or remove job.sh if that job has ended"
 if [[ -n $dry_run ]]; then
   printf '# %s\n' "$log_dir/job.sh"
   batch

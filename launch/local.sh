@@ -46,8 +46,7 @@ source "$root/launch/flags.sh"
 # --- command line --------------------------------------------------------------------------------
 
 module=reservoir.train
-log_dir=runs/local-$(date +%Y-%m-%d_%H-%M-%S)
-grace=30 gpus=()
+log_dir='' grace=30 gpus=()
 while [[ ${1-} == -* ]]; do
   case $1 in
     -h | --help) usage && exit 0 ;;
@@ -70,6 +69,10 @@ need_positive N "$count"
   fault "--gpus lists ${#gpus[@]} GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
 
 find_python
+if [[ -z $log_dir ]]; then
+  log_dir=runs/local-$(date +%Y-%m-%d_%H-%M-%S)
+  create_log_dir
+fi
 mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"
 
 # Another program could take the port before process 0 binds it. Process 0 then reports the port and

@@ -97,6 +97,14 @@ class Checkout:
         recorded = [p.read_text().split("\0") for p in sorted((self.folder / "calls").iterdir())]
         return [call[1:-1] for call in recorded if call[0] == name]
 
+    def freeze_date(self) -> None:
+        """Makes `date` print the same second in the names of all directories."""
+        program = f"""#!/bin/sh
+[ "$1" != +%Y-%m-%d_%H-%M-%S ] || {{ echo 2026-01-02_03-04-05; exit; }}
+exec {shutil.which("date")} "$@"
+"""
+        self.executable(self.bin / "date", program)
+
     def log_variable(self, name: str) -> None:
         """Makes the stand-in trainer print the environment variable `name`. With -c, the trainer runs Python code."""
         program = f"""#!/bin/sh

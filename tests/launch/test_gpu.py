@@ -176,6 +176,7 @@ def test_requeues_are_limited_by_restarts_option(cluster, codes):
         assert ("not requeued: already" in result.stdout) == (count >= 2)
     assert cluster.calls("scontrol").count(["requeue", "70000"]) == 2
 
+    job.unlink()
     job = submitted(cluster, "--restarts", "0", "c.py")
     assert "already requeued 0 times" in cluster.run("bash", job, CODES=codes, **JOB).stdout
 
@@ -231,6 +232,28 @@ def test_job_runs_the_code_of_its_commit(cluster):
     assert len(cluster.calls("sbatch")) == 2
 
 
+def test_jobs_submitted_in_the_same_second_have_own_directories(cluster):
+    cluster.freeze_date()
+    for lr in (1, 2, 3):
+        assert gpu(cluster, "slurm", "c.py", f"--config.lr={lr}").returncode == 0
+    default = cluster.root / "runs/slurm-c-2026-01-02_03-04-05"
+    jobs = [Path(call[-1]) for call in cluster.calls("sbatch")]
+    assert jobs == [Path(f"{default}{end}/job.sh") for end in ("", "-2", "-3")]
+    for lr, job in enumerate(jobs, 1):
+        assert f"--config.lr={lr}" in job.read_text() and str(job.parent) in job.read_text()
+
+
+def test_directory_of_another_job_is_refused(cluster):
+    job = submitted(cluster, "c.py", "--config.lr=1")
+    written = job.read_text()
+    for options in ((), ("--dry-run",)):
+        result = gpu(cluster, "slurm", *options, "--log-dir", "my job", "c.py", "--config.lr=2")
+        assert result.returncode == 2 and result.stderr.count("\n") == 1
+        assert f"{job} is the job of another command" in result.stderr
+    assert job.read_text() == written and len(cluster.calls("sbatch")) == 1
+    assert submitted(cluster, "c.py", "--config.lr=1") == job, "the same command again resumes"
+
+
 def test_relative_python_path_is_made_absolute(cluster):
     trainer = cluster.root / "trainer"
     trainer.symlink_to(cluster.bin / "trainer")
@@ -268,6 +291,16 @@ def test_host_starts_one_process_with_all_gpus(cluster):
     assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     assert environment["TRAINLESS_NUM_PROCESSES"] == "1"
     assert program == ["-m", "reservoir.train", "--config=c.py", *ARGUMENTS]
+
+
+def test_host_runs_of_the_same_second_have_own_directories(cluster):
+    cluster.freeze_date()
+    for lr in (1, 2):
+        assert gpu(cluster, "host", "--gpus", "0", "c.py", f"--config.lr={lr}").returncode == 0
+    for lr, end in ((1, ""), (2, "-2")):
+        log = cluster.root / f"runs/local-2026-01-02_03-04-05{end}/process-0.log"
+        (start,) = log.read_text().splitlines()
+        assert f"--config.lr={lr}" in start
 
 
 def test_host_processes_share_the_gpus(cluster):
