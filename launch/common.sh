@@ -25,6 +25,17 @@ quote() {
   done
 }
 
+# Checks that no argument after CONFIG is an option of the launcher, which would go to the program without a message.
+# The list of options is the help text.
+need_no_options() { # ARGUMENT...
+  local argument options
+  options=$(usage | grep '^  -' | sed 's/\(.\)   .*/\1/' | grep --only-matching --extended-regexp -e '-[a-z-]+')
+  for argument; do
+    [[ $argument != -* || $'\n'$options$'\n' != *$'\n'"${argument%%=*}"$'\n'* ]] ||
+      fault "${argument%%=*} is an option of the launcher: give it before CONFIG"
+  done
+}
+
 # Checks that the option $1 has a value, $2.
 need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 

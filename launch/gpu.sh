@@ -97,6 +97,7 @@ done
 (($# >= 1)) || fault "CONFIG is required"
 config=$1
 shift
+need_no_options "$@"
 find_python
 
 # --- this host -----------------------------------------------------------------------------------

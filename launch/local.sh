@@ -65,6 +65,7 @@ done
 count=$1 config=$2
 shift 2
 need_positive N "$count"
+need_no_options "$@"
 ((${#gpus[@]} % count == 0)) ||
   fault "--gpus lists ${#gpus[@]} GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
 

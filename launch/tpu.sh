@@ -178,6 +178,7 @@ find_workdir() {
 [[ ${1-} != -* ]] || fault "unexpected option $1 after NAME: give the options of $action before NAME"
 if [[ $action == run ]]; then
   (($# >= 1)) || fault "CONFIG is required after NAME"
+  need_no_options "${@:2}"
   [[ -n $type ]] || fault "--type is required, such as v5litepod-16"
   find_workdir "$@"
   required="--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG"

@@ -334,6 +334,13 @@ def test_host_processes_share_the_gpus(cluster):
         (("slurm", "--sbatch"), "--sbatch needs a value"),
         (("slurm", "--nodes"), "--nodes needs a value"),
         (("slurm", "--nodse"), "unknown option --nodse of slurm"),
+        (
+            ("slurm", "c.py", "--workdir=w", "--sbatch", "--partition=gpu"),
+            "--sbatch is an option of the launcher: give it before CONFIG",
+        ),
+        (("slurm", "c.py", "--nodes=2"), "--nodes is an option of the launcher"),
+        (("slurm", "c.py", "--dry-run"), "--dry-run is an option of the launcher"),
+        (("host", "c.py", "-n", "2"), "-n is an option of the launcher"),
         (("slurm", "--log-dir", "a%j", "c.py"), "the directory of the logs must not contain %"),
         (
             ("slurm", "--commit", "nowhere", "c.py"),

@@ -179,6 +179,7 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
         ),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
+        (("2", "c.py", "--x=1", "--grace", "3"), "--grace is an option of the launcher: give it"),
     ],
 )
 def test_invalid_usage_exits_with_code_2(launch, tmp_path, args, message):

@@ -339,8 +339,9 @@ def test_saved_request_is_not_executed_as_shell_code(cloud, content, message):
 
 
 def test_request_is_readable_by_its_owner_only(cloud):
-    tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", "--setup", "echo secret")
-    assert (cloud.root / "runs/tpu-pod/request").stat().st_mode & 0o777 == 0o600
+    tpu(cloud, "run", *TYPE, "--setup", "echo secret", "pod", "c.py", "--workdir=/w")
+    request = cloud.root / "runs/tpu-pod/request"
+    assert "setup=echo secret" in request.read_text() and request.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.medium
@@ -593,6 +594,12 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
             "no file configs/X.py in commit",
         ),
         (("run", *TYPE, "pod", "untracked.py", "--workdir=/w"), "no file untracked.py in commit"),
+        (
+            ("run", *TYPE, "pod", "c.py", "--workdir=/w", "--spot"),
+            "--spot is an option of the launcher: give it before CONFIG",
+        ),
+        (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--zone=z"), "--zone is an option of the"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--dry-run"), "--dry-run is an option of"),
         (("run", "--spto", "pod"), "unknown option --spto of run"),
         (("run", "--spto"), "unknown option --spto of run"),
         (("stop", "--grace"), "--grace needs a value"),
