@@ -49,6 +49,12 @@ need_positive() {
   [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number without leading zeros, not '$2'"
 }
 
+# Checks the value of an option $1 that is passed on to another program.
+need_option() {
+  need_value "$@"
+  [[ $2 == -* ]] || fault "$1 must be followed by an option, such as $1 --name=value, not '$2'"
+}
+
 need_program() { command -v "$1" >/dev/null || fault "$1 is not installed: $2"; }
 
 # Reports a failed step by its name and exits with code 1.
@@ -104,6 +110,9 @@ find_commit() {
   commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") ||
     fault "unknown commit $1: give --commit a commit of $root"
 }
+
+# Checks that the file of CONFIG $1 exists.
+need_file() { [[ -f ${1%%:*} ]] || fault "no file ${1%%:*}: give the path of a configuration file"; }
 
 # Checks that $commit contains the file of CONFIG $1, unless its path is absolute. A relative path is relative to the
 # repository root.

@@ -87,7 +87,7 @@ while [[ ${1-} == -* ]]; do
     slurm:--cpus) need_positive "$@" && cpus=$value ;;
     slurm:--restarts) need_whole "$@" && restarts=$value ;;
     slurm:--notice) need_whole "$@" && notice=$value ;;
-    slurm:--sbatch) more+=("$value") ;;
+    slurm:--sbatch) need_option "$@" && more+=("$value") ;;
     slurm:--commit) commit=$value ;;
     *) fault "unknown option $1 of $where" ;;
   esac
@@ -98,6 +98,7 @@ done
 config=$1
 shift
 need_no_options "$@"
+[[ -n $commit ]] || need_file "$config"
 find_python
 
 # --- this host -----------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ count=$1 config=$2
 shift 2
 need_positive N "$count"
 need_no_options "$@"
+need_file "$config"
 ((${#gpus[@]} % count == 0)) ||
   fault "--gpus lists ${#gpus[@]} GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
 

@@ -94,8 +94,8 @@ while [[ ${1-} == -* ]]; do
   esac
   value=${2-}
   case $action:$1 in
-    run:--ssh) ssh+=("$value") ;;
-    run:--create) create+=("$value") ;;
+    run:--ssh) need_option "$@" && ssh+=("$value") ;;
+    run:--create) need_option "$@" && create+=("$value") ;;
     run:--log-dir) log_dir=$value ;;
     run:-m | run:--module) module=$value ;;
     run:--type | run:--zone | run:--project | run:--runtime | run:--setup | run:--commit)

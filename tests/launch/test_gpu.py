@@ -41,7 +41,9 @@ JOB = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "node[3-4]"}
 @pytest.fixture
 def cluster(tmp_path) -> Checkout:
     checkout = Checkout(tmp_path)
-    (checkout.root / "c.py").touch()
+    (checkout.root / "configs").mkdir()
+    for config in ("c.py", "configs/x.py"):
+        (checkout.root / config).touch()
     checkout.commit = checkout.commit_all()
     checkout.stand_in("sbatch", "echo Submitted batch job 70000; exit ${SBATCH:-0}")
     checkout.stand_in("srun", SRUN)
@@ -341,6 +343,12 @@ def test_host_processes_share_the_gpus(cluster):
         (("slurm", "c.py", "--nodes=2"), "--nodes is an option of the launcher"),
         (("slurm", "c.py", "--dry-run"), "--dry-run is an option of the launcher"),
         (("host", "c.py", "-n", "2"), "-n is an option of the launcher"),
+        (("slurm", "configs/X.py:tiny"), "no file configs/X.py: give the path of a configuration"),
+        (("host", "--dry-run", "--gpus", "0", "configs"), "no file configs: give the path"),
+        (
+            ("slurm", "--sbatch", "partition=gpu", "c.py"),
+            "--sbatch must be followed by an option, such as --sbatch --name=value, not 'partition=gpu'",
+        ),
         (("slurm", "--log-dir", "a%j", "c.py"), "the directory of the logs must not contain %"),
         (
             ("slurm", "--commit", "nowhere", "c.py"),

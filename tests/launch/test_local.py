@@ -47,6 +47,9 @@ if behaviour != "end":
 def launch(tmp_path: Path):
     """Returns a function that starts the launcher in the stand-in's folder. Ends unfinished runs after the test."""
     (tmp_path / "standin.py").write_text(STAND_IN)
+    (tmp_path / "configs").mkdir()
+    for config in ("c.py", "configs/x.py"):
+        (tmp_path / config).touch()
     started = []
 
     def start(*args: str, **popen: object) -> subprocess.Popen:
@@ -179,6 +182,7 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
         ),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
+        (("2", "C.py:tiny"), "no file C.py: give the path of a configuration file"),
         (("2", "c.py", "--x=1", "--grace", "3"), "--grace is an option of the launcher: give it"),
     ],
 )

@@ -19,6 +19,7 @@ PROGRAM = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or s
 def test_shell_scripts(tmp_path):
     job = tmp_path / "job.sh"
     checkout = Checkout(tmp_path)
+    (checkout.root / "c.py").touch()
     printed = checkout.run(
         checkout.root / "launch" / "gpu.sh", "slurm", "--dry-run", "c.py", "it's"
     )

@@ -600,6 +600,11 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         ),
         (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--zone=z"), "--zone is an option of the"),
         (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--dry-run"), "--dry-run is an option of"),
+        (
+            ("run", "--create", "network=lab"),
+            "--create must be followed by an option, such as --create --name=value, not 'network=lab'",
+        ),
+        (("run", "--ssh", "internal-ip"), "--ssh must be followed by an option"),
         (("run", "--spto", "pod"), "unknown option --spto of run"),
         (("run", "--spto"), "unknown option --spto of run"),
         (("stop", "--grace"), "--grace needs a value"),
