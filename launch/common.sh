@@ -79,8 +79,8 @@ step() {
 # Prints a random token. Process 0 of a run refuses connections without this token.
 new_token() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }
 
-# Creates the new directory $log_dir. Two commands in the same second have the same default, so the second command adds -2
-# to the name.
+# Creates the new directory $log_dir. Two commands in the same second have the same default, so the second command adds
+# -2 to the name.
 create_log_dir() {
   local wanted=$log_dir number=1
   mkdir -p "$(dirname "$wanted")" 2>/dev/null

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Starts one run on one or several TPU slices, each a TPU VM with one or more hosts, using gcloud. Needs bash 4.4.
-# See `launch/tpu.sh --help`.
+# Starts one run on TPU slices (TPU VMs of one or more hosts) with gcloud. See `launch/tpu.sh --help`. Needs bash 4.4.
 set -uo pipefail
 
 usage() {
@@ -152,9 +151,8 @@ read_request() {
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "follow https://cloud.google.com/sdk/docs/install"; }
 thing() {
-  local several=
-  ((slices == 1)) || several=" --slices $slices"
-  printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}$several"
+  printf '%s' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"
+  if ((slices == 1)); then printf '\n'; else printf ' --slices %s\n' "$slices"; fi
 }
 
 # Sets an empty variable to the value of a gcloud property, so that the request stores the value. Otherwise, if gcloud's
@@ -185,13 +183,17 @@ if [[ $action == run ]]; then
   [[ $workdir == gs://*/* || $workdir == /* ]] || fault "$required${workdir:+, not $workdir}"
   find_commit "$commit"
   need_committed "$1"
-  case $type in
-    v5litepod-*) recommended=v2-alpha-tpuv5-lite ;;
-    v5p-*) recommended=v2-alpha-tpuv5 ;;
-    v6e-*) recommended=v2-alpha-tpuv6e ;;
-    *) recommended=tpu-ubuntu2204-base ;;
+  case $runtime:$type in
+    :v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
+    :v5p-*) runtime=v2-alpha-tpuv5 ;;
+    :v6e-*) runtime=v2-alpha-tpuv6e ;;
+    :v[234]-*) runtime=tpu-ubuntu2204-base ;;
+    :*) fault "unknown TPU family of --type $type: use v2-N, v3-N, v4-N, v5litepod-N, v5p-N or v6e-N, or set --runtime" ;;
   esac
-  runtime=${runtime:-$recommended}
+  for argument in "${@:2}"; do
+    [[ ! $argument =~ ^--config\.mesh\.data=([1-9][0-9]*)$ ]] || ((BASH_REMATCH[1] % slices == 0)) ||
+      fault "$argument must be a multiple of $slices, the number of slices: change --config.mesh.data or --slices"
+  done
   arguments=(-m "$module" --config="$1" "${@:2}")
   libtpu_flags=${LIBTPU_INIT_ARGS-}
   ((slices == 1)) || queued=yes
@@ -263,12 +265,9 @@ remove() {
 each() {
   local slice job jobs=() failed=
   for ((slice = 0; slice < slices; slice++)); do
-    if ((slices == 1)) || [[ -n $dry_run ]]; then
-      "$@"
-    else
-      "$@" &
-      jobs+=($!)
-    fi
+    if ((slices == 1)) || [[ -n $dry_run ]]; then "$@"; continue; fi
+    "$@" &
+    jobs+=($!)
   done
   for job in "${jobs[@]}"; do wait "$job" || failed=yes; done
   [[ -z $failed ]] || exit 1
@@ -328,6 +327,7 @@ bring_up() {
       ${spot:+--spot} "${create[@]}"
     "$kind"
   fi
+  [[ -n $dry_run ]] || trap '(($? == 0)) || say "$name still costs money: to delete it, launch/tpu.sh delete $name"' EXIT
   await "$kind" "$ready"
   [[ -z $queued ]] || look_for_vm
   await look_for_vm READY

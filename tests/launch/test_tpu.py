@@ -278,6 +278,8 @@ def test_failing_step_is_named_and_ends_the_launch(cloud, part, name):
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
     assert "no active account" in result.stderr, "the message of gcloud is shown"
+    costs = "pod still costs money: to delete it, launch/tpu.sh delete pod" in result.stderr
+    assert costs == (name not in ("look for TPU VM pod", "create"))
     last = -2 if name == "start" else -1  # after a failed start, the started processes are stopped
     assert part in " ".join(cloud.calls("gcloud")[last])
 
@@ -600,6 +602,14 @@ def test_number_of_slices_is_fixed_until_delete(cloud):
         ),
         (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--zone=z"), "--zone is an option of the"),
         (("run", *TYPE, "pod", "c.py", "--workdir=/w", "--dry-run"), "--dry-run is an option of"),
+        (
+            ("run", "--type", "v7x-8", "pod", "c.py", "--workdir=/w"),
+            "unknown TPU family of --type v7x-8: use v2-N, v3-N, v4-N, v5litepod-N, v5p-N or v6e-N",
+        ),
+        (
+            ("run", *TYPE, "--slices", "2", "pod", "c.py", "--workdir=/w", "--config.mesh.data=3"),
+            "--config.mesh.data=3 must be a multiple of 2, the number of slices",
+        ),
         (
             ("run", "--create", "network=lab"),
             "--create must be followed by an option, such as --create --name=value, not 'network=lab'",
