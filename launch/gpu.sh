@@ -107,10 +107,12 @@ if [[ $where == host ]]; then
   gpus=${gpus:-${CUDA_VISIBLE_DEVICES-}}
   if [[ -z $gpus ]]; then
     need_program nvidia-smi "list the GPUs with --gpus 0,1,..."
-    listed=$(nvidia-smi --query-gpu=index --format=csv,noheader) ||
+    gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader) ||
       fault "nvidia-smi failed: list the GPUs with --gpus 0,1,..."
-    gpus=${listed//$'\n'/,}
+    gpus=${gpus//$'\n'/,}
   fi
+  IFS=, read -ra listed <<<"$gpus"
+  need_gpus "$processes" "${listed[@]}"
   run=("$root/launch/local.sh" --module "$module" --gpus "$gpus")
   [[ -z $log_dir ]] || run+=(--log-dir "$log_dir")
   [[ -z $grace ]] || run+=(--grace "$grace")

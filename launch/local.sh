@@ -67,8 +67,7 @@ shift 2
 need_positive N "$count"
 need_no_options "$@"
 need_file "$config"
-((${#gpus[@]} % count == 0)) ||
-  fault "--gpus lists ${#gpus[@]} GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
+need_gpus "$count" "${gpus[@]}"
 
 find_python
 if [[ -z $log_dir ]]; then

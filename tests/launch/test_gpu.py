@@ -364,6 +364,14 @@ def test_host_processes_share_the_gpus(cluster):
             ("host", "-n", "2", "--gpus", "0,1,2", "c.py"),
             "--gpus lists 3 GPUs, which 2 processes cannot share evenly",
         ),
+        (
+            ("host", "--dry-run", "-n", "2", "--gpus", "0,1,2", "c.py"),
+            "--gpus lists 3 GPUs, which 2 processes cannot share evenly",
+        ),
+        (
+            ("host", "--dry-run", "-n", "2", "--gpus", "0,0", "c.py"),
+            "--gpus repeats a GPU of 0 0: list each GPU once",
+        ),
     ],
 )
 def test_invalid_usage_exits_with_code_2(cluster, arguments, message):

@@ -182,6 +182,7 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
         ),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
+        (("--gpus", "1,0,1,2", "2", "c.py"), "--gpus repeats a GPU of 1 0 1 2: list each"),
         (("2", "C.py:tiny"), "no file C.py: give the path of a configuration file"),
         (("2", "c.py", "--x=1", "--grace", "3"), "--grace is an option of the launcher: give it"),
     ],
