@@ -70,18 +70,21 @@ need_file "$config"
 need_gpus "$count" "${gpus[@]}"
 
 find_python
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+# Another program could take the port before process 0 binds it. Process 0 then reports the port and
+# the run ends.
+port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1])') || fault "cannot run $python: set PYTHON to a Python interpreter"
+"$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$module" 2>/dev/null ||
+  fault "$python cannot find module $module, or import its package: give --module a training program, such as reservoir.train"
+
 if [[ -z $log_dir ]]; then
   log_dir=runs/local-$(date +%Y-%m-%d_%H-%M-%S)
   create_log_dir
 fi
 mkdir -p "$log_dir" || fault "cannot write to --log-dir $log_dir: choose another directory"
 
-# Another program could take the port before process 0 binds it. Process 0 then reports the port and
-# the run ends.
-port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
-print(s.getsockname()[1])') || fault "cannot run $python: set PYTHON to a Python interpreter"
-
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs
 if ((${#gpus[@]})); then recommend gpu; else recommend cpu; fi
 export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count TRAINLESS_TOKEN
@@ -117,7 +120,7 @@ interrupt() {
     say "SIG$1 again: killing all processes"
     kill_all
   fi
-}
+} 2>&4
 # A signal during the start is forwarded after all processes have started.
 early=
 trap 'early=INT' INT
@@ -145,6 +148,9 @@ for ((k = 0; k < count; k++)); do
   exec 3>&-
 done
 set +m
+
+# From here on, messages go to file 4, because bash reports killed processes on stderr in its own words.
+exec 4>&2 2>/dev/null
 
 # The terminal does not send SIGHUP to background process groups, so forward SIGHUP as SIGTERM.
 trap 'interrupt INT' INT
@@ -174,12 +180,12 @@ while ((${#running[@]})); do
     code=$status
     deadline=$((SECONDS + grace))
     ((interrupts == 0)) || continue
-    ((k == 0)) || tail -n 20 "$log_dir/process-$k.log" >&2
-    say "process $k $(describe "$status"): see $log_dir/process-$k.log; stopping the others"
+    ((k == 0)) || tail -n 20 "$log_dir/process-$k.log" >&4
+    say "process $k $(describe "$status"): see $log_dir/process-$k.log; stopping the others" 2>&4
     signal_all TERM
   done
   if [[ -n $deadline ]] && ((SECONDS > deadline)); then
-    say "$grace s after the first nonzero exit code: killing processes ${!running[*]}"
+    say "$grace s after the first nonzero exit code: killing processes ${!running[*]}" 2>&4
     kill_all
     deadline=
   fi

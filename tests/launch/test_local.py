@@ -130,6 +130,7 @@ def test_process_ignoring_sigterm_is_killed_after_grace(launch, tmp_path):
     assert run.returncode == 128 + signal.SIGKILL
     assert "process 1 was killed by SIGKILL" in err
     assert "killing processes 0" in err
+    assert "Killed" not in err, "bash's own message is not shown"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,6 +140,7 @@ def test_signal_is_forwarded_and_launcher_waits(launch, tmp_path, number):
     run.send_signal(number)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, err
+    assert f"{number.name}: forwarded to all processes" in err
     for k, text in enumerate(logs(tmp_path / "logs")):
         assert text.count(f"process {k} saved after {number.name}") == 1
     assert "process 0 saved" in out
@@ -183,6 +185,8 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
         (("--gpus", "1,0,1,2", "2", "c.py"), "--gpus repeats a GPU of 1 0 1 2: list each"),
+        (("-m", "nope.train", "2", "c.py"), "cannot find module nope.train, or import"),
+        (("-m", "common.nope", "2", "c.py"), "cannot find module common.nope"),
         (("2", "C.py:tiny"), "no file C.py: give the path of a configuration file"),
         (("2", "c.py", "--x=1", "--grace", "3"), "--grace is an option of the launcher: give it"),
     ],
