@@ -16,7 +16,9 @@ def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
     languages = (data.source_language, data.target_language)
     match kind:
         case "files":
-            option = f"--config.data.splits.{split}" if split in data.splits else "--split"
+            if split not in data.splits:
+                return _load_files(place, name, languages, "--split")
+            option = f"--config.data.splits.{split}"
             return _load_files(place, name, languages, option, data.splits.train)
         case "tfds":
             return _load_tfds(place, name, languages, data.tfds_dir)
@@ -30,11 +32,11 @@ def load(data: ConfigDict, split: str) -> tuple[list[str], list[str]]:
 
 
 def _load_files(
-    place: str, split: str, languages: tuple[str, str], option: str, train: str
+    place: str, split: str, languages: tuple[str, str], option: str, unwanted: str = ""
 ) -> tuple[list[str], list[str]]:
     folder = source_folder(place)
     sides = zip(("source", "target"), languages, strict=True)
-    return read_parallel(*(_find(folder, split, *side, option, train) for side in sides))
+    return read_parallel(*(_find(folder, split, *side, option, unwanted) for side in sides))
 
 
 def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
@@ -59,18 +61,20 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
     return source, target
 
 
-def _find(folder: Path, split: str, side: str, language: str, option: str, train: str) -> Path:
+def _find(folder: Path, split: str, side: str, language: str, option: str, unwanted: str) -> Path:
     """Returns the file of a side ("source" or "target") of a split.
 
-    The error message of a missing file names `option`, the option that selects the split, and the other splits except
-    `train`, on which no one should test.
+    If the file is missing, the error names `option`, the option that selects the split, and the splits of the folder
+    except `unwanted`, such as the training split, on which nobody should validate.
     """
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):
         if path.is_file():
             return path
     names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
-    splits = {n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")} - {train}
+    splits = {n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")} - {
+        unwanted
+    }
     advice = (
         f"set {option} to one of its splits in {language!r}: {', '.join(sorted(splits))}; or add the missing file"
         if splits

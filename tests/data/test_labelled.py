@@ -116,7 +116,7 @@ def test_class_names_are_sorted_words(folder):
         ('{"text": "x", "label": ["a", "b"]}', "label must be a text or a number, got \\['a', 'b"),
         ("x", "is not JSON: Expecting value: column 1; correct"),
         ('{"text": "x', "is not JSON: Unterminated string starting at: column 10; correct"),
-        ("[" * 100_000, "is not JSON: maximum recursion"),
+        ("[" * 100_000, "is not JSON: its brackets are nested too deeply"),
         ("[1]", "is not a JSON object"),
     ],
 )
