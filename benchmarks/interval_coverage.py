@@ -76,6 +76,7 @@ class _Simulated(Run):
 
     made: Losses | None = None
 
+    @property
     def predictions(self) -> Losses | None:
         return self.made
 

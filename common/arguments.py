@@ -31,12 +31,9 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raises a UserError unless --output=`path` names a file, existing or not, in a folder that can be written."""
+    """Raises a UserError if --output=`path` is a folder, or is in a folder that cannot be written."""
     check_folder("the folder of --output", path.parent)
-    check(
-        path.is_file() or not path.exists(),
-        f"--output={shown(path)} is a folder or a device: name a file",
-    )
+    check(not path.is_dir(), f"--output={shown(path)} is a folder: name a file")
 
 
 def int_arg(option: str, least: int = 1) -> Callable[[str], int]:

@@ -41,6 +41,23 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], None], option: str = ""
         write(file)
 
 
+def write_output(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes the file of --output: atomically, or directly if `path` is a pipe or a device. Follows links.
+
+    Raises a UserError if the file cannot be written.
+    """
+    if path.is_file() or not path.exists():
+        write_atomic(path.resolve(), write)
+        return
+    try:
+        with path.open("wb") as file:
+            write(file)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to --output={path}: {error.strerror or error}; choose another file"
+        ) from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file atomically. The folder must exist, and only one process may write the file at a time."""
     partial = path.with_name(path.name + ".partial")

@@ -36,6 +36,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     from common.errors import UserError, check
     from common.report import claims
     from common.train.workdir import commit
+    from launch.plan import STEPS
 
     plans = dict.fromkeys(claim.source for claim in claims.read(paper) if claim.kind == "plan")
     rows = {row[0]: row for row in _read(path) if row[0] in plans}
@@ -61,8 +62,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             check(
                 estimate.chip_hours is not None,
                 f"the number of steps is 0, or unknown without data: in {paper}/{claims.CLAIMS}, add to the plan"
-                " --config.train.steps=N, or --config.data.tokens=N for a language model of explicit_opt; a digit"
-                " classifier of explicit_opt cannot be estimated",
+                f" {STEPS}",
             )
         except UserError as fault:
             print(f"error: {plan}: {fault}", file=sys.stderr, flush=True)

@@ -49,13 +49,13 @@ need_positive() {
   [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number without leading zeros, not '$2'"
 }
 
-# Checks that the GPUs of --gpus are different and that COUNT processes can share them evenly.
+# Checks that the GPUs are different and that COUNT processes can share them evenly.
 need_gpus() { # COUNT GPU...
   local count=$1
   shift
-  [[ -z $(printf '%s\n' "$@" | sort | uniq --repeated) ]] || fault "--gpus repeats a GPU of $*: list each GPU once"
+  [[ -z $(printf '%s\n' "$@" | sort | uniq --repeated) ]] || fault "the list of GPUs $* repeats a GPU: list each GPU once with --gpus"
   (($# % count == 0)) ||
-    fault "--gpus lists $# GPUs, which $count processes cannot share evenly: change --gpus or the number of processes"
+    fault "$count processes cannot share the $# GPUs $* evenly: change --gpus or the number of processes"
 }
 
 # Checks the value of an option $1 that is passed on to another program.

@@ -213,9 +213,9 @@ exit "$code"
 END
 }
 
-# The job may still run, and two jobs must not share the files of a directory.
+# A different job must not replace job.sh, because its own job may still run.
 [[ ! -e $log_dir/job.sh || $(batch) == "$(<"$log_dir/job.sh")" ]] ||
-  fault "$log_dir/job.sh is the job of another command: choose another --log-dir, or remove job.sh if that job has ended"
+  fault "$log_dir/job.sh differs from the job of this command: choose another --log-dir, or remove job.sh if that job has ended"
 if [[ -n $dry_run ]]; then
   printf '# %s\n' "$log_dir/job.sh"
   batch

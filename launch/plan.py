@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 
+STEPS = (
+    "--config.train.steps=N, or --config.data.tokens=N for a language model of explicit_opt; a digit classifier of"
+    " explicit_opt cannot be estimated"
+)
+"""What to add to a command whose number of steps is unknown, for error messages."""
+
 
 def arguments() -> ArgumentParser:
     from common.arguments import float_arg
@@ -196,7 +202,7 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
     lines.append((f"tokens per second, {kind}", f"{estimate.tokens_per_second:,.0f}", ""))
     hours = estimate.chip_hours
     if hours is None:
-        remark = "the number of steps is unknown without data: set --config.train.steps=N"
+        remark = f"the number of steps is 0, or unknown without data: add {STEPS}"
         return [*lines, ("chip-hours of the run", "", remark)]
     wall = steps * estimate.bound.seconds / 3600
     remark = f"{steps:,} steps, {wall:,.2f} hours, if every batch had the longest rows"

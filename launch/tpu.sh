@@ -325,9 +325,9 @@ bring_up() {
     fi
     step "create" "${request[@]}" "${where[@]}" --accelerator-type="$type" "$version=$runtime" \
       ${spot:+--spot} "${create[@]}"
-    "$kind"
   fi
-  [[ -n $dry_run ]] || trap '(($? == 0)) || say "$name still costs money: to delete it, launch/tpu.sh delete $name"' EXIT
+  [[ -n $dry_run ]] || trap '(($? == 0)) || say "$name may cost money until it is deleted: launch/tpu.sh delete $name"' EXIT
+  [[ -n $state ]] || "$kind"
   await "$kind" "$ready"
   [[ -z $queued ]] || look_for_vm
   await look_for_vm READY

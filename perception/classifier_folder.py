@@ -72,8 +72,9 @@ def _readme(trained: Trained, base: Path | None) -> str:
         imports, encoder = _AUTO, 'encoder = AutoModel.from_pretrained(".")'
     else:
         what = (
-            "The encoder is an adapter in PEFT's format, and its base model. On another machine, replace the path of"
-            f" the base model below and in `{ADAPTER_CONFIG}`, for example by the model's name on the Hugging Face hub."
+            "The encoder is an adapter in PEFT's format, and its base model. Where the path of the base"
+            f" model below and in `{ADAPTER_CONFIG}` does not exist, replace it, for example by the model's name on the"
+            " Hugging Face hub."
         )
         imports = f"from peft import PeftModel\n{_AUTO}"
         encoder = f'encoder = PeftModel.from_pretrained(AutoModel.from_pretrained("{base}"), ".")'

@@ -160,7 +160,7 @@ def main() -> None:
 
     from tqdm import tqdm
 
-    from common.atomic import write_atomic
+    from common.atomic import write_output
     from common.sharding import make_mesh
     from common.storage.addresses import shown
     from common.storage.folders import output
@@ -225,7 +225,7 @@ def main() -> None:
         labelled = labeller(blocks, bar.update)
         if options.output:
             with output(options.output):
-                write_atomic(
+                write_output(
                     options.output, lambda file: table.write(file, answers.columns, labelled)
                 )
         else:

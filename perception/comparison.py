@@ -158,7 +158,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         order = [*TRAINABLE, *sorted(ways - {*TRAINABLE, BASELINE}), BASELINE]
         found = {way: self.kept(way) for way in order if way in ways}
         # If the seed has no effect (see `draws`), the baseline and "head" have one run, whose name has no seed.
-        found |= {way: load_local(self.folder(way)) for way in found if way in names}
+        one = [way for way, runs in found.items() if way in names and not runs]
+        found |= {way: load_local(self.folder(way)) for way in one}
         found = {way: runs for way, runs in found.items() if runs}
         check(
             bool(found),
@@ -256,6 +257,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
                     cost = suite.measure(way, splits, end)
                     each = cost.evaluation / len(splits[config.eval.select])
                     needed = cost.start + each * sum(map(len, splits.values()))
+                    needed *= len(self.draws(way))
                     if needed < (end - time.monotonic()) / 2:
                         solved, end = [way], end - needed
                     else:

@@ -221,7 +221,7 @@ def triviality(found: Classes | LabelSets, score: float) -> str:
         " same test examples."
     ]
     if round(score, 1) <= round(trivial, 1):  # as printed
-        said.append("The best classifier is not better than that.")
+        said.append("The best classifier is not better than always predicting this class.")
     missed = np.flatnonzero(labels_EC.any(0) & ~guesses_EC.any(0)).tolist()
     if missed:
         some = ", ".join(repr(found.names[n]) for n in missed[:SHOWN])

@@ -269,7 +269,8 @@ def write(prepared: Prepared, out: Path) -> Path:
             changed in ([], [NOTES]) or not (out / "runs").exists(),
             f"--out={addresses.shown(out)} has runs, and this command would change their data"
             f" ({', '.join(changed)} in {addresses.shown(folder)}): choose another --out, or use the same"
-            " --data with the same options, such as --text and --label, as for these runs",
+            " --data with the same options, such as --text and --label, as for these runs; if an earlier version of"
+            " this program made the runs, --kept prints their tables",
         )
         # NOTES first: after an interruption, the folder is still recognised as written by this function.
         for name in sorted(changed, key=lambda name: name != NOTES):

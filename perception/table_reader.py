@@ -121,13 +121,14 @@ def by_split_column(
     if column is None or not split_of.keys() & set(values):
         return dict(tables), []
     unknown = next((value for value in values if value not in split_of), None)
+    columns = [name for name in table.columns if name != column]
     if unknown is not None or "train" not in values:
         why = "no row has the value 'train'" if unknown is None else f"it has the value {unknown!r}"
         advice = (
             "put the rows of each split into train.csv, validation.csv and test.csv in a folder"
         )
-        return dict(tables), [f"The column {column!r} is not used, because {why}: {advice}."]
-    columns = [name for name in table.columns if name != column]
+        note = f"The column {column!r} is not used, because {why}: {advice}."
+        return {**tables, WHOLE: replace(table, columns=columns)}, [note]
     found: dict[str, Table] = {}
     for value, record in zip(values, table.records, strict=True):
         split = split_of[value]

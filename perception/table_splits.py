@@ -268,8 +268,12 @@ def rare_classes(found: Mapping[str, Sequence[Example]], classes: Sequence[str])
         Counter(c for e in found[split] for c in classes_of(e.label)) for split in ("test", "valid")
     )
     few = [
-        f"{name!r} has {tests[name]:,} test and {valid[name]:,} validation examples"
+        f"{name!r} ({tests[name]:,} test, {valid[name]:,} validation)"
         for name in sorted(classes, key=lambda name: tests[name] + valid[name])
         if min(tests[name], valid[name]) < FEW
     ]
-    return [f"Few examples, so that chance determines the scores: {shown(few)}."] if few else []
+    return (
+        [f"Classes with few examples, so their scores depend on chance: {shown(few)}."]
+        if few
+        else []
+    )

@@ -214,17 +214,18 @@ def _check_out(data: str, out: Path) -> None:
     """
     from common.errors import check
     from common.storage.addresses import copy_of, shown
+    from perception.labelled_table import DATA
     from perception.ways import BASELINE
 
     others = [name for name in RESULTS if (out / name).exists()]
     check(
         not others or any(out.glob(f"runs/{BASELINE}*")),
-        f"--out={shown(out)} has {' and '.join(others)}, but no run of this program, which would replace them: choose"
-        " another --out, or move them",
+        f"--out={shown(out)} has {', '.join(others)}, which this program would replace, but no run of it: choose"
+        " another --out, or move these files",
     )
     if data and not data.startswith("hf:"):
         source = copy_of(os.path.expanduser(data)).resolve()
-        written = [(out / name).resolve() for name in (*RESULTS, "data", "runs")]
+        written = [(out / name).resolve() for name in (*RESULTS, DATA, "runs")]
         check(
             source != out.resolve() and not any(map(source.is_relative_to, written)),
             f"--data={data} is where --out={shown(out)} would write its own files: choose another --out",

@@ -1,6 +1,5 @@
 """Loads parallel text (generated text, files, TFDS or a user's function) and builds tokenizers for it."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +61,21 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         from reservoir import parallel_sources
 
         text = ParallelText(*parallel_sources.load(data, split))
-    pairs = list(zip(text.source, text.target, strict=True))
-    filled = [all(side.strip() for side in pair) for pair in pairs]
-    if not all(filled) and is_main():
+    pairs = zip(text.source, text.target, strict=True)
+    blank = [
+        n for n, (source, target) in enumerate(pairs) if not source.strip() or not target.strip()
+    ]
+    if blank and is_main():
         print(
-            f"number of sentence pairs with a blank side in split {name}: {filled.count(False):,} of {len(pairs):,},"
-            f" the first is pair {filled.index(False) + 1:,};"
-            f" {'they are left out' if split == 'train' else 'scores count them'}"
+            f"number of sentence pairs with a blank side in split {name}: {len(blank):,} of {len(text):,}, the first is"
+            f" pair {blank[0] + 1:,}; {'they are left out' if split == 'train' else 'scores count them'}"
         )
-    if split == "train":
-        kept = list(itertools.compress(pairs, filled))
-        text = ParallelText([source for source, _ in kept], [target for _, target in kept])
+    if blank and split == "train":
+        dropped = set(blank)
+        sides = (text.source, text.target)
+        text = ParallelText(
+            *([line for n, line in enumerate(side) if n not in dropped] for side in sides)
+        )
     check(
         len(text) > 0,
         f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} sentence pair"

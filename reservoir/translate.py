@@ -18,7 +18,7 @@ def _read(path: Path | None) -> list[str]:
 
 def main() -> None:
     from common.arguments import check_output
-    from common.atomic import write_atomic
+    from common.atomic import write_output
     from common.storage.folders import open_file, output
     from reservoir import loading
 
@@ -45,7 +45,7 @@ def main() -> None:
         sys.stdout.write(text)
         return
     with output(options.output):
-        write_atomic(options.output, lambda file: file.write(text.encode()))
+        write_output(options.output, lambda file: file.write(text.encode()))
 
 
 if __name__ == "__main__":

@@ -533,7 +533,7 @@ def test_invalid_option_raises_user_error(fault, trained, program, option, told)
 def test_unwritable_output_fails_before_translation(fault, trained, monkeypatch):
     monkeypatch.setattr("reservoir.loading.load", lambda options: pytest.fail("loaded"))
     told = fault(translate, f"--workdir={trained}", "--output=/dev")
-    assert told == "--output=/dev is a folder or a device: name a file"
+    assert told == "--output=/dev is a folder: name a file"
 
 
 def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):

@@ -73,7 +73,10 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """
     # Runs from before the commit a3ffa8f (22 November 2026) have no field `paper`. Count their layers as in the paper
     # "reservoir".
-    module = paper_module(str(config.get("paper", "reservoir")), "layers")
+    try:
+        module = paper_module(str(config.get("paper", "reservoir")), "layers")
+    except ModuleNotFoundError:  # The paper may need a package that this machine lacks.
+        module = None
     if hasattr(module, "layers_of"):
         return module.layers_of(config)
     model = config.get("model", {})

@@ -48,7 +48,7 @@ class Progress:
     """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU. For process 0 only.
 
     Throughput and MFU are averages since the last refresh. The remaining time is estimated from the mean speed since
-    the end of the first step. Neither includes compilation.
+    the end of the first step. None of these numbers includes compilation.
     """
 
     def __init__(

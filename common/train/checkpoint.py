@@ -185,7 +185,9 @@ class Checkpoints:
 
     def discard_best(self, known: Collection[int]) -> None:
         """Deletes "best" and "top" checkpoints at steps not in `known`."""
-        for kind in ("best", "top"):
+        # A manager would create the folder. Without "top" checkpoints, do not open one; process 0 decides for all.
+        top = all_gather((self.directory / "top").exists())[0]
+        for kind in ("best", "top") if top else ("best",):
             self._delete(kind, known)
 
     def _delete(self, kind: str, known: Collection[int] = ()) -> None:

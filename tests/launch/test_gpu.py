@@ -251,7 +251,7 @@ def test_directory_of_another_job_is_refused(cluster):
     for options in ((), ("--dry-run",)):
         result = gpu(cluster, "slurm", *options, "--log-dir", "my job", "c.py", "--config.lr=2")
         assert result.returncode == 2 and result.stderr.count("\n") == 1
-        assert f"{job} is the job of another command" in result.stderr
+        assert f"{job} differs from the job of this command" in result.stderr
     assert job.read_text() == written and len(cluster.calls("sbatch")) == 1
     assert submitted(cluster, "c.py", "--config.lr=1") == job, "the same command again resumes"
 
@@ -362,15 +362,15 @@ def test_host_processes_share_the_gpus(cluster):
         ),
         (
             ("host", "-n", "2", "--gpus", "0,1,2", "c.py"),
-            "--gpus lists 3 GPUs, which 2 processes cannot share evenly",
+            "2 processes cannot share the 3 GPUs",
         ),
         (
             ("host", "--dry-run", "-n", "2", "--gpus", "0,1,2", "c.py"),
-            "--gpus lists 3 GPUs, which 2 processes cannot share evenly",
+            "2 processes cannot share the 3 GPUs",
         ),
         (
             ("host", "--dry-run", "-n", "2", "--gpus", "0,0", "c.py"),
-            "--gpus repeats a GPU of 0 0: list each GPU once",
+            "the list of GPUs 0 0 repeats a GPU: list each GPU once",
         ),
     ],
 )

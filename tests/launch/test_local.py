@@ -184,7 +184,7 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
         ),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
-        (("--gpus", "1,0,1,2", "2", "c.py"), "--gpus repeats a GPU of 1 0 1 2: list each"),
+        (("--gpus", "1,0,1,2", "2", "c.py"), "the list of GPUs 1 0 1 2 repeats a GPU: list each"),
         (("-m", "nope.train", "2", "c.py"), "cannot find module nope.train, or import"),
         (("-m", "common.nope", "2", "c.py"), "cannot find module common.nope"),
         (("2", "C.py:tiny"), "no file C.py: give the path of a configuration file"),

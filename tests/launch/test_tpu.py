@@ -278,7 +278,7 @@ def test_failing_step_is_named_and_ends_the_launch(cloud, part, name):
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
     assert "no active account" in result.stderr, "the message of gcloud is shown"
-    costs = "pod still costs money: to delete it, launch/tpu.sh delete pod" in result.stderr
+    costs = "pod may cost money until it is deleted: launch/tpu.sh delete pod" in result.stderr
     assert costs == (name not in ("look for TPU VM pod", "create"))
     last = -2 if name == "start" else -1  # after a failed start, the started processes are stopped
     assert part in " ".join(cloud.calls("gcloud")[last])

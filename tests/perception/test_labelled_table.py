@@ -155,6 +155,7 @@ def test_incomplete_column_split_is_noted(tmp_path, names, why) -> None:
     assert sum(map(len, found.splits.values())) == 40
     (note,) = [note for note in found.notes.sentences if "'Split'" in note]
     assert note.startswith(f"The column 'Split' is not used, because {why}: put the rows")
+    assert prepare(read_tables(str(path))).label == found.label  # recognised, and not the column
 
 
 def test_labels_json_names_integer_labels(tmp_path) -> None:
@@ -390,7 +391,7 @@ def test_rare_classes_are_in_every_split(tmp_path) -> None:
         counts = Counter(e.label for e in some)
         assert [counts[f"rare{k}"] for k in range(8)] == [1] * 8
     assert len({e.text for some in made.splits.values() for e in some}) == len(found)
-    note = "Few examples, so that chance determines the scores: 'rare0' has 1 test and 1 validation"
+    note = "Classes with few examples, so their scores depend on chance: 'rare0' (1 test, 1 validation)"
     assert any(line.startswith(note) and "'spam'" not in line for line in made.notes.sentences)
 
 
@@ -399,9 +400,7 @@ def test_note_names_classes_without_validation_examples(tmp_path) -> None:
     put(tmp_path / "dev.csv", as_csv(rows(8, 1, start=100)))
     put(tmp_path / "test.csv", as_csv(rows(16, start=200)))
     found = prepare(read_tables(str(tmp_path)))
-    assert any(
-        "'ham' has 8 test and 0 validation examples." in note for note in found.notes.sentences
-    )
+    assert any("'ham' (8 test, 0 validation)." in note for note in found.notes.sentences)
 
 
 def test_rare_class_is_in_the_training_split_only(tmp_path) -> None:

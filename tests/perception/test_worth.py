@@ -700,8 +700,14 @@ def test_contradictory_worth_options_raise_errors(given, message) -> None:
         ("proj/runs/a.csv", "is where --out=proj would write"),
         ("proj", "is where --out=proj would write"),
         ("link/data", "is where --out=proj would write"),
-        ("proj/worth.csv", "--out=proj has worth.csv, but no run of this program"),
-        ("proj/probe/a.csv", "--out=proj has probe, but no run of this program"),
+        (
+            "proj/worth.csv",
+            "--out=proj has worth.csv, which this program would replace, but no run of it",
+        ),
+        (
+            "proj/probe/a.csv",
+            "--out=proj has probe, which this program would replace, but no run of it",
+        ),
     ],
 )
 def test_data_and_files_of_the_user_are_not_replaced(data, message, tmp_path, monkeypatch) -> None:
@@ -895,7 +901,10 @@ def test_useless_classifier_is_compared_with_the_most_frequent_class(several) ->
     )
     assert score == pytest.approx(98.5, abs=0.05)
     said = triviality(useless, score)
-    assert said.startswith(first) and "The best classifier is not better than that." in said
+    assert (
+        said.startswith(first)
+        and "The best classifier is not better than always predicting this class." in said
+    )
     assert said.endswith("the best classifier never predicts 'spam'.")
     said = triviality(better, 100.0)
     assert said.startswith(first) and said.count(".") == 2

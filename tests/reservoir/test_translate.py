@@ -1,5 +1,7 @@
 """reservoir.translate: its output file."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,10 +45,24 @@ def test_output_may_be_the_input(monkeypatch, tmp_path, given):
     assert given.read_text() == "one\n"
 
 
+def test_output_may_be_a_link_a_pipe_or_a_device(monkeypatch, tmp_path, given):
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(given)
+    program(monkeypatch, f"--input={given}", f"--output={link}", result=["one"])
+    assert link.is_symlink() and given.read_text() == "one\n"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    program(monkeypatch, f"--input={given}", f"--output={pipe}", result=["two"])
+    assert os.read(reader, 10) == b"two\n" and not pipe.is_file()
+    os.close(reader)
+    if Path("/dev/full").exists():  # only Linux has this device
+        with pytest.raises(UserError, match=r"^cannot write to --output=/dev/full: .*; choose"):
+            program(monkeypatch, f"--input={given}", "--output=/dev/full", result=["two"])
+
+
 def test_unusable_output_is_refused_before_translating(monkeypatch, tmp_path, given):
     for path, fault in (
-        (tmp_path, "is a folder or a device: name a file"),
-        ("/dev/null", "is a folder or a device: name a file"),
+        (tmp_path, "is a folder: name a file"),
         (given / "out.en", "is not a folder"),
     ):
         with pytest.raises(UserError, match=fault):
