@@ -260,7 +260,8 @@ class ExperimentSuite:
         def is_same(stored: dict) -> bool:
             stored, requested = flatten(upgrade(stored)), flatten(portable(to_json(config)))
             if not (tested and config.eval.test):
-                # A sweep only reads validation curves, so it also accepts runs with test results.
+                # A sweep sets `eval.test` to False, and also accepts runs with test results. If `tested` is False, runs
+                # without test results are accepted too.
                 stored["eval.test"] = requested["eval.test"]
             if has_checkpoints(workdir):
                 unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime

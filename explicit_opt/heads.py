@@ -128,8 +128,9 @@ class HeadStart:
             return
         features_EM, shares_EN, weights_E = (x[seen_E] for x in (features_EM, shares_EN, weights_E))
         if not self._origin_M.size:
-            # Shift only dense features of "lda" and "ridge": "explicit" needs unshifted values, and a shift makes
-            # sparse features dense.
+            # The first batch sets the origin: the mean of dense features for "lda" and "ridge". For "explicit" the
+            # origin is 0, because `_explicit` needs sums of the original values. For sparse features it is 0, because
+            # subtracting the mean would make them dense.
             moves = self.method != "explicit" and not sparse.issparse(features_EM)
             self._origin_M = features_EM.mean(0) if moves else np.zeros(width)
         moved_EM = features_EM

@@ -36,8 +36,8 @@ INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Candidate inverse penalties (scikit-learn's C). `fit` chooses the one with the best weighted F1."""
 
 SOLVED = 20_000_000
-"""Largest number of nonzero TF-IDF values of the training texts for which liblinear fits the regression. Stochastic
-gradient descent (SGD) approximates larger regressions."""
+"""If the TF-IDF matrix of the training texts has at most this number of nonzero values, liblinear fits the regression.
+For more values, stochastic gradient descent (SGD) approximates it."""
 
 SAMPLE = 50_000
 """Maximum number of training texts to which SGD fits the models that compare INVERSE_PENALTIES."""

@@ -160,8 +160,9 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         layer = our_layer(family, module)
         check(
             layer is not None,
-            f"{place}: {module} is not a linear layer of the family {family} that can have an adapter;"
-            " use an adapter of this family that leaves this layer unchanged",
+            f"{place} has LoRA matrices for {module}, which is unknown in the family {family}, is outside the"
+            " transformer layers, or fuses several linear layers: use an adapter of this family without matrices for"
+            f" {module}",
         )
         check(
             len(sides) == 2 and all(x.ndim == 2 for x in sides.values()),

@@ -124,7 +124,10 @@ def _check_once(option: str, names: Sequence[str]) -> None:
 
 
 def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
-    """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case."""
+    """Returns the columns of the first pair in PAIR_NAMES that the table has, ignoring case.
+
+    Raises a UserError if the table has no such pair.
+    """
     known = {name.strip().lower(): name for name in columns}
     for names in PAIR_NAMES:
         if set(names) <= set(known):

@@ -350,16 +350,20 @@ def validate(model: ConfigDict) -> None:
     check(settings.scale >= 0, f"{name}.scale must not be negative, got {settings.scale}")
     for field in ("sigma", "value_rate"):
         check(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
-    for field in ("anneal", "least"):
-        value = settings[field]
-        check(0 <= value <= 1, f"{name}.{field} must be from 0 to 1, got {value}")
+    check(0 <= settings.least <= 1, f"{name}.least must be from 0 to 1, got {settings.least}")
+    check(
+        0 <= settings.anneal < 1,
+        f"{name}.anneal must be at least 0 and below 1 (with 1, no step would skip), got {settings.anneal}",
+    )
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that steps remain that may skip the reservoirs. Warns if the reward is 0 up to rounding.
+    """Checks that at least two steps follow the warm-up, because the first of them never skips the reservoirs.
+
+    Warns if the reward is 0 up to rounding.
 
     Raises:
-      UserError: the estimator skips reservoirs, but at most one step follows the warm-up. (This step never skips.)
+      UserError: the estimator is not in `NEVER`, and at most one step follows the warm-up.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     option = "--config.optimizer" if settings.warmup_steps == -1 else name

@@ -57,7 +57,11 @@ def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 class _Phrases:
-    """Draws random pairs of phrases for one split, from the tables in numbers_de_en.toml."""
+    """Draws random German sentences and their English translations for one split.
+
+    numbers_de_en.toml has the templates, words, date patterns and units. Numbers, dates, times and amounts are random;
+    babel and num2words format most of them.
+    """
 
     def __init__(self, split: str, seed: int) -> None:
         # Import babel here, because the import is slow and most commands generate no text.

@@ -390,7 +390,7 @@ def test_invalid_fields_are_rejected(make_config):
         ("ffn", {"reward": "sum"}, "reward"),
         ("ffn", {"sigma": 0.0}, "sigma must be above 0"),
         ("ffn", {"value_rate": 0.0}, "value_rate must be above 0"),
-        ("ffn", {"anneal": 1.5}, "anneal must be from 0 to 1"),
+        ("ffn", {"anneal": 1.5}, "anneal must be at least 0 and below 1"),
         ("ffn", {"least": 1.5}, "least must be from 0 to 1"),
         ("ffn", {"warmup_steps": -2}, "warmup_steps must be at least 0, or -1"),
     ):
