@@ -53,7 +53,8 @@ def change_parts(model: Any, change: Change) -> Any:
 
     root = new((), model, None)
     replacements = []
-    # The list keeps replaced parts alive, so that Python does not reuse their ids.
+    # `change` may itself replace a variable of the model. The list keeps the old variable alive, so that Python does
+    # not reuse its id, a key of `changed`, for a new part.
     for path, parent in list(nnx.iter_graph(model)):
         for name, part in _parts(parent):
             replacement = new((*path, name), part, parent)

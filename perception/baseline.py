@@ -339,7 +339,7 @@ def run(
       classes: names of the classes, by class index.
 
     Raises:
-      UserError: see `fit`.
+      UserError: `fit` fails, or the files cannot be written to `workdir`.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = read_json_if(

@@ -99,8 +99,9 @@ def check_used(config: ConfigDict) -> None:
     check(
         not (config.pretrained and config.backbone != "auto" and trains_tokenizer(config)),
         f"--config.pretrained={config.pretrained} is not used, because {FINETUNE}={config.finetune} starts from random"
-        " weights: remove --config.pretrained, or use the architecture (--config.backbone=auto) or the tokenizer"
-        " (--config.data.tokenizer=pretrained) of the model",
+        f" weights: to start from the pretrained weights, set {FINETUNE} to lora, head or full_pretrained; to use only"
+        " the architecture or the tokenizer of the model, set --config.backbone=auto or"
+        " --config.data.tokenizer=pretrained; otherwise remove --config.pretrained",
     )
 
 

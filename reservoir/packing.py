@@ -17,7 +17,7 @@ class PackedRows:
     """
 
     def __init__(self, corpus: TokenizedCorpus, length: int) -> None:
-        """Packs a corpus into rows of `length` tokens. Tokens are read only when rows are requested."""
+        """Packs a corpus into rows of `length` tokens. Reads no tokens: only `fingerprint` and requests for rows do."""
         self._corpus, self.length = corpus, length
         # The stream concatenates all documents, each followed by </s>. `_ends` are the positions after each </s>.
         self._ends = corpus.offsets[1:] + np.arange(1, len(corpus) + 1)

@@ -64,8 +64,12 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
 def _find(folder: Path, split: str, side: str, language: str, option: str, unwanted: str) -> Path:
     """Returns the file of a side ("source" or "target") of a split.
 
-    If the file is missing, the error names `option`, the option that selects the split, and the splits of the folder
-    except `unwanted`, such as the training split, on which nobody should validate.
+    If the file is missing, raises a UserError that lists the splits of the folder in `language` or, if there are none,
+    the files of the folder.
+
+    Args:
+      option: the option that selects the split, for the error message.
+      unwanted: a split that the error message does not propose, such as the training split for validation; or "".
     """
     plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
     for path in (plain, zipped):

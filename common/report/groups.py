@@ -44,11 +44,14 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one case with different seeds. `groups` requires equal devices and configurations, except for IGNORED.
+    """Runs of one case with different seeds.
+
+    The function `groups` puts runs with equal devices and configurations, except for IGNORED, into one group.
 
     Attributes:
-      name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and the
-        settings in which the group differs from groups with equal layers. If both are empty, the name of the first run.
+      name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and as many
+        settings as distinguish the groups with equal layers. If both are empty, the name of the first run. If two names
+        are equal, the name of the first run is appended to the second.
       line: the name from the command line, if any. Otherwise the kind of the model, the number of frozen layers, and
         the settings in `name`. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.

@@ -64,7 +64,7 @@ class Fields:
 
     def optional(self, name: str, default: int | None) -> int | None:
         """Returns a positive integer, or None if the field is null. A missing field gets the default value."""
-        missing = self.values.get(name, default) is None
+        missing = self.values.get(self.names.get(name, name), default) is None
         return None if missing else self.count(name, default, nullable=True)
 
     def number(self, name: str, default: Any = _NEEDED) -> float:
