@@ -162,7 +162,7 @@ def test_peft_folder_merges_like_the_run_on_any_mesh(lora, pretrained, tmp_path,
     names = {"adapter.json", "adapter_config.json", "adapter_model.safetensors", "classifier"}
     assert {path.name for path in folder.iterdir()} == {*names, "tokenizer.json", "README.md"}
     readme = (folder / "README.md").read_text()
-    assert "replace the path of the base model below and in `adapter_config.json`" in readme
+    assert "path of the base model below and in `adapter_config.json` does not exist" in readme
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert f'from_pretrained("{settings["base_model_name_or_path"]}")' in readme
     config = json.loads((folder / "adapter_config.json").read_text())
