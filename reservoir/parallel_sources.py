@@ -64,8 +64,8 @@ def read_parallel(*paths: Path) -> tuple[list[str], list[str]]:
 def _find(folder: Path, split: str, side: str, language: str, option: str, unwanted: str) -> Path:
     """Returns the file of a side ("source" or "target") of a split.
 
-    If the file is missing, raises a UserError that lists the splits of the folder in `language` or, if there are none,
-    the files of the folder.
+    Raises a UserError if the file is missing. The message lists the splits of the folder in `language`. Without such a
+    split, it lists the files of the folder.
 
     Args:
       option: the option that selects the split, for the error message.

@@ -159,7 +159,7 @@ class Forgetful(Later):
 
 
 class ForgetsPrompt(Forgetful):
-    """Decodes with the sum of earlier positions, but not with those of the prompt."""
+    """Decodes with the sum of earlier positions, without the positions of the prompt."""
 
     def cache(self, batch, spec, context):
         return jnp.zeros((batch, 1, 16))
