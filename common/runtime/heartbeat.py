@@ -8,7 +8,7 @@ line and exits its process, even if the main thread waits in a collective operat
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
-Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
+Without this module, JAX's runtime would abort the processes with a stack trace.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ LOST = 75
 """Exit code after a lost process or a missed rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
-"""Environment variable with the heartbeat timeout in seconds, and its default. A process without a heartbeat for this
-time counts as lost."""
+"""Environment variable with the heartbeat timeout in seconds, and its default. A process that sends no heartbeat for
+this time counts as lost."""
 
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
 """Environment variable with the time limit of the rendezvous in seconds, and its default."""
@@ -51,7 +51,7 @@ _EXCHANGE = re.compile(
 
 
 def seconds(setting: tuple[str, int]) -> int:
-    """Returns the seconds in the environment variable `setting`, (name, default if the variable is not set).
+    """Returns the seconds in an environment variable. `setting` is (name, default if the variable is unset or empty).
 
     Raises a UserError if the value is not a positive integer.
     """
@@ -65,7 +65,7 @@ def seconds(setting: tuple[str, int]) -> int:
 
 
 class Heartbeat(threading.Thread):
-    """A thread that exits this process as soon as another process is lost.
+    """A thread that exits this process as soon as a process of the run counts as lost.
 
     Args:
       process: number of this process.
@@ -149,7 +149,7 @@ def hold_abort() -> None:
 
 
 def end(process: int, line: str) -> NoReturn:
-    """Prints an error line and exits this process, number `process`, with code LOST, without cleanup."""
+    """Prints an error line and exits with code LOST, without cleanup. `process` is the number of this process."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
     # JAX aborts the other processes when process 0 exits: process 0 waits, so that their heartbeat threads can first

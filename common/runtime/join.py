@@ -22,11 +22,17 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
     """Joins the other processes at `address`; see `common.runtime.processes.initialize`."""
     count, index = os.environ.get(PROCESSES, ""), os.environ.get(PROCESS, "")
     check(
-        count.isdecimal() and index.isdecimal() and int(index) < int(count),
-        f"{COORDINATOR} is set, so {PROCESSES} must be a whole number of at least 1, and {PROCESS} a whole number from"
-        f" 0 to {PROCESSES} - 1, got {count!r} and {index!r}: set both, or unset {COORDINATOR}",
+        count.isdecimal() and int(count) > 0,
+        f"{COORDINATOR} is set, so {PROCESSES} must be a whole number of at least 1, got {count!r}: set it to the"
+        f" number of processes, or unset {COORDINATOR}",
     )
-    count, index = int(count), int(index)
+    count = int(count)
+    check(
+        index.isdecimal() and int(index) < count,
+        f"{COORDINATOR} is set, so {PROCESS} must be a whole number from 0 to {count - 1}, got {index!r}: set it to the"
+        f" number of this process, or unset {COORDINATOR}",
+    )
+    index = int(index)
     token = os.environ.get(TOKEN, "")
     check(
         not token or token.isalnum(),

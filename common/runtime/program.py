@@ -22,9 +22,9 @@ PROCESSES = "TRAINLESS_NUM_PROCESSES"
 def run(main: Callable[[], None], joins: bool = False) -> None:
     """Calls `main`. Prints one line on stderr for a UserError, a full disk or a file name that is too long.
 
-    Exit codes: 0 for success; 2 for these errors; 128 + N after signal N (a training run first saves a
-    checkpoint); 1 for a bug, with a traceback; `common.runtime.heartbeat.LOST` after another process was lost or missed
-    the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
+    Exit codes: 0 for success; 2 for these errors; 128 + N after signal N (during training, the run first saves a
+    checkpoint); 1 for any other exception, with a traceback; `common.runtime.heartbeat.LOST` after a process was lost
+    or missed the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
 
     Args:
       joins: whether `main` calls `processes.initialize`. If False, and a launcher has started several processes, exits
@@ -86,7 +86,7 @@ def several() -> bool:
 def leave(code: int) -> NoReturn:
     """Exits with `code` after an error.
 
-    In a run of several processes, skips the exit handlers: they wait for all processes, possibly without end.
+    In a run of several processes, skips the exit handlers, which would wait for all processes.
     """
     if several():
         from common.runtime import heartbeat

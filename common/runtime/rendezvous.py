@@ -179,8 +179,8 @@ def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[
     values = ((n, other.get(n, "missing"), first.get(n, "missing")) for n in names[:3])
     how = ", ".join(f"{n} is {here}, not {there}" for n, here, there in values) + more
     return (
-        f"process {number} ({host}) differs from process 0: {how}; give all processes the same options, code, data and"
-        " packages"
+        f"process {number} ({host}) differs from process 0: {how}; give all processes the same options,"
+        " environment variables, code, data and packages"
     )
 
 

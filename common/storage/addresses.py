@@ -30,7 +30,7 @@ def copy_of(text: str) -> Path:
 
 
 def address(folder: Path) -> str:
-    """Returns the address in a bucket of which `folder` is the local copy; "" if `folder` is not such a copy."""
+    """Returns the address of the folder in a bucket whose local copy is `folder`; "" if `folder` is no local copy."""
     root, path = ROOT.absolute(), folder.absolute()
     scheme, *parts = path.relative_to(root).parts if path.is_relative_to(root) else ("",)
     return f"{scheme}://{'/'.join(parts)}" if scheme in SCHEMES and len(parts) > 1 else ""

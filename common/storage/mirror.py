@@ -33,7 +33,7 @@ _MARKER = "_CHECKPOINT_METADATA"
 """Marker of a complete checkpoint: a file of orbax that is uploaded last and deleted first."""
 
 _ENDS = ("summary.json", "requested_config.json")
-"""Files that are written after a run has ended."""
+"""Files that mark the end of a run. They are uploaded after all other files."""
 
 _ATTEMPTS = 5
 """Maximum number of attempts to download a folder that another process changes during the download."""
@@ -170,8 +170,9 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
 
     Args:
       wanted: function (path of a file) -> whether the file may be changed.
-      ours: whether the last writer of the folder in the bucket used this local copy. If True, keeps files that have
-        changed only locally, because they are newer than their objects. If False, discards all local changes.
+      ours: whether the last writer of the folder in the bucket used this local copy, or the folder has no lease. If
+        True, keeps files that have changed only locally, because they are newer than their objects. If False, discards
+        all local changes.
 
     Raises:
       UserError: a request to the store or a local write fails, an object's name is not a valid file path, or other
@@ -252,7 +253,7 @@ def _is_locked(lock: Path) -> bool:
 def identity() -> str:
     """Returns a unique name of the local copies in this `.cache/buckets`: the host name and a random id.
 
-    A lease stores the name, which tells from which local copy a folder in a bucket was last written.
+    The lease of a folder in a bucket stores the name of the local copy from which the folder was last written.
     """
     path, word = addresses.ROOT / "id", uuid.uuid4().hex
     if not path.exists():

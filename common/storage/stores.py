@@ -19,7 +19,8 @@ from common.errors import UserError, check, missing_package, reason_of
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
-"""Environment variable with the seconds for which a failing request is repeated, and its default."""
+"""Environment variable with the retry timeout in seconds, and its default. A request that fails for longer raises a
+UserError."""
 
 _CONNECT, _ANSWER = 10, 60
 """Connect timeout and read timeout of a request, in seconds."""
@@ -66,7 +67,7 @@ class Store:
         return self._repeat(self._list, prefix, needs_object=False)
 
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """Returns the content and the version of an object; None if the object does not exist."""
+        """Returns the content and the version of an object; None if the object or its bucket does not exist."""
         for _ in range(5):
             try:
                 return self._repeat(self._read, name)
@@ -108,7 +109,10 @@ class Store:
     def _repeat(
         self, request: Callable[..., Any], *arguments: Any, needs_object: bool = True
     ) -> Any:
-        """Returns `request(*arguments)`. Without `needs_object`, Missing says that the bucket is missing."""
+        """Returns `request(*arguments)`, with retries.
+
+        If `needs_object` is False, only a missing bucket raises Missing. Missing then becomes a UserError.
+        """
         try:
             return self._until_answered(request, *arguments)
         except Missing:
@@ -292,7 +296,10 @@ class S3Store(Store):
 
 
 def open_store(address: str) -> tuple[Store, str]:
-    """Returns the store of the bucket of an address, and the path of the address in the bucket."""
+    """Returns the store of the bucket of an address, and the path of the address in the bucket.
+
+    Raises a UserError if the Python package for the store is missing, or if the store cannot be opened.
+    """
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
     stores = {"gs": (GoogleStore, "google-cloud-storage", "gcs"), "s3": (S3Store, "boto3", "s3")}

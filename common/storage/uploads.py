@@ -30,7 +30,8 @@ class Uploads:
     def __init__(self, folder: Path):
         """Takes the lease, and updates the local copy `folder` from the bucket.
 
-        Raises a UserError if another process is training in this run, a request to the store fails, or `update` fails.
+        Raises a UserError if another process is training in this run, or if `open_store`, a request to the store or
+        `update` fails.
         """
         self._folder, self._address = folder, addresses.address(folder)
         self._mirror = Mirror(folder)

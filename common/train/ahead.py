@@ -25,7 +25,7 @@ def compile_ahead(
     meanwhile, and `Step.compile` raises the threads' errors.
 
     On CPUs, where the threads would slow the steps, this function waits until all shapes are compiled, or until a
-    signal arrives on any process. The wait counts as compilation time. This function raises the threads' errors.
+    signal arrives on any process, and raises the threads' errors. The wait counts as compilation time.
 
     Args:
       first: the global batch of the first step, on the mesh.

@@ -162,7 +162,7 @@ class Checkpoints:
         self.save_as("latest", step, state, meta)
 
     def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
-        """Saves a "top" checkpoint if `score` is among the `keep_best` largest scores.
+        """Starts writing a "top" checkpoint if `score` is among the `keep_best` largest scores.
 
         If there are then more than `keep_best` "top" checkpoints, deletes the checkpoint with the smallest score.
         """
@@ -173,7 +173,7 @@ class Checkpoints:
     def top(self) -> dict[int, float]:
         """Returns {step: score} of the checkpoints that `save_top` has kept, largest score first.
 
-        Returns at most `keep_best` checkpoints: more are on disk if the run resumed with a smaller `keep_best`.
+        Returns at most `keep_best` checkpoints: more may be on disk after a resume with a smaller `keep_best`.
         """
         manager = self._manager("top")
         manager.wait_until_finished()  # because the scores are read from disk
@@ -185,7 +185,7 @@ class Checkpoints:
 
     def discard_best(self, known: Collection[int]) -> None:
         """Deletes "best" and "top" checkpoints at steps not in `known`."""
-        # A manager would create the folder. Without "top" checkpoints, do not open one; process 0 decides for all.
+        # The manager of "top" would create the folder "top", so open it only if process 0 finds this folder.
         top = all_gather((self.directory / "top").exists())[0]
         for kind in ("best", "top") if top else ("best",):
             self._delete(kind, known)
@@ -243,10 +243,15 @@ class Checkpoints:
         steps = self._managers["best"].all_steps()
         chosen = max(steps, default=None) if step is None else step
         if chosen not in steps:
+            which, fault = f" of step {step}", "the checkpoint was removed; restore its files"
+            if step is None:
+                which = ""
+                fault = (
+                    "the run has no evaluation with a finite value yet, or the checkpoint was removed; resume the run,"
+                    " or restore the files"
+                )
             raise UserError(
-                f"no best checkpoint{'' if step is None else f' of step {step}'} in {shown(self.directory / 'best')}:"
-                " the run has no evaluation with a finite value yet, or the checkpoint was removed; resume the run, or"
-                " restore the files"
+                f"no best checkpoint{which} in {shown(self.directory / 'best')}: {fault}"
             )
         return self.restore_from("best", chosen, target)
 
@@ -281,7 +286,7 @@ class Checkpoints:
     def read(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
         """Returns arrays and `meta` of a checkpoint. Omits frozen values that the checkpoint does not contain.
 
-        `target`, a tree of abstract arrays such as `model_arrays`, has the arrays to read and their shardings.
+        `target`, a tree of abstract arrays (see `model_arrays`), has the arrays to read and their shardings.
 
         Raises, on all processes, a UserError if the arrays do not fit into memory, or if the parameters differ in name
         or shape from `target`. Raises an exception of any type if reading fails otherwise or the checksum is wrong.
@@ -320,7 +325,7 @@ class Checkpoints:
     def share(self) -> None:
         """Copies the checkpoints of process 0 through the bucket to all other processes.
 
-        Does nothing if the processes share the workdir, or its local copy.
+        Does nothing unless the processes have different local copies of the workdir.
         """
         if not self._copies:
             return

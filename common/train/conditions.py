@@ -36,7 +36,7 @@ class Conditions:
 
         Args:
           stopped: whether the run was suspended before the checkpoint from which it resumes.
-          signals: records whether this process was suspended, from the start of its context; None before training.
+          signals: the `Signals` of the training, which record whether this process was suspended; None before training.
         """
         self.sessions, self._stopped = [*sessions], stopped
         self._signals = signals or Signals()

@@ -219,9 +219,9 @@ class Reader:
         return dataclasses.replace(self, shard=shard, sharding=sharding)
 
     def _keep_tensor(self, function: Callable) -> Callable:
-        """Returns `function`, applied to the shards of its argument over the mesh axis tensor.
+        """Returns a function that applies `function` to each shard of an array over the mesh axis tensor.
 
-        Otherwise, the compiler would also gather the argument over the tensor axis.
+        If `function` were applied to the array itself, the compiler would also gather the array over the tensor axis.
         """
         mesh, tensor = jax.sharding.get_abstract_mesh(), _only(self.sharding.spec, "tensor")
         if mesh.are_all_axes_manual:

@@ -17,8 +17,8 @@ from common.train.run import Run
 def changed(config: ConfigDict) -> float:
     """Returns when the input files of a configuration last changed, in seconds since 1970.
 
-    Input files are the data files (files:PATH), a user's data module (import:MODULE:FUNCTION) and a folder of
-    pretrained weights (the name of a model on the Hugging Face hub is not looked up). Returns 0 if none of these files
+    Input files are the data files (files:PATH), a user's data module (import:MODULE:FUNCTION) and the folder in the
+    field `pretrained` (the name of a model on the Hugging Face hub is not looked up). Returns 0 if none of these files
     exists.
     """
     kind, _, place = config.data.source.partition(":")

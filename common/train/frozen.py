@@ -62,7 +62,7 @@ def load(
         where = written["platform"] if written else "another platform"
         warn(
             f"the frozen values drawn from seed {seed} on this platform ({host()}) differ from the values of"
-            f" the run ({where}); {'the run uses its saved values' if written else 'results will differ'}"
+            f" the run ({where}); {'the run uses its saved values' if written else 'results may differ'}"
         )
     if written:
         names = {name: model.frozen[name] for name in written["names"]}

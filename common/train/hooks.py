@@ -100,8 +100,8 @@ class Evaluate(Hook):
     If `checkpoint.keep_best` is above 1, also keeps the checkpoints with the `checkpoint.keep_best` best values.
 
     After a signal, the process may have only seconds to save a checkpoint, so the hook skips or interrupts the
-    evaluation. The resumed run evaluates before its first step or, if the time of the evaluation depends on the
-    clock (`eval.seconds`, `train.max_seconds`), after its first step.
+    evaluation. The resumed run does this evaluation before its first step or, if the time of the evaluation depends on
+    the clock (`eval.seconds`, `train.max_seconds`), after its first step.
     """
 
     def __init__(self, signals: Signals):

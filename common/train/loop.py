@@ -68,8 +68,8 @@ def fit(
     If the run had ended and its summary is reused, returns {} on all processes except process 0.
 
     Raises:
-      UserError: `validate`, `Profile.check`, `open_run`, `train` or `finish` fails, or `profile` is given for a run
-        that has ended.
+      UserError: `validate`, `Profile.check`, `open_run`, `train`, `finish` or the last upload to a bucket fails, or
+        `profile` is given for a run that has ended.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
     begun = time.perf_counter()

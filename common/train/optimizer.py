@@ -56,7 +56,8 @@ SCHEDULES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {
 
 
 _UNDECAYED = ("bias", "positions/table")
-"""Path suffixes of matrices without weight decay: biases of spatial gates (heads, positions), position embeddings."""
+"""Path suffixes of arrays of two dimensions without weight decay: biases of spatial gates, one for each head and
+position, and position embeddings."""
 
 
 def matrices(params: Any) -> Any:

@@ -102,11 +102,15 @@ def load_run(
         target = model_arrays(model, mesh)
         if best:
             kept = checkpoints.top()
+            few = (
+                f"only {len(kept)}; average at most {len(kept)}"
+                if kept
+                else "none; leave out the average"
+            )
             check(
                 best <= len(kept),
-                f"cannot average the {best} best checkpoint{'s' * (best > 1)}: {shown(workdir)} has kept only"
-                f" {len(kept)}; {f'average at most {len(kept)}' if kept else 'leave out the average'}, or train"
-                " again with a larger --config.checkpoint.keep_best",
+                f"cannot average the {best} best checkpoint{'s' * (best > 1)}: {shown(workdir)} has kept {few}, or"
+                " train again with a larger --config.checkpoint.keep_best",
             )
             arrays, meta = checkpoints.restore_mean("top", [*kept][:best], target)
         elif snapshots:

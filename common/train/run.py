@@ -100,8 +100,8 @@ def open_run(
     Raises:
       UserError: the task is incomplete (`check_complete`), the workdir cannot be used (`open_workdir`) or is not shared
         by all processes, the run cannot be resumed (`resume.resume`), its `metrics.jsonl` is damaged, a method of the
-        task raises it (such as `Task.save` for another tokenizer), or the processes differ in configuration, data,
-        frozen values or pretrained weights.
+        task raises a UserError (such as `Task.save` for another tokenizer), or the processes differ in configuration,
+        data, frozen values or pretrained weights.
     """
 
     several = jax.process_count() > 1

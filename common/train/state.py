@@ -138,10 +138,7 @@ class Step:
         self.scanned = self.scanned or self.abstract_model
 
     def start(self) -> TrainState:
-        """Returns the training state at step 0, initialised from the seed.
-
-        The caller then replaces the parameters by the result of `Task.start`.
-        """
+        """Returns the training state at step 0, initialised from the seed. Does not call `Task.start`."""
         params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
         params = stack_layers(params, self.scanned.trainable)
         shardings = _shardings(self.arguments()[1])
@@ -161,7 +158,7 @@ class Step:
         from common.train import exchange
 
         shardings = [sharding.shardings(kind, mesh) for kind in (model.trainable, model.frozen)]
-        # Several microbatches exchange gradients once per step, so their scans must not exchange gradients.
+        # A step exchanges gradients once, so with several microbatches the scans over layers must not exchange them.
         stacked = [name for name in model.trainable if self.accumulate == 1 and is_stacked(name)]
         scattered = dict.fromkeys(stacked, self.reduce_dtype)
 

@@ -68,7 +68,7 @@ def finish(run: Run, signals: Signals) -> dict:
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
-    """Returns the summary of an ended run without the field `timing`, with the metrics `tests`, {name: metrics}."""
+    """Returns the fields of an ended run's summary, except `timing`. `tests` is {name of a test field: metrics}."""
     state, model = run.state, run.train_step.abstract_model
     seconds, curve, best = run.clock.seconds(), state.curve, state.curve.best
     return {

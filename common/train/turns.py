@@ -33,8 +33,8 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries (see `loop.fit`).
 
     In every round, each run trains up to the next multiple of `turn` steps, and then waits for all other runs. The
-    training seconds of the runs can thus be compared. Turns do not change the trained values. If `turn` is 0, each run
-    is trained to its end before the next run starts.
+    training seconds of runs that begin at most one turn apart can thus be compared. Turns do not change the trained
+    values. If `turn` is 0, each run is trained to its end before the next run starts.
 
     Raises:
       UserError: training one of the runs fails (see `loop.fit`). All other runs that have trained a step are saved.

@@ -68,8 +68,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callabl
     fields). Returns the function that uploads changed files (`lock_workdir`).
 
     Raises:
-      UserError: the workdir is a file, holds another run, a damaged configuration or other files, or is not writable,
-        or `lock_workdir` fails.
+      UserError: the workdir has other content, is a file or is not writable, or `lock_workdir` fails.
     """
     try:
         _check(workdir, config)
@@ -136,7 +135,7 @@ def saved_config(path: Path) -> dict:
     check(
         not missing,
         f"{shown(path)} is damaged or not the configuration of a run: it lacks {', '.join(missing)}; restore the"
-        " file, or give the folder of a run",
+        " file, or choose another folder",
     )
     return upgrade(values)
 

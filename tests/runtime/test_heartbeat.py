@@ -297,7 +297,7 @@ def test_differing_settings_are_named():
         thread.join()
     who = f"process 2 ({socket.gethostname()}) differs from process 0: "
     how = "--config.seed is 2, not 1, the code is abc+, not abc"
-    advice = "; give all processes the same options, code, data and packages"
+    advice = "; give all processes the same options, environment variables, code, data and packages"
     assert set(errors.values()) == {who + how + advice}
     assert len(errors) == 3
 

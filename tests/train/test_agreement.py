@@ -51,7 +51,7 @@ def results(outputs: list[tuple[int, list[str]]]) -> list[dict]:
 def test_differing_inputs_are_named_on_all_processes(results, folder, case, difference):
     first, other = (found[case] for found in results)
     assert first == other
-    advice = "give all processes the same options, code, data and packages"
+    advice = "give all processes the same options, environment variables, code, data and packages"
     assert re.fullmatch(rf"process 1 \(.+\) differs from process 0: {difference}; {advice}", first)
     assert not list((folder / case).glob("checkpoints/latest/*")), "no step was trained"
 
