@@ -31,8 +31,8 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
 def open_file(text: str) -> Path:
     """Returns the path of the file `text`, which may be missing. Can be the `type` of an argparse option.
 
-    For a file in a bucket, downloads the file and returns the path of the local copy. The file must be in a folder of
-    the bucket. Raises the errors of `open_folder`.
+    For a file in a bucket, downloads the file and returns the path of the local copy. The file must not be at
+    the top level of the bucket. Raises the errors of `open_folder`.
     """
     path = copy_of(text)
     if address(path):

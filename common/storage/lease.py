@@ -1,7 +1,7 @@
 """The lease of a folder in a bucket: an object that names the one process that may write the folder.
 
-A bucket has no file locks. The holder of the lease therefore renews the lease every quarter of TRAINLESS_LEASE_SECONDS:
-it replaces the object, on condition that no other process has replaced the object.
+A bucket has no file locks. The holder of the lease therefore renews the lease at intervals of a quarter of
+TRAINLESS_LEASE_SECONDS: it replaces the object, on condition that no other process has replaced the object.
 
 A process acquires the lease at once in three cases: the folder has no lease, the last holder has released the lease, or
 the last holder used the same local copy (`mirror.identity`). In the third case, the file lock of the run proves that

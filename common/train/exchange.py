@@ -130,7 +130,7 @@ def gathering(
     shardings: Sequence[Mapping[str, NamedSharding]],
     scattered: Mapping[str, str],
 ) -> tuple[Params, Callable[[Params], nnx.Module]]:
-    """Returns stand-ins, the arrays to differentiate by, and a function that builds the model from the stand-ins.
+    """Returns stand-ins (the arrays to differentiate by) and a function that builds the model from the stand-ins.
 
     Call `gathering` inside the function that `local_sums` runs.
 
