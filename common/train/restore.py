@@ -94,8 +94,7 @@ def load_run(
       best: number of "top" checkpoints (`Checkpoints.top`) to average, largest scores first; 0 to average none.
 
     Raises:
-      UserError: a checkpoint is missing, `Checkpoints.restore_from` or `frozen.load` fails, or `pretrained_weights`
-        raises it.
+      UserError: a checkpoint is missing, or `Checkpoints.restore_from`, `frozen.load` or `pretrained_weights` fails.
     """
     model = variables.abstract(build)
     with closing(Checkpoints(workdir)) as checkpoints:

@@ -32,7 +32,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     and "top" checkpoints, whose steps are not in the validation curve.
 
     Raises:
-      UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` raises it.
+      UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` fails.
     """
     names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
     target = dict(zip(names, step.arguments(model), strict=True))
