@@ -16,7 +16,7 @@ BLOCK = 256
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, seen) for each block: its queries start to end - 1 attend to the first `seen` keys only."""
+    """Returns (start, end, seen) for each block: the queries start to end - 1 need only the first `seen` keys."""
     if not causal:
         return [(0, queries, keys)]
     ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
@@ -40,8 +40,8 @@ def attend(
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
     On GPUs and TPUs, uses a fused kernel if `common.model.fused` supports the arrays, and there is no bias and no
-    dropout. The TPU kernel has no dropout. cuDNN takes the seed of its dropout at compilation, so dropout masks would
-    not depend on step and row.
+    dropout. The TPU kernel has no dropout. cuDNN takes the seed of its dropout at compilation, so every step would drop
+    the same weights.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.

@@ -21,7 +21,8 @@ class Context:
     """Inputs of a sublayer in addition to the hidden states x.
 
     Attributes:
-      lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
+      lengths_B: number of tokens of each row; later positions are padding. None for rows without padding. May
+        also be None in a causal stack, because padding follows the tokens.
       encoded_BSD: the encoder's output, in the decoder of an encoder-decoder model; otherwise None.
       encoded_lengths_B: number of tokens of each row of `encoded_BSD`; None if `encoded_BSD` is None.
       relative: biases or embeddings of relative positions, shared by all attention layers. None if no layer has

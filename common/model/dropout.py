@@ -49,10 +49,10 @@ def fold(key: Key, number: int) -> Key:
 
 
 def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Returns a random 32-bit word for each element of an array (B, ...) that holds this device's rows of a batch.
+    """Returns random 32-bit words of the shape (B, ...), for an array whose first axis is the rows of a batch.
 
-    The words equal this device's rows of `jax.random.bits(key, shape of the global array)`. `shape` is the shape of
-    this device's rows; outside of `jax.shard_map` over the batch, of the global array.
+    In a `jax.shard_map` over the batch, `shape` is the shape of this device's rows, and the words are this device's
+    rows of `jax.random.bits(key, shape of the global array)`. Elsewhere, `shape` is the shape of the global array.
     """
     shard = sharding.batch_shard()
     if shard is None:

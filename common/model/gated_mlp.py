@@ -94,7 +94,7 @@ class GatedMlp(Sublayer):
         Raises a ValueError if the spatial map is not causal.
         """
         if not self.spatial.causal:
-            raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
+            raise ValueError("decoding needs a causal spatial map: set causal=True")
         heads = self.spatial.heads
         gated = spec.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2)
         return gated, self.attention.cache(batch, spec, context) if self.attention else ()

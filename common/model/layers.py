@@ -1,8 +1,8 @@
 """Scanned layers: a training step stacks the arrays of repeating layers, and runs these layers in a compiled loop.
 
 The stacked array "blocks/[2,4,6]/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
-"blocks/6/kernel", (M, N) each. Only the values that a training step reads and writes are stacked. Checkpoints and
-evaluation have an array for each layer. `stack_layers` and `unstack_layers` convert between the two forms, by copies.
+"blocks/6/kernel", (M, N) each. Only the training step and its state have stacked arrays. Checkpoints and evaluation
+have an array for each layer. `stack_layers` and `unstack_layers` convert between the two forms, by copies.
 """
 
 import re
@@ -17,7 +17,7 @@ from common.variables import AbstractModel, split
 
 
 def scan_layers(model: AbstractModel, least: int) -> AbstractModel:
-    """Returns the model with stacked arrays for repeating blocks, which its stacks scan (`common.model.scan`).
+    """Returns the model with scanned stacks, in which the arrays of repeating blocks are stacked (`common.model.scan`).
 
     Args:
       least: minimum number of blocks of a scanned stack; 0 scans no stack.

@@ -16,7 +16,7 @@ from common.model.stored import PRODUCT, stored
 def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns x W (B, L, N) in float32. Multiplies in the dtype of x and accumulates in float32.
 
-    `kernel` is W (M, N), or the transpose of W (N, M) if `transposed`.
+    `kernel` is W, (M, N). If `transposed`, `kernel` is the transpose of W, (N, M).
 
     The custom gradient is for speed on a CPU: the forward product and the input gradient are fastest with
     two-dimensional operands, and bfloat16 operands are fast only if the result is float32. See `_backward` for the

@@ -72,8 +72,8 @@ class ScannedStack(Stack):
 
     If the function `interleaved` returns indices, the whole stack is one scan over the trained blocks.
 
-    The backward pass computes the gradient at the input of every block, even if nothing below the first block is
-    trained.
+    The backward pass of a scan with trained blocks also computes the gradient of the scan's input, even if nothing
+    below the scan is trained.
 
     Attributes:
       depth: number of blocks of the unrolled stack.
@@ -108,7 +108,7 @@ class ScannedStack(Stack):
         return self._final_norm(x_BLD)
 
     def _group(self, numbers: Sequence[int], keys_P: Any) -> tuple[Callable, Any]:
-        """Returns a function (x, context, value) -> output of one of the blocks `numbers`, and the stacked values.
+        """Returns a function (x, context, value of a block) -> output, and the stacked values of the blocks `numbers`.
 
         The value of a block contains the values of its variables, the shards that hooks gather, and the block's key.
         """
@@ -156,10 +156,10 @@ def _frozen_loop(
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Returns a function (x, start, stop) -> output of the frozen blocks from start to stop - 1.
 
-    The returned function can be called in the body of a scan. A scan saves the residuals of its body in every
-    iteration. These would be arrays for all frozen blocks, because the number of blocks that an iteration runs varies.
-    The returned function instead writes the residuals of each frozen block once, into arrays that all iterations share,
-    with one slot per frozen block.
+    The returned function can be called in the body of a scan. A scan saves the residuals of its body for each
+    iteration. The number of frozen blocks in an iteration varies, so each iteration would save arrays with room for all
+    frozen blocks. The returned function instead writes the residuals of each frozen block once, into arrays that all
+    iterations share, with one slot per frozen block.
 
     One scan can then run the whole stack, so a trained block compiles once. In a translation model with 32 encoder
     layers, the scans of `runs` compile a trained block three times, and compiling the training step takes 1.4 times the

@@ -45,7 +45,7 @@ def attend(
         mask = LocalMask(size, (window - 1, 0 if causal else window - 1), 0)
     else:
         mask = CausalMask(size) if causal else FullMask(size)
-    # Queries attend to keys of the same segment. All queries have segment 1. Keys have segment 1, padding keys 0.
+    # Queries attend to keys of the same segment. All queries have segment 1, padding keys 0, other keys 1.
     segments = None
     if key_lengths_B is not None or (size[1] > keys and not causal):
         lengths_B = jnp.full(rows, keys) if key_lengths_B is None else key_lengths_B

@@ -25,7 +25,7 @@ def stored(x: jax.Array, name: str = OTHER) -> jax.Array:
 
 
 def _is_costly(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Returns whether a primitive of JAX is cuDNN's attention, which is costly, and in which no array can be marked."""
+    """Returns whether `primitive` is cuDNN's attention. Its residuals are costly, and `stored` cannot mark them."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
