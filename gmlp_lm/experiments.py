@@ -111,7 +111,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3, and a second table that compares the models at equal data and FLOPs (`_comparison`)."""
+    """Writes Table 3, and a second table that compares the models at equal amounts of training (`_comparison`)."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
@@ -288,9 +288,10 @@ samples of the nearest evaluations."""
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes Table 4: text samples of seed 1 during training, on wikitext2 or else on the first of the suite's corpora.
+    """Writes Table 4: text samples of seed 1 during training.
 
-    All samples continue the same prompt with the same random key. Steps without a sample of every model are left out.
+    The corpus is wikitext2 if the suite has it, otherwise the suite's first corpus. All samples continue the same
+    prompt with the same random key. Steps without a sample of every model are left out.
     """
     corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}

@@ -10,8 +10,8 @@ from common.model.spatial import Spatial, dense_product, per_head
 def windows(x_BLD: jax.Array, size: int, before: int = 0) -> jax.Array:
     """Cuts the positions into windows; returns (B * windows, `size`, D).
 
-    Zeros fill the last window. With `before`, all positions first move `before` positions to the right: zeros enter at
-    the start, and the last `before` positions of the last window drop out.
+    Zeros fill the last window. With `before`, all positions then move `before` positions to the right: zeros enter at
+    the start, and positions beyond the last window are dropped.
     """
     length, channels = x_BLD.shape[1:]
     stop = -(-length // size) * size

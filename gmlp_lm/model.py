@@ -82,7 +82,7 @@ def _tiny_attention(model: ConfigDict, layer: int, rngs: nnx.Rngs) -> Callable[[
 
 
 def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Draws the kernels of linear layers and the embedding tables from N(0, 0.02²).
+    """Draws the kernels of linear layers, and the tables of token and position embeddings, from N(0, 0.02²).
 
     Divides the output kernel of each sublayer by sqrt(number of sublayers in the model). Other parameters keep their
     values.
@@ -103,8 +103,8 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
     """Draws parameters as PyTorch does by default.
 
-    Draws kernels and biases of linear layers with M inputs from U(-1/sqrt(M), 1/sqrt(M)), and the embedding table from
-    N(0, 1). Other parameters keep their values.
+    Draws kernels and biases of linear layers with M inputs from U(-1/sqrt(M), 1/sqrt(M)), and the table of token
+    embeddings from N(0, 1). Other parameters keep their values.
     """
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):

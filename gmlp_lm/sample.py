@@ -52,7 +52,7 @@ def main() -> None:
         "--top_p",
         type=float_arg("--top_p"),
         default=1.0,
-        help="sample from the likeliest bytes or subwords with total probability P or more; 1 (default) means all",
+        help="sample from the fewest bytes or subwords whose probabilities add up to P or more; 1 (default) means all",
     )
     parser.add_argument(
         "--seed", type=int_arg("--seed", 0), default=1, help="seed of the sampling (default: 1)"

@@ -54,7 +54,7 @@ def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes Table 1: parameter counts of the models of `KINDS` in `language.RECIPES`, at full size for every scale."""
+    """Writes Table 1: parameter counts of `KINDS` in each of `language.RECIPES`, at full size whatever the scale."""
     rows = []
     for kind, name in KINDS.items():
         configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]

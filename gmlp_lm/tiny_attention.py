@@ -27,10 +27,10 @@ class TinyAttention(Sublayer):
       inner: width of the head.
       outputs: width of the gate.
       window: window length W in positions. A position attends to the previous window, and to its own window up to
-        itself. As in the paper's code, W keys and values of zero precede the first window. With 0, a position
+        itself. As in the authors' program, W keys and values of zero precede the first window. With 0, a position
         attends to all positions up to itself.
-      keys_as_values: use the keys as values and ignore the value projection. No effect if `window` is 0. The paper's
-        code inherited this bug from g-mlp-gpt.
+      keys_as_values: use the keys as values and ignore the value projection. No effect if `window` is 0. The authors'
+        program inherited this bug from g-mlp-gpt.
     """
 
     def __init__(
