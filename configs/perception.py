@@ -13,9 +13,9 @@ tokens includes padding, all methods share a learning rate, and the best step is
 (default) repairs these mistakes.
 Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
 sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
-Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
-own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Each row has the fields "text"
-and "label", or the fields that --config.data.fields and --config.data.label name.
+Data: --config.dataset=NAME, from TFDS (imdb, snli, sst2) or Hugging Face (all others; needs the package datasets), or
+your own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Each row has the fields
+"text" and "label", or the fields that --config.data.fields and --config.data.label name.
 `--config=configs/perception.py:tiny` classifies paragraphs of the Python manual (no download): a minute on two cores.
 """
 

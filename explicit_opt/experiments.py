@@ -110,7 +110,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if directory := self.data.get(corpus):
             values["data.source"] = f"files:{shown(directory)}"
         values = {"eval.start": True, **values}
-        self.check_not_overridden(values, "the target or another option sets each such field")
+        self.check_not_overridden(values, "the target or another option sets such fields")
         return self.override(config, **values)
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:

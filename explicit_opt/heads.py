@@ -152,7 +152,8 @@ class HeadStart:
     def merge(self, other: "HeadStart") -> None:
         """Adds the examples of another head.
 
-        Raises a UserError if `other` is this head, or differs in the number of features or in an option except `seed`.
+        Raises a UserError if `other` is not another `HeadStart`, or differs from this head in the number of features or
+        in an option other than `seed`.
         """
         check(
             isinstance(other, HeadStart) and other is not self,

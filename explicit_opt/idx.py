@@ -18,7 +18,8 @@ Images = tuple[np.ndarray, np.ndarray]
 def read_mnist(place: str) -> tuple[Images, Images]:
     """Returns the training images and the test images of a folder. `place` is DIR in --config.data.source=files:DIR.
 
-    Raises a UserError if the folder is missing, `read_idx` fails, or images and labels are empty or do not match.
+    Raises a UserError if the folder is missing, `read_idx` fails, or images or labels have wrong axes, are empty or do
+    not match.
     """
     directory = source_folder(place)
     return _read_part(directory, "train"), _read_part(directory, "t10k")
@@ -37,9 +38,12 @@ def _read_part(directory: Path, part: str) -> Images:
         f"{shown(directory)}: {labels_name} must have 1 axis, got {labels.ndim}: download the file again",
     )
     check(
-        len(pixels) == len(labels) > 0,
-        f"{shown(directory)}: {images_name} has {len(pixels)} images, {labels_name} has {len(labels)} labels, but there"
-        " must be a label for each image and at least one image: download both files again",
+        len(pixels) > 0, f"{shown(directory)}: {images_name} has no images: download the file again"
+    )
+    check(
+        len(pixels) == len(labels),
+        f"{shown(directory)}: {images_name} has {len(pixels)} images, but {labels_name} has {len(labels)} labels:"
+        " download both files again",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 

@@ -326,5 +326,5 @@ class NextToken(StartTask):
         return splits | {"the tokenizer": self.tokenizer.fingerprint}
 
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer. Raises a UserError if `workdir` has another or a damaged tokenizer."""
+        """Writes the tokenizer. Raises a UserError if a resumed run has another tokenizer, or the file is damaged."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

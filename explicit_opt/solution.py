@@ -91,7 +91,10 @@ def from_cooccurrences(
     exponent: float | None = None,
     sign: int = -1,
 ) -> jax.Array:
-    """Returns the explicit solution for co-occurrences F, (..., M, N). All axes except the last are input features."""
+    """Returns the explicit solution for co-occurrences F, (..., M, N). All axes except the last are input features.
+
+    For `exponent` and `sign` see `explicit_solution`. Raises a UserError if K is infinite, NaN or below 1.
+    """
     return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent))
 
 
@@ -101,7 +104,8 @@ def separate_intercept(
     """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 5).
 
     If every feature vector has the L1 norm K, the logits are the same as with eq. (3). If norms differ, the
-    term of f in eq. (3) grows with the norm, whereas the bias is constant.
+    term of f in eq. (3) grows with the norm, whereas the bias is constant. Raises a UserError if K is infinite, NaN or
+    below 1.
     """
     _check_priming(priming)
     totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), FLOOR)
@@ -109,7 +113,10 @@ def separate_intercept(
 
 
 def prior_exponent(priming: float, exponent: float | None = None) -> float:
-    """Returns `exponent`. If `exponent` is None, returns (K - 1) / K for the priming number K."""
+    """Returns `exponent`, or (K - 1) / K if `exponent` is None. K is the priming number.
+
+    Raises a UserError if K is infinite, NaN or below 1.
+    """
     _check_priming(priming)
     return (priming - 1) / priming if exponent is None else exponent
 
@@ -138,8 +145,8 @@ def cooccurrences(
 ) -> jax.Array:
     """Returns F = H^T Y (eq. 2) for features H and one-hot targets Y, (M, N) float32.
 
-    With more than 256 outputs, Y is never built. Targets outside 0 to N - 1 are ignored. Sums over blocks of examples
-    are added in float64. Features may be sharded over the examples.
+    Targets outside 0 to N - 1 are ignored. Features may be sharded over the examples. With up to 256 outputs, sums over
+    blocks of examples are added in float64. With more outputs, Y is never built, and all sums are in float64.
     """
     return _one_pass(features_EM, targets_E, outputs)[0]
 
