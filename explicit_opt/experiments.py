@@ -327,12 +327,12 @@ def fig2(suite: ExperimentSuite) -> None:
     suite.write_csv(suite.named("fig2_scan"), scanned, scan)
     path = suite.out / f"{suite.named('fig2')}.png"
     figures.digits(curves, scan, norm, path, "held-out" if suite.protocol == "ours" else "test")
-    for column, name in ((1, "weights"), (2, "intercept")):
+    for column, name in ((1, "eq. (3)"), (2, "the separate intercept")):
         highest = max(row[column] for row in scan)
         tied = [row[0] for row in scan if row[column] == highest]
         best = f"{tied[0]:g}" if len(tied) == 1 else f"{tied[0]:g} to {tied[-1]:g}, {len(tied)} tie"
-        print(f"best K of the {name} form: {best} ({highest:.2f} %)")
-    print(f"average norm: {norm:.2f}\nfigure: {shown(path)}")
+        print(f"priming number K with the best test accuracy of {name}: {best} ({highest:.2f} %)")
+    print(f"mean L1 norm of the training features: {norm:.2f}\nfigure: {shown(path)}")
 
 
 def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:
