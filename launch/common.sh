@@ -25,8 +25,8 @@ quote() {
   done
 }
 
-# Checks that no argument after CONFIG is an option of the launcher, which would go to the program without a message.
-# The list of options is the help text.
+# Rejects options of the launcher after CONFIG, because they would go to the program without a message. Finds the
+# launcher's options in its help text.
 need_no_options() { # ARGUMENT...
   local argument options
   options=$(usage | grep '^  -' | sed 's/\(.\)   .*/\1/' | grep --only-matching --extended-regexp -e '-[a-z-]+')
@@ -109,7 +109,8 @@ find_python() {
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
-# Sets $commit to the full hash of commit $1. An empty $1 means HEAD, and rejects uncommitted changes to tracked files.
+# Sets $commit to the full hash of commit $1. An empty $1 means HEAD; then uncommitted changes to tracked files are an
+# error.
 find_commit() {
   git -C "$root" rev-parse --verify --quiet HEAD >/dev/null ||
     fault "$root is not a git checkout with a commit: clone the repository with git"

@@ -213,9 +213,9 @@ exit "$code"
 END
 }
 
-# A different job must not replace job.sh, because its own job may still run.
+# Do not replace the job.sh of a different job, because that job may still run.
 [[ ! -e $log_dir/job.sh || $(batch) == "$(<"$log_dir/job.sh")" ]] ||
-  fault "$log_dir/job.sh differs from the job of this command: choose another --log-dir, or remove job.sh if that job has ended"
+  fault "$log_dir/job.sh differs from the job of this command: choose another --log-dir, or remove $log_dir/job.sh if the job that uses it has ended"
 if [[ -n $dry_run ]]; then
   printf '# %s\n' "$log_dir/job.sh"
   batch

@@ -31,8 +31,8 @@ the repository's .venv/bin/python, or python3.
 
 Ctrl-C and SIGTERM are forwarded to every process, and the launcher waits until all have saved and
 exited, at most --grace seconds after the first exit with a nonzero code; a second signal kills them. If
-a process fails, the others get SIGTERM, then SIGKILL. The launcher exits with the code of the first
-process that failed, or with 0. Processes exit with 143 after saving on SIGTERM, and with 75 if another
+a process fails, the others get SIGTERM, then SIGKILL. The launcher exits with the first nonzero exit
+code of a process, or with 0. Processes exit with 143 after saving on SIGTERM, and with 75 if another
 process is lost or missed the rendezvous.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
@@ -149,7 +149,8 @@ for ((k = 0; k < count; k++)); do
 done
 set +m
 
-# From here on, messages go to file 4, because bash reports killed processes on stderr in its own words.
+# From here on, messages go to file descriptor 4 and stderr to /dev/null, because bash reports killed processes on
+# stderr in its own words.
 exec 4>&2 2>/dev/null
 
 # The terminal does not send SIGHUP to background process groups, so forward SIGHUP as SIGTERM.

@@ -44,8 +44,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     `train.accumulate`, until an attempt is not too large. Otherwise tries each factor in TIMES times the batch size,
     until an attempt is too large.
 
-    Raises a UserError if no combination of mesh and batch size fits, the speed of the devices is unknown, or the
-    configuration has none of the fields in `BATCH`.
+    Raises a UserError if no mesh and batch size can run, the speed of the devices is unknown, or the configuration has
+    none of the fields in `BATCH`.
     """
     check(
         topology.chip is not None,
@@ -85,7 +85,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
         names = zip((*MESH_AXES, field, "train.accumulate"), cells, strict=False)
         tried = ", ".join(f"{name}={cell}" for name, cell in names)
         raise UserError(
-            f"--sweep found no combination of mesh and batch size that fits on --topology={topology.name}; in the"
+            f"--sweep found no mesh and batch size that can run on --topology={topology.name}; in the"
             f" {which} ({tried}), {closest}"
         )
     chosen, configured = flatten(fastest.config), flatten(config)

@@ -223,7 +223,7 @@ def has_compiler(kind: str = "v5e") -> bool:
 
 
 def missing_compiler(name: str) -> str:
-    """Returns the package of the compiler for the topology `name`, for pip; "" if the compiler is installed."""
+    """Returns the pip package of the compiler that the topology `name` needs; "" if no compiler is missing."""
     kind = _read(name)[1]
     if kind == "cpu" or has_compiler(kind):
         return ""

@@ -1,4 +1,4 @@
-"""Backskipping (section 4.4): a trained layer learns without the gradient that passes through the reservoir above it.
+"""Backskipping (section 4.4): in some steps, a trained layer learns without the gradient through the reservoir above.
 
 A reservoir F stands between trained layers P below and T above. In training, F reads a = mu + sigma eps and returns y =
 F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A skipping

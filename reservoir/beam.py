@@ -78,8 +78,9 @@ def beam_search(
 
     As in fairseq, each step takes the 2A best continuations of a sentence. An ended continuation among the best A
     becomes a finished hypothesis. The best A continuations without an end stay in the beam. The search for a sentence
-    stops at A finished hypotheses. If fewer hypotheses finish within the limit, the remaining scores are IMPOSSIBLE.
-    Positions after the end of a translation hold `eos`.
+    stops at A finished hypotheses. If the last step finishes more than needed, the best A are kept (fairseq keeps the
+    hypotheses found first). If fewer hypotheses finish within the limit, the remaining scores are IMPOSSIBLE. Positions
+    after the end of a translation hold `eos`.
 
     Args:
       cache: decoding cache for X = B * A rows. Arrays with X rows are reordered with the hypotheses. All other arrays,

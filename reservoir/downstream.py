@@ -72,7 +72,7 @@ class Tuning(NamedTuple):
 
 
 class Downstream(NamedTuple):
-    """The results of one fine-tuning experiment: pretraining runs and fine-tuning runs (`group`), one per seed each."""
+    """The runs of one fine-tuning experiment: for each seed a pretraining run and a fine-tuning run (`group`)."""
 
     tuning: Tuning
     pretraining: Group

@@ -178,7 +178,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         "sst2: Transformer, frozen in fine-tuning" freezes layers in fine-tuning only.
 
         Raises:
-          UserError: the setting, row or suffix is unknown, the text after "@" is not a number above 0, or `case` or
+          UserError: the setting or row is unknown, the text after "@" is not a number above 0, or `case` or
             `configuration` fails.
         """
         prefix, _, row = text.partition(":")

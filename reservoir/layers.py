@@ -11,11 +11,12 @@ from reservoir.kinds import RESERVOIRS, Kind
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
     """Returns the kind, the number of layers and the number of frozen layers of an encoder or language model.
 
-    With reservoirs, the kind is the label of the kind of reservoir, such as "T" or "FFN". For a user's kind of
-    reservoir, "module:attribute", whose module is not imported, the label is "attribute". Without reservoirs, the kind
-    is `model.kind` or, without this field, "transformer". As in Tables 1 and 3, backskipping and LayerDrop are separate
-    kinds; so are trained reservoirs ("T, trained"). A method of fine-tuning adds its label, as in "T, tuned". Returns
-    None if the configuration has no number of layers, or names a user's method that `methods.of_run` does not find.
+    With reservoirs, the kind is the label of the kind of reservoir, such as "T" or "FFN". A user's kind of reservoir,
+    "module:attribute", has the label "attribute" unless `methods.imported_part` finds the `Kind`. Without reservoirs,
+    the kind is `model.kind` or, without this field, "transformer". As in Tables 1 and 3, backskipping and LayerDrop are
+    separate kinds; so are trained reservoirs ("T, trained"). A method of fine-tuning adds its label, as in "T, tuned".
+    Returns None if the configuration has no number of layers, or names a user's method that `methods.of_run` does not
+    find.
     """
     layers, method = _pretrained(config.get("model", {})), methods.of_run(config)
     if layers is None or method is None:

@@ -35,7 +35,10 @@ def add(model: ConfigDict) -> None:
 
 
 def declared(model: ConfigDict) -> dict[str, Option]:
-    """Returns the options of all kinds in `RESERVOIRS`, and of the kind and the placements that `model` names."""
+    """Returns the options of all kinds in `RESERVOIRS`, and of the kind and the placements that `model` names.
+
+    Raises the errors of `add`.
+    """
     kinds = [*RESERVOIRS.values(), find(model.reservoir)]
     options = {name: option for kind in kinds if kind for name, option in kind.options.items()}
     for field in ("placement", "decoder_placement"):

@@ -10,14 +10,14 @@ from common.data.special_ids import BOS, EOS, PAD
 
 
 class PackedRows:
-    """Rows that contain every token of a corpus exactly once (RoBERTa's FULL-SENTENCES).
+    """Rows that contain every token of a corpus exactly once: RoBERTa's FULL-SENTENCES, with documents as sentences.
 
     A row is <s>, then documents, each followed by </s>. A document that does not fit into the rest of a row starts the
     next row. A document longer than a row is split into several rows.
     """
 
     def __init__(self, corpus: TokenizedCorpus, length: int) -> None:
-        """Packs a corpus into rows of `length` tokens. Reads no tokens: only `fingerprint` and requests for rows do."""
+        """Prepares rows of `length` tokens. Only `fingerprint` and `__getitem__` read the tokens of the corpus."""
         self._corpus, self.length = corpus, length
         # The stream concatenates all documents, each followed by </s>. `_ends` are the positions after each </s>.
         self._ends = corpus.offsets[1:] + np.arange(1, len(corpus) + 1)

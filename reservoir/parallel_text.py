@@ -103,7 +103,7 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
 def build_tokenizers(
     data: "ConfigDict", train: ParallelText, cache_dir: str | Path
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Trains one SentencePiece model on both sides of the training text, or loads the model from the cache.
+    """Trains one SentencePiece model on both sides of the training text, or loads the tokenizers from the cache.
 
     Args:
       data: a configuration with these fields:

@@ -75,7 +75,7 @@ def freeze(
       ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
         missing, `nnx.vmap` has stacked a linear layer or convolution with a selected parameter (unless `init` is None),
         the module has no `nnx.Param` (for example, because all parameters are frozen already), `only` selects no
-        `nnx.Param`, or a selected one is in a tuple.
+        `nnx.Param`, or a selected `nnx.Param` is in a tuple.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):

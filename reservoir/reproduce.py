@@ -1,8 +1,8 @@
 """Reproduces the paper's tables and figures: python -m reservoir.reproduce table1 --scale=tiny
 
 Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. As in reservoir.train,
---config.FIELD=VALUE overrides a field of every run's configuration; fine-tuning runs need --finetune=FIELD=VALUE
-instead. --dry-run lists the runs and their cost.
+--config.FIELD=VALUE overrides a field of the configuration, here of all runs except fine-tuning runs, which need
+--finetune=FIELD=VALUE. --dry-run lists the runs and their cost.
 """
 
 from argparse import Namespace

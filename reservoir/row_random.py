@@ -11,7 +11,7 @@ from common.model.dropout import row_bits
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:
-    """Returns a key for each of this device's `rows` rows, as `jax.random.split` gives them for the global batch."""
+    """Returns this device's `rows` keys of `jax.random.split(key, number of rows of the global batch)`."""
     shard = sharding.batch_shard()
     numbers_B = jnp.arange(rows) + (0 if shard is None else shard * rows)
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers_B)

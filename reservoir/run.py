@@ -39,9 +39,7 @@ def validate(config: ConfigDict) -> None:
         if is_user_task:
             from reservoir import user_task
 
-            user_task.find(
-                config.task
-            )  # The constructor of the user's class checks all other fields.
+            user_task.find(config.task)  # The constructor of the class checks all other fields.
             return
         check_choice("--config.task", config.task, TASKS)
         # First check the sizes of layers, because `model.validate` builds a user's kind of reservoir with these sizes.

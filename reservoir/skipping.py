@@ -44,5 +44,5 @@ class Backskipping:
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """Returns {"baseline": learning rate of the value networks}, whose parameter paths contain "baseline"."""
+        """Returns {"baseline": learning rate of the parameters of value networks}; their paths contain "baseline"."""
         return {"baseline": self.config.model.backskip.value_rate}

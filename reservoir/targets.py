@@ -133,7 +133,7 @@ MODELS = {
     "Backskip by own reward": Row(
         "transformer", {"backskip.estimator": "policy", "backskip.reward": "own_rms"}
     ),
-    # In a pre-norm model the paper's reward is 0 up to rounding.
+    # Post-norm models, because the paper's reward is 0 up to rounding in pre-norm models.
     "Post-norm Transformer": Row("none", {"norm": "post"}),
     "Post-norm T Reservoir": Row("transformer", {"norm": "post"}),
     "Post-norm Backskip Reservoir": Row(

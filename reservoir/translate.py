@@ -33,7 +33,7 @@ def main() -> None:
         "--output",
         type=open_file,
         metavar="FILE",
-        help="output file, written atomically (default: standard output)",
+        help="file for the translations (default: standard output)",
     )
     options = parser.parse_args()
     lines = _read(options.input)
