@@ -58,7 +58,7 @@ need_gpus() { # COUNT GPU...
     fault "$count processes cannot share the $# GPUs $* evenly: change --gpus or the number of processes"
 }
 
-# Checks the value of an option $1 that is passed on to another program.
+# Checks that the value of option $1 is itself an option, to pass on to another program.
 need_option() {
   need_value "$@"
   [[ $2 == -* ]] || fault "$1 must be followed by an option, such as $1 --name=value, not '$2'"

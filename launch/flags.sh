@@ -21,7 +21,7 @@ print_flags() { # PLATFORM
       ;;
     v5litepod-*)
       # Lets an all-reduce of a single tensor run beside matrix products; off by default. An all-reduce that combines
-      # several gradients stays synchronous. Seen in programs compiled for eight chips.
+      # several gradients stays synchronous. Both facts are from programs compiled for eight chips.
       printf -- '--xla_enable_async_all_reduce=true --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true'
       ;;
   esac

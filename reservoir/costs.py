@@ -51,7 +51,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (function from seed to run name, configuration for seed 1): a target's cases, then its fine-tuning."""
+    """Yields (function from seed to run name, configuration for seed 1) for each case and fine-tuning of a target."""
     for cases in suite.needed(target).values():
         # Rows of the table with the same model have the same runs: estimate these runs once.
         for case in {case.name(1): case for case in cases}.values():

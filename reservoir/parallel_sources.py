@@ -102,8 +102,8 @@ def _load_tfds(
         for side, language in zip(sides, languages, strict=True):
             check(
                 language in block[0],
-                f"tfds:{name} has {', '.join(block[0])} but no {language}: set --config.data.source_language and"
-                " --config.data.target_language",
+                f"--config.data.source=tfds:{name} has {', '.join(block[0])}, but not {language!r}: set"
+                " --config.data.source_language and --config.data.target_language to two of them",
             )
             side.extend(example[language].decode() for example in block)
     return sides
