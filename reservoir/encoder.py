@@ -68,7 +68,7 @@ class MaskedHead(nnx.Module):
         self.bias = nnx.Param(initializers.zeros(rngs.params(), (vocabulary,)), axes=("vocab",))
 
     def __call__(self, x_BLD: jax.Array, embed: Embed) -> jax.Array:
-        """Returns logits (B, L, V) in float32. `MaskedLanguageModel` passes only the L masked positions of each row."""
+        """Returns logits (B, L, V) in float32, for any L positions of each row."""
         return embed.logits(self.norm(ACTIVATIONS["gelu"](self.dense(x_BLD)))) + self.bias[...]
 
 

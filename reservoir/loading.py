@@ -126,7 +126,7 @@ def _newest(workdir: Path, count: int) -> list[int]:
 def load(options: argparse.Namespace) -> TrainedRun:
     """Loads a translator from its best checkpoint, or with parameters averaged over several checkpoints.
 
-    `options` are the parsed options of `parser`. They override the run's configuration.
+    Beams, length penalty and batch tokens in `options`, the parsed options of `parser`, override the configuration.
 
     Raises:
       UserError: an option is invalid, the folder has no run, the run is not a translator, its configuration is invalid,
