@@ -197,7 +197,7 @@ def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
         _validate(suite, tuning)
     if suite.fields:
         print(
-            f"{' '.join(suite.fields)}: changes pretraining only; fine-tuning needs --finetune=FIELD=VALUE"
+            f"{' '.join(suite.fields)} sets pretraining only; for fine-tuning, give --finetune=FIELD=VALUE"
         )
     if suite.sweep:
         print("--sweep varies fine-tuning only; pretraining keeps its configuration")

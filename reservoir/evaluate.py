@@ -55,7 +55,7 @@ def main() -> None:
     score = metric.corpus_score(result, [references]).score
     name = shown(options.source) if options.source else split
     print(f"{name}: BLEU {score:.2f} on {len(result)} sentences")
-    if name == "valid" and 0 < evaluation.sentences < len(result):
+    if not any(files) and split == "valid" and 0 < evaluation.sentences < len(result):
         print(
             f"(training evaluates only the first {evaluation.sentences} sentences: --config.eval.sentences)"
         )

@@ -196,11 +196,15 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
         " --config.model.reservoir=none",
     )
     causal = [stack for stack in stacks if stack != "encoder"]
+    other = ""
+    if "encoder" in stacks and causal:
+        other = ", or set --config.model.decoder_reservoirs=0"
+        if set(model.decoder_placement) <= {"L", "R"}:
+            other = ", or write no R in --config.model.decoder_placement"
     check(
         not kind.bidirectional_only or not causal,
         f"--config.model.reservoir={name} reads later positions, so the {' and '.join(causal)} cannot use it: choose"
-        " another kind of reservoir"
-        + (", or set --config.model.decoder_reservoirs=0" if "encoder" in stacks else ""),
+        f" another kind of reservoir{other}",
     )
     if name in RESERVOIRS:
         kind.check(model)

@@ -93,7 +93,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
         ("classification", 7),
     }
     assert (
-        "--config.train.steps=250: changes pretraining only; fine-tuning needs --finetune"
+        "--config.train.steps=250 sets pretraining only; for fine-tuning, give --finetune"
         in capsys.readouterr().out
     )
     # The errors are raised before pretraining.

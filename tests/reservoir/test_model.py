@@ -49,7 +49,14 @@ def test_invalid_fields_are_rejected(make_config):
         ({"decoder_reservoirs": 2}, "decoder_reservoirs=2: 2 alternating reservoirs need 3"),
         ({"decoder_placement": "LRL"}, "decoder_placement=LRL: the pattern LRL has the length 3"),
         ({"placement": "math:hypot"}, "placement=math:hypot: no signature .*written in Python"),
-        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "the decoder cannot use it"),
+        (
+            {"reservoir": "bigru", "decoder_reservoirs": 1},
+            "the decoder cannot use it.*or set --config.model.decoder_reservoirs=0",
+        ),
+        (
+            {"reservoir": "bigru", "decoder_placement": "LR"},
+            "the decoder cannot use it.*or write no R in --config.model.decoder_placement",
+        ),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
         (
             {"reservoir": "bigru", "reservoir_hidden": 15},
