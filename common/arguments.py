@@ -79,7 +79,7 @@ def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
 
 
 def check_unused(options: Namespace, names: Iterable[str], reason: str) -> None:
-    """Raises a UserError if the command line sets one of the options `names`. `reason` says why it has no effect."""
+    """Raises a UserError if the command line sets one of the options `names`. `reason` says why they have no effect."""
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     check(not given, f"{reason}: leave out {' and '.join(given)}")
 

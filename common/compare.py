@@ -1,7 +1,7 @@
 """Trains several cases of an experiment: python -m common.compare --config=FILE --case A --case B model.width=64
 
 Each case is the configuration FILE with overrides of its own, such as model.width=64. All cases are trained with the
-same seeds, and all other cases are compared with the first case. --sweep tunes every case on the same grid.
+same seeds. Each further case is compared with the first case. --sweep tunes every case on the same grid.
 """
 
 import re

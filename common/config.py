@@ -74,7 +74,7 @@ def override(config: ConfigDict, key: str, text: str, prefix: str = "--config.")
     """Sets the field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
     If `config` lacks the field, and the paper has a module `options`, first calls its function `add_to`, which adds the
-    options (`common.user_parts.Option`) of the kinds of layers and of the methods of fine-tuning.
+    options (`common.user_parts.Option`) of parts such as a kind of layer or a method of fine-tuning.
 
     Args:
       prefix: text before the names of fields in error messages.

@@ -1,7 +1,7 @@
 """Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of modules.
 
-The model may come from another library. The papers' modules `parts`, whose classes and functions a user adds to such a
-model, import this module.
+The model may come from another library. The papers' modules `parts`, whose classes and functions a user applies to such
+a model, import this module.
 """
 
 import math

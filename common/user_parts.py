@@ -114,7 +114,9 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if the value in `fields` of an option with a minimum is not a number of at least the minimum.
+    """Raises a UserError if the value of an option in `fields` is below the option's minimum, or is not a number.
+
+    Does not check options without a minimum.
 
     `prefix` is the text before the name of an option in the message, such as "--config.".
     """

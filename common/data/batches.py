@@ -69,7 +69,7 @@ def in_order(
 
     Args:
       gather: function from example ids (-1 for an empty row) to a batch.
-      rows: number of rows of a global batch. It is rounded up to a multiple of `multiple`.
+      rows: number of rows of a global batch, which is rounded up to a multiple of `multiple`.
 
     Yields:
       The batch that `gather` returns, with the example ids as the array `ids`.

@@ -44,7 +44,7 @@ class BucketedBatches(EndlessBatches):
           target: translations of the source sentences. None makes batches without targets.
           buckets: lengths of the buckets, ascending (`check_buckets`), in tokens including the end token.
           tokens_per_batch: maximum number of source tokens of a global batch, including padding; see `rows_of`.
-          rows: number of rows of every global batch. 0 chooses the number of each bucket with `rows_of`.
+          rows: number of rows of every global batch. 0 lets `rows_of` choose a number for each bucket.
           multiple: divisor of the number of rows of every global batch. The number of processes must divide `multiple`.
 
         Raises:

@@ -7,7 +7,8 @@ from typing import Any
 Record = tuple[str, dict[str, Any]]
 """Location of an example for error messages, and the fields of the example.
 
-The location is "FILE line N", or "SOURCE example N" for a source without lines. Lines, rows and examples count from 1.
+The location is "FILE line N". For a source without lines, the location names the source and the number of the example.
+Lines, rows and examples count from 1.
 """
 
 Records = tuple[dict[str, Iterable[Record]], Sequence[str] | None]

@@ -73,6 +73,6 @@ def _choose(
 
 
 def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
-    """Returns the class names of the first existing feature among the names of `label`, "a|b"; None without names."""
+    """Returns the class names of the feature `label`, or None. For "a|b", takes the first feature that exists."""
     named = dict(features)
     return next((getattr(named[n], "names", None) for n in label.split("|") if n in named), None)

@@ -23,7 +23,10 @@ class Generator:
     is also compiled again if the number of prefilled tokens changes (see `_window`).
 
     Args:
-      window: the model's maximum length in tokens. Raises a UserError if it is less than 2.
+      window: the model's maximum length in tokens.
+
+    Raises:
+      UserError: `window` is less than 2.
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):

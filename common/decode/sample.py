@@ -22,8 +22,8 @@ class Sampling:
     Attributes:
       temperature: divisor of the logits. Decoding is greedy below 1e-6.
       top_k: number of most likely tokens to sample from; 0 for all tokens.
-      top_p: sample from the smallest set of most likely tokens whose total probability, among the `top_k` tokens, is at
-        least `top_p`.
+      top_p: sample from the smallest set of most likely tokens whose total probability is at least `top_p`. Here, the
+        probabilities of the `top_k` tokens add up to 1.
     """
 
     temperature: float = 1.0

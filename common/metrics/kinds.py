@@ -51,7 +51,7 @@ def load(path: Path) -> Predictions:
         lengths = {n: len(x) for n, x in saved.items() if len(x) or n not in ("hits", "words")}
         if wrong := [name for name, length in lengths.items() if length != len(made)]:
             raise ValueError(
-                f"{len(wrong)} of its arrays ({', '.join(wrong)}) must have {len(made)} entries, one for each example"
+                f"not all of its arrays have {len(made)} entries, one for each example (wrong: {', '.join(wrong)})"
             )
         if not len(made):
             raise ValueError("it contains no examples")

@@ -17,8 +17,8 @@ def _parser() -> ArgumentParser:
         nargs="*",
         metavar="GROUP",
         help="a folder of runs, a run's folder or summary.json, a glob, the address of one of these in a bucket, or"
-        " wandb:ENTITY/PROJECT[:GROUP]; each group is compared with the first group; NAME=GROUP names a group in tables"
-        " and figures",
+        " wandb:ENTITY/PROJECT[:GROUP]; all other groups are compared with the first group; NAME=GROUP names a group in"
+        " tables and figures",
     )
     parser.add_argument(
         "--out",
@@ -67,7 +67,7 @@ def _parser() -> ArgumentParser:
         nargs=2,
         metavar=("A", "B"),
         help="compare no groups, but show the test examples on which the runs A and B differ most; A and B are the"
-        " folders or summary files of two runs",
+        " folders or the summary.json files of two runs",
     )
     parser.add_argument(
         "--most",
@@ -150,7 +150,7 @@ def _show_examples(options: Namespace) -> None:
 
 
 def _arguments_of_sets(options: Namespace) -> dict[str, list[str]]:
-    """Returns {name of a data set of --sets: the arguments GROUP with this name in place of {}}."""
+    """Returns {name of a data set: the arguments GROUP, in which this name replaces {}}."""
     fixed = [argument for argument in options.runs if "{}" not in argument]
     check(
         not fixed,
@@ -163,7 +163,7 @@ def _arguments_of_sets(options: Namespace) -> dict[str, list[str]]:
 
 
 def _split(option: str, text: str) -> list[str]:
-    """Returns the names in `text`, separated by commas. Raises a UserError if `text` has only commas and spaces."""
+    """Splits `text` at its commas into names. Raises a UserError if `text` has only commas and spaces."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     check(bool(names) or not text, f"{option}={text} has no name: give names separated by commas")
     return names

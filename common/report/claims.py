@@ -34,7 +34,7 @@ _TESTED = {
     "refuted": "refuted by arithmetic",
     "observed": "observed in a test, no verdict",
 }
-"""Kind of evidence from a test -> verdict on the claim."""
+"""Kind of evidence from a test -> text in the column "verdict"."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Claim:
       section: section, table or figure of the paper.
       claim: the claim in the words of this project.
       metric: a metric of `common.report.significance.compare` or of RESOURCES; may be "" if the evidence is not "runs".
-      a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`. Like `metric`, may be "".
+      a, b: texts from which the paper's `ExperimentSuite.side` makes the two compared cases. Like `metric`, may be "".
       direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: numbers that the paper prints for this claim; may be "".
       evidence: see the module's docstring.
@@ -130,8 +130,8 @@ def find(
     Holm's method (`correct`).
 
     Args:
-      groups: `Claim.a` or `Claim.b` -> its runs.
-      missing: `Claim.a` or `Claim.b` -> reason why its runs are missing.
+      groups: `Claim.a` or `Claim.b` -> the runs of this case.
+      missing: `Claim.a` or `Claim.b` -> reason why the runs of this case are missing.
 
     Raises:
       UserError: the runs of a claim lack its metric or cannot be compared, or a run is given twice.
@@ -151,7 +151,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
     by_metric = {one.metric: one for one in compare(a, b)}
-    # A run without predictions.npz has no test metrics, because they are computed from this file.
+    # `compare` computes the test metrics from predictions.npz, and omits them if a run lacks this file.
     tested = claim.metric in MODES
     without = [run.place for run in (*a, *b) if tested and run.predictions is None]
     check(
@@ -251,8 +251,8 @@ def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
 
 NOTE = (
     "A claim about runs says that A is better than, worse than or equivalent to B. The claim holds if the runs give"
-    " this verdict, and does not hold if the runs give one of the other two verdicts, at a significance level of 5 %,"
-    " with all claims of a paper corrected together by Holm's method. Otherwise the claim is undecided. Equivalent"
-    " means that the difference is smaller than the margin of the metric, which requires that the whole 95 % interval"
-    " lies within the margin. By arithmetic: a test decides the claim without training."
+    " this verdict, and does not hold if the runs give one of the other two verdicts, at a significance level of 5 %."
+    " Otherwise the claim is undecided. The comparisons of a paper that have enough seeds are corrected together by"
+    " Holm's method. Equivalent means that the difference is smaller than the margin of the metric, which requires that"
+    " the whole 95 % interval lies within the margin. By arithmetic: a test decides the claim without training."
 )

@@ -202,7 +202,7 @@ class Convergence:
 
 
 def run_table(compared: Sequence[Group]) -> Table:
-    """Returns a table with a row for each run: steps, time, scores, size, device, commit. Raises `Run.test`'s error."""
+    """Returns a table of all runs: steps, time, scores, size, device, commit. Raises the error of `Run.test`."""
     name = shown_name(compared[0].curves[0])
     columns = ("model", "run", "seed", "steps", "training (min)", "timed", f"best {name}")
     columns += (f"test {name}", "trained parameters", "all", "device", "commit")

@@ -57,7 +57,7 @@ def curve_figure(
         f"curves of different metrics cannot share a plot ({metrics}): give curves of one metric",
     )
 
-    # The end is 0, and there is no horizon, on the axis "flops" of runs without a FLOP count.
+    # Runs without a FLOP count end at 0 on the axis "flops". The horizon is then None, because it must be above 0.
     last = max((point.at(axis) for curve in flat for point in curve.points), default=0.0)
     horizon = last or None if horizon is None else horizon
     end = horizon or 0.0

@@ -50,8 +50,8 @@ class Group:
 
     Attributes:
       name: the name from the command line (`named_groups`), if any. Otherwise the layers of the model, and as many
-        settings as distinguish the groups with equal layers. If both are empty, the name of the first run. If two names
-        are equal, the name of the first run is appended to the second.
+        settings as distinguish the groups with equal layers. If both are empty, the name of the group's first run. If
+        another group already has this name, the name of the first run is appended.
       line: the name from the command line, if any. Otherwise the kind of the model, the number of frozen layers, and
         the settings in `name`. Groups with equal `line` share a line in figures over depth.
       runs: the runs, sorted by seed. Seeds are distinct, except None, the seed of a run without randomness.

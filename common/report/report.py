@@ -54,8 +54,8 @@ def write(
 ) -> None:
     """Prints tables that compare groups of runs, and writes the tables and figures to `out`.
 
-    Verdicts compare each group with the first group. A figure over depth needs the layers of every group, and two
-    groups of different depths.
+    Verdicts compare each group with the first group. Figures over depth are drawn only if the layers of all groups are
+    known and the groups have different depths.
 
     Args:
       margins, metrics: see `against_first`.
@@ -103,7 +103,8 @@ def write_verdicts(
 ) -> None:
     """Prints a table of the verdicts on several data sets, and writes it to `out`.
 
-    For the arguments see `against_first`. Raises its errors, and a UserError if a data set has a single group.
+    For the arguments see `against_first`. Raises the errors of `against_first`, and a UserError if a data set has a
+    single group.
     """
     for data, compared in sets.items():
         check(
@@ -119,7 +120,7 @@ def write_verdicts(
 def against_first(
     sets: Mapping[str, Sequence[Group]], margins: Mapping[str, float], metrics: Sequence[str] = ()
 ) -> list[Verdict]:
-    """Compares the first group of each data set with all other groups of the data set (`compare`).
+    """Compares each group of a data set with the first group of the data set (`compare`).
 
     Corrects the p-values of all comparisons together (`correct`).
 
@@ -169,8 +170,8 @@ def _check_compared(
     for metric, margin in margins.items():
         check(
             metric in known,
-            f"--margin={metric}={margin:g} has no effect, because the runs are compared only by"
-            f" {', '.join(sorted(known or chosen))}: leave out the margin",
+            f"--margin={metric}={margin:g} has no effect: the compared metrics that take a margin are"
+            f" {', '.join(sorted(known)) or 'none'}; leave out the margin",
         )
 
 

@@ -57,7 +57,7 @@ class Run:
 
     @property
     def timing(self) -> str:
-        """Use of the machine during training, such as "turns" (`common.train.conditions.Conditions`), or "unknown"."""
+        """The `kind` of `common.train.conditions.Conditions.describe`; "unknown" if the summary lacks this field."""
         return self.summary.get("timing", {}).get("kind", "unknown")
 
     @property

@@ -92,7 +92,7 @@ class Tracker:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` as dictionaries with "step". Ignores an incomplete last line.
+    """Returns the lines of `metrics.jsonl` as dictionaries, each with the key "step". Ignores an incomplete last line.
 
     Raises:
       UserError: the file is missing, or a complete line is damaged.
@@ -100,7 +100,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path = Path(workdir) / METRICS
     check(
         path.exists(),
-        f"{shown(path.parent)} has no {METRICS}: restore the file, or choose another run",
+        f"{shown(path.parent)} has no {METRICS}: restore the file, or train the run again",
     )
     return [values for _, values in _lines(path)]
 

@@ -160,7 +160,7 @@ def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
         keep(tmp_path / name, classes(share, 1), seed=1, reservoir=name)
     with pytest.raises(
         UserError,
-        match=r"^--margin=bleu=\S+ has no effect, because the runs are compared only by (\w+, )*\w+:"
+        match=r"^--margin=bleu=\S+ has no effect: the compared metrics that take a margin are (\w+, )*\w+;"
         " leave out the margin$",
     ):
         report("a", "b", "--margin=bleu=0.5")
@@ -324,7 +324,7 @@ def test_example_table_of_classes(tmp_path, report):
         (["a", "--metrics=accuracy"], "--metrics has no effect on a single group: give at least"),
         (
             ["a", "b", "--metrics=accuracy", "--margin=weighted_f1=2"],
-            "--margin=weighted_f1=2 has no effect, because the runs are compared only by accuracy: ",
+            "--margin=weighted_f1=2 has no effect: the compared metrics that take a margin are accuracy; ",
         ),
         (
             ["a", "{}", "--sets=b"],
