@@ -59,8 +59,8 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
     for name, *texts in options:
         check(
             re.fullmatch(r"\w[\w.-]*", name) is not None,
-            f"--case {name}: the name becomes part of a folder name; begin the name with a letter, a digit or '_', and"
-            " use only letters, digits, '_', '-' and '.'",
+            f"--case {name}: the name becomes part of a folder name, so it must begin with a letter, a digit or '_',"
+            " and have only letters, digits, '_', '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name; rename one of them")
         cases[name] = parse_fields(f"--case {name} ", texts, "FIELD=VALUE, such as model.width=64")

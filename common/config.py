@@ -296,7 +296,7 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str], prefix: str = "--config.") -> None:
-    """Applies overrides to `config`: each of `fields` is `prefix` and "a.b=VALUE". For the errors see `override`.
+    """Applies overrides to `config`: each of `fields` is `prefix` plus "a.b=VALUE". For the errors see `override`.
 
     Sets existing fields first, because they may name a part, such as a kind of layer, whose options are new fields.
     """

@@ -176,7 +176,7 @@ class ExperimentSuite:
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
         """Trains the missing runs and returns {case: runs, one for each seed}.
 
-        With a `sweep`, every case is first trained at each point of its grid, with seed 1 and without the test split.
+        With a `sweep`, every case is first trained at each point of the grid, with seed 1 and without the test split.
         All seeds of a case then use the point with the best validation value. The table `sweep` lists all points.
         """
         points: dict[str, Point] = self._tune(cases) if self.sweep else {name: {} for name in cases}
@@ -332,7 +332,7 @@ class ExperimentSuite:
     def claims(self, paper: str, only_kept: bool = False) -> None:
         """Prints and writes the table `claims`: the verdict of every claim of a paper.
 
-        `only_kept` trains nothing and reads no data; a case without tested runs (`kept`) counts as missing.
+        With `only_kept`, trains nothing and reads no data; a case without tested runs (`kept`) counts as missing.
         """
         claims = read_claims(paper)
         names = dict.fromkeys(s for one in claims if one.kind == "runs" for s in (one.a, one.b))

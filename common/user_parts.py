@@ -114,9 +114,7 @@ def add_options(fields: ConfigDict, options: Mapping[str, Option]) -> None:
 
 
 def check_minimum(prefix: str, fields: ConfigDict, options: Mapping[str, Option]) -> None:
-    """Raises a UserError if the value of an option in `fields` is below the option's minimum, or is not a number.
-
-    Does not check options without a minimum.
+    """Raises a UserError if an option has a minimum and its value in `fields` is not a number of at least this minimum.
 
     `prefix` is the text before the name of an option in the message, such as "--config.".
     """

@@ -13,7 +13,10 @@ DOCUMENTS = ("line", "paragraph", "file")
 
 
 def text_folder(source: str) -> Path | None:
-    """Returns the folder of a source "files:DIR", None for "embedded:python". Raises a UserError for other sources."""
+    """Returns the folder of a source "files:DIR", None for "embedded:python".
+
+    Raises a UserError for any other source, and for a folder that is missing or cannot be downloaded.
+    """
     kind, _, place = source.partition(":")
     if kind == "files":
         from common.data.files import source_folder

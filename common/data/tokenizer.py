@@ -139,8 +139,8 @@ def train_model(
         message = str(error)
         check(
             "sentences_.empty" not in message and "all_chars_count" not in message,
-            "cannot train a tokenizer, because the training text has no line of 1 to 4,192 bytes of UTF-8 text that is"
-            " not blank: add text to it, or split its lines",
+            "cannot train a tokenizer, because every line of the training text is blank, not UTF-8 or longer than 4,192"
+            " bytes: add text, or split the lines",
         )
         if largest := re.search(r"value <= (\d+)", message):
             most = int(largest[1]) + added

@@ -62,7 +62,7 @@ def aucc(
 def mean_outline(
     curves: Sequence[Curve], axis: Axis, horizon: float | None = None
 ) -> list[tuple[float, float]]:
-    """Returns the points (x, value) of the mean of the lines of several curves (`outline`), one curve for each seed.
+    """Returns the points (x, value) of a mean line: the mean of the lines (`outline`) of several curves.
 
     The area below the mean line is the mean AUCC. With horizon=None, all lines end at the last point of the longest
     curve. For the other arguments and the errors see `outline`.

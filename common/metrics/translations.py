@@ -32,8 +32,8 @@ class Translations(Predictions):
 
     Attributes:
       hypotheses, references: the translation and the reference of each sentence.
-      nats_E: loss of each reference in nats under teacher forcing, summed over its tokens.
-      tokens_E: number of tokens of the run's vocabulary in each reference.
+      nats_E: loss of each reference in nats under teacher forcing, summed over its `tokens_E` tokens.
+      tokens_E: number of tokens of each reference in the run's vocabulary, including the end token.
       lowercase, tokenize: arguments of `bleu_metric`.
     """
 

@@ -108,8 +108,8 @@ class Progress:
           left: remaining seconds of the time limit; None without a time limit.
           compiling: seconds that the run has compiled so far.
         """
-        # Other batch shapes are compiled after the first step: without this difference, the first estimates of the
-        # remaining time would be far too large.
+        # Other batch shapes are compiled after the first step: with the time of their compilation, the first estimates
+        # of the remaining time would be far too large.
         now = time.monotonic() - compiling
         self._step, self._loss, self._left, self._now = step, loss, left, now
         if self._first is None:

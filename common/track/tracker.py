@@ -19,8 +19,8 @@ WANDB_MODES = ("offline", "online", "disabled")
 class Tracker:
     """Writes the metrics of a run to its workdir and to wandb. Only process 0 has a tracker.
 
-    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. Apart from logged seconds
-    and the AUCC over seconds, an interrupted and resumed run writes the same file as an uninterrupted run.
+    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. On one device, an
+    interrupted and resumed run writes the same file as an uninterrupted run, apart from seconds and the AUCC over them.
     """
 
     def __init__(
