@@ -65,7 +65,7 @@ def load_labelled(
     The class names come from the list in labels.json (in the folder of the files), from TFDS, from Hugging Face or from
     embedded:NAME. If the source has no class names, they follow from the training labels:
     - If all labels are nonnegative integers: "0" to `classes` - 1. If `classes` is 0: "0" to the largest label, or the
-      sorted labels if fewer than half of the integers from 0 to the largest label are labels.
+      sorted labels if fewer than half of the integers from 0 to the largest label occur as labels.
     - Otherwise: the sorted labels.
 
     Args:
