@@ -82,11 +82,15 @@ def main() -> None:
     parser = _parser()
     options = parser.parse_args()
     drawing = {name: getattr(options, name) for name in ("axis", "horizon", "reference")}
+    given = [name for name, value in drawing.items() if value != parser.get_default(name)]
     if options.examples:
+        if options.out != parser.get_default("out"):
+            given.append("out")
+        unused = ["margin", "metrics", "sets", *given]
+        check_unused(options, unused, "--examples prints a table of examples and no verdict")
         _show_examples(options)
         return
     if options.sets:
-        given = [name for name, value in drawing.items() if value != parser.get_default(name)]
         check_unused(options, given, "with --sets, only verdicts are written")
 
     from common.report import report
@@ -115,7 +119,6 @@ def _show_examples(options: Namespace) -> None:
         not options.runs,
         f"--examples takes two runs and no further GROUP: leave out {', '.join(options.runs)}",
     )
-    check_unused(options, ["margin", "metrics", "sets"], "--examples shows no verdict")
     pair = []
     for argument in options.examples:
         runs = load_group(argument)

@@ -152,10 +152,11 @@ def _check_compared(
 ) -> None:
     """Raises a UserError if a metric of --margin or --metrics has no effect on the comparisons."""
     names = {one.comparison.metric for one in verdicts}
-    check(
-        bool(names) or not metrics,
-        "--metrics has no effect on a single group: give at least two groups, or leave out --metrics",
-    )
+    for option, values in (("--metrics", metrics), ("--margin", margins)):
+        check(
+            bool(names) or not values,
+            f"{option} has no effect on a single group: give at least two groups, or leave out {option}",
+        )
     for metric in metrics:
         check(
             metric in names,

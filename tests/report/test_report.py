@@ -322,6 +322,11 @@ def test_example_table_of_classes(tmp_path, report):
             "--metrics: the runs are not compared by 'blue': choose from",
         ),
         (["a", "--metrics=accuracy"], "--metrics has no effect on a single group: give at least"),
+        (["a", "--margin=accuracy=1"], "--margin has no effect on a single group: give at least"),
+        (
+            ["--examples", "a", "b", "--axis=step", "--out=tables"],
+            "--examples prints a table of examples and no verdict: leave out --axis and --out",
+        ),
         (
             ["a", "b", "--metrics=accuracy", "--margin=weighted_f1=2"],
             "--margin=weighted_f1=2 has no effect: the compared metrics that take a margin are accuracy; ",
