@@ -158,7 +158,7 @@ def main() -> None:
         check_installed("torch")
         sides |= {"one-hot": 2, "embedding": 8, "sparse": 32}
     dense = 2048
-    # {case: (function that makes the timed function, time of the whole text or of all digits / time of a call)}
+    # {case: (function that makes the timed function, factor from a call's time to the time of all tokens or digits)}
     cases = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),
         "solution K=4": (partial(make_solution, 4, options.tokens), 1),

@@ -116,7 +116,10 @@ def main() -> None:
         "--mnist", type=Path, help="folder with MNIST's files (default: scikit-learn's digits)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/head_start"), help="path of the table without suffix"
+        "--out",
+        type=Path,
+        default=Path("runs/head_start"),
+        help="table to write, without .csv or .md",
     )
     options = parser.parse_args()
     splits = digits(options.mnist)

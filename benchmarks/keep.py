@@ -17,7 +17,7 @@ from common.track.tracker import METRICS, SUMMARY
 
 
 def keep(run: Path, folder: Path) -> None:
-    """Copies a finished run into `folder`, with `portable` applied to its configuration. Replaces an earlier copy."""
+    """Copies a finished run into `folder`, without the paths of this machine (`portable`). Replaces an earlier copy."""
     kept = folder / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -50,7 +50,7 @@ def main() -> None:
     )
     check(
         bool(runs),
-        f"{options.runs} has no finished run: give the folder `runs` within the --out of a `reproduce` program",
+        f"{options.runs} has no finished run: give the folder `runs` in the --out of reproduce or perception.worth",
     )
     check(
         options.folder.resolve() != options.runs.resolve(),

@@ -145,9 +145,7 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
             for number, one in enumerate(cases):
                 x, colour = getattr(one, cost), COLOURS[number]
                 marker = "*" if one.case == next(iter(panel.cases)) else "o"
-                seeds = (
-                    f"{len(one.values)} seeds" if len(one.values) > 1 else "the same for all seeds"
-                )
+                seeds = f"{len(one.values)} seeds" if len(one.values) > 1 else "one run"
                 dots = {
                     "color": colour,
                     "alpha": 0.6,

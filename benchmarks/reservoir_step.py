@@ -32,8 +32,8 @@ KINDS = (
 )
 """Two groups of cases, {case: (kind of reservoir, model fields to override, target)}.
 
-Only the processes of one group are in RAM at a time. Each group also times the plain model. A target is an upper bound
-of (time of the case) / (time of the plain model).
+The groups run one after the other, to save RAM. Each group also times the plain model. A target is an upper bound of
+(time of the case) / (time of the plain model).
 """
 
 DEEP_FIELDS = {"encoder_layers": 24, "reservoirs": 8}
@@ -41,7 +41,7 @@ DEEP = {"FFN": ("ffn", DEEP_FIELDS, 0.75), "T": ("transformer", DEEP_FIELDS, Non
 
 
 def make_step(reservoir: str, dtype: str, fields: dict) -> tuple[Callable, Callable[[], int]]:
-    """Returns a function that runs a training step, and a function that returns its temporary memory in bytes."""
+    """Returns a function that runs a training step, and one that returns the temporary memory of the step in bytes."""
     from benchmarks.ours import iwslt, translation_step
 
     step = translation_step(iwslt(reservoir, dtype=dtype, **fields))

@@ -5,8 +5,8 @@ round our program of the recipe, PyTorch's program, and the matrix products of o
 the `dot` instructions of our compiled program, without the prefill of the recipe "writing". Each product runs alone,
 with the same shapes and dtypes and as often as in the program, on the same operands in every execution.
 
-Each row is written after its last round. A new row replaces an earlier row with the same CPU, AMX,
-number of cores, recipe, dtype and commit.
+Each row is written after its last round. A new row replaces an earlier row with the same CPU, AMX, number of cores,
+recipe, dtype and commit.
 """
 
 import csv
@@ -51,7 +51,7 @@ MACHINE = ("cpu", "amx", "cores", "jax", "torch")  # columns that distinguish ma
 
 
 def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
-    """Returns three functions: our step or decoder, its matrix products alone, and the FLOPs of these products."""
+    """Returns three functions: one runs our step or decoder, one its matrix products, and one returns their FLOPs."""
     from benchmarks.ours import run_products
 
     step = make_our_step(recipe, dtype)
@@ -61,7 +61,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
 
 
 def make_our_step(recipe: str, dtype: str, **options: object) -> Callable[..., object]:
-    """Returns a function that runs our step or decoder. For a step, its argument is the number of steps (default: 1).
+    """Returns a function that runs our step or decoder. For a step, it takes the number of steps to run (default: 1).
 
     `options` replace the recipe's arguments, such as `batch`. Decoders have no options.
     """

@@ -1,8 +1,8 @@
 """Compares the speed of two one-device processes and one two-device process: python -m benchmarks.two_processes
 
 Both devices are on this CPU. The two processes exchange gradients over loopback. Two models train on the same data: the
-tiny translation model, whose step takes a tenth of a second, and a larger model (LAPTOP). The case with one process and
-the case with two processes take turns. Their processes stay alive between rounds.
+tiny translation model, whose steps are short, and a larger model (LAPTOP). The case with one process and the case with
+two processes take turns. Their processes stay alive between rounds.
 """
 
 import argparse

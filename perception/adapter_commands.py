@@ -230,7 +230,7 @@ def quantize(options: Namespace) -> None:
         publish(options.out / f"quantize_{options.kind}", columns, rows)
     else:
         print(text(columns, rows))
-    print(f"kernels are {before / after:.2f} times smaller")
+    print(f"kernels are {before / after:.2f} times smaller than in float32")
     if options.save:
         print(f"written: {shown(options.save)}")
     else:

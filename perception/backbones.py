@@ -33,10 +33,11 @@ class Relative:
     Attributes:
       kind: "bias": a bias for each head and group of distances (T5, MPNet). "disentangled": an embedding of each group,
         which every layer projects to queries and keys (DeBERTa).
-      buckets: number of groups of distances, of earlier and of later keys together, if `kind` is "bias"; half of this
-        number if `kind` is "disentangled". Each small distance has its own group; larger distances share groups.
-      farthest: all distances of at least `farthest` are in the last group of earlier keys or in the last group of later
-        keys, which may also have smaller distances.
+      buckets: number of groups of distances, of earlier and later keys together, if `kind` is "bias". If `kind` is
+        "disentangled", there are 2 * `buckets` groups. Each small distance has its own group; larger distances share
+        groups.
+      farthest: for earlier and for later keys, the last group has all distances of at least `farthest`. It may also
+        have smaller distances.
     """
 
     kind: str

@@ -40,7 +40,7 @@ SOLVED = 20_000_000
 For more values, stochastic gradient descent (SGD) approximates it."""
 
 SAMPLE = 50_000
-"""Maximum number of training texts to which SGD fits the models that compare INVERSE_PENALTIES."""
+"""Maximum number of training texts on which SGD compares INVERSE_PENALTIES."""
 
 DATA = (
     "source",
@@ -216,8 +216,8 @@ def fit(
     labels = {name: split.labels_E for name, split in splits.items()}
     check(
         len(np.unique(labels["train"], axis=0)) > 1,
-        f"all training examples ({len(labels['train']):,}) have the same label: add examples with another"
-        " label, or set --config.data.label to another field",
+        f"all training examples ({len(labels['train']):,}) have the same label or set of labels: add examples"
+        " with another label, or set --config.data.label to another field",
     )
     several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
@@ -339,7 +339,8 @@ def run(
       classes: names of the classes, by class index.
 
     Raises:
-      UserError: `fit` fails, or the files cannot be written to `workdir`.
+      UserError: `fit` fails.
+      UserError or OSError: a file cannot be written to `workdir`.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = read_json_if(

@@ -75,7 +75,7 @@ def _parser() -> ArgumentParser:
         "--label",
         default="",
         metavar="COLUMN",
-        help="column for the most probable class (default: as in training)",
+        help="name of the first added column, which has the labels (default: as in training)",
     )
     parser.add_argument(
         "--encoding",

@@ -108,7 +108,7 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
 def compare_within_runs(
     a: Sequence[Predictions], b: Sequence[Predictions], margin: float
 ) -> Comparison:
-    """Compares the weighted F1 of two predictions of each run (A - B), without correction for multiple comparisons.
+    """Compares the weighted F1 of two predictions of each run, A minus B, without correction for multiple comparisons.
 
     The two predictions may come from two quantizations of the run, for example. The differences are taken within each
     run, so noise that both predictions share cancels. The interval of a single run covers only the noise of

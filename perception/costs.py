@@ -11,7 +11,8 @@ from perception.tables import parameters
 def show(suite: ExperimentSuite, target: str) -> None:
     """Prints a table of the selected cells: parameters, trained parameters, steps, and the number of finished runs.
 
-    A cell that lacks data or weights has the option that names them, such as --data=sst2=DIR, instead of the last two.
+    For a cell that lacks data or weights, the last column has the missing option, such as --data=sst2=DIR, and trained
+    parameters and steps are empty.
     """
     del target
     rows = []

@@ -14,7 +14,7 @@ from common.runtime.processes import is_main
 SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
 
 SHARES = {"test": 0.3, "valid": 0.1}
-"""Split -> fraction of the training examples that is cut if the split is missing. "test" is cut first, then "valid"
+"""Split -> fraction of the training examples that becomes the split if it is missing. "test" is cut first, then "valid"
 from the remaining training examples."""
 
 SEED = 42

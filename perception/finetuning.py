@@ -249,7 +249,7 @@ def make_model(
 
     Raises:
       UserError: a name in `config.lora.targets` matches no layer of the backbone, or the backbone lacks an embedding
-        table in `config.reinitialize`.
+        table that `config.reinitialize` names.
     """
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)

@@ -1,7 +1,7 @@
 """Solves the classification head by logistic regression on the cached features of the frozen encoder.
 
-Logistic regression is convex, so the result does not depend on an optimizer or a seed. The inverse penalty is chosen on
-the split `eval.select`: "valid", or "test" as in the authors' program.
+Logistic regression is convex, so its solution for given features does not depend on an optimizer or a seed. The inverse
+penalty is chosen on the split `eval.select`: "valid", or "test" as in the authors' program.
 
 Shape letters of this module: E examples, M inputs of the head (twice the width), C classes.
 """
@@ -76,8 +76,8 @@ def solve(
     (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
         len(np.unique(labels, axis=0)) > 1,
-        f"all training examples ({len(labels):,}) have the same label: add examples with another label,"
-        " or set --config.data.label to another field",
+        f"all training examples ({len(labels):,}) have the same label or set of labels: add examples with another"
+        " label, or set --config.data.label to another field",
     )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
@@ -139,7 +139,7 @@ class SolvedHead(TextClassification):
         return self._pretrained_weights
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the parameters with the solved head. Raises the errors of `solve`."""
+        """Returns the parameters with the solved head. Raises the errors of `solve` and `features`."""
         abstract_model = variables.abstract(self.build)
         values = ModelState(abstract_model, trainable, frozen, self.mesh)
         train, valid = (
@@ -156,7 +156,10 @@ class SolvedHead(TextClassification):
         return {**trainable, **place(head, {name: trainable[name].sharding for name in head})}
 
     def features(self, values: ModelState, split: str) -> np.ndarray:
-        """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk."""
+        """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk.
+
+        Raises a UserError if the cache cannot be written.
+        """
         if split not in self._features:
             cache = Path(os.path.expanduser(self.config.data.cache_dir))
             path = cache / f"features-{self._key(split)}.npy"

@@ -20,7 +20,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
       name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
         takes precedence.
       option: command-line option that has the value `name`, for error messages.
-      advice: text appended to the error message; "" for the default text.
+      advice: text after "is not a readable directory" in the error message; "" for the default text.
 
     Raises:
       UserError: `name` is not a readable directory, and the local cache has no model of this name.

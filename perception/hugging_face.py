@@ -29,7 +29,7 @@ BESIDE = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
 )
-"""Files that an export copies from the base model if they exist, in addition to weights and config.json."""
+"""Files that an export copies from the base model if they exist."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ class Pretrained:
     def written(self, name: str) -> str:
         """Returns the name under which an export stores the tensor `name`.
 
-        The files of a quantized model lack the tensors of kernels: the names of kernels then have the family's prefix
-        if other tensors have it. Raises a UserError if the files of an unquantized model lack the tensor.
+        The files of a quantized model have no tensor with the name of a kernel. The kernel then gets the family's
+        prefix if other tensors have this prefix. Raises a UserError if the files of an unquantized model lack the
+        tensor.
         """
         prefix = FAMILIES[self.shape.family].names.prefix
         prefixed = any(n.startswith(prefix) for n in self.files.names)

@@ -241,7 +241,7 @@ def write(prepared: Prepared, out: Path) -> Path:
     data files.
 
     Raises:
-      UserError: `out`/data has files of another program, or `out` has runs, and the splits or class names in `out`
+      UserError: `out`/data has files of another program; or `out` has runs, and splits or class names in `out`/data
         differ from `prepared`.
     """
     folder = out / DATA

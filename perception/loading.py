@@ -277,6 +277,9 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
 
     Args:
       config: configuration of the run. `config.pretrained` may be another directory than in the run.
+
+    Raises:
+      UserError: `begun_from` fails, the configuration is invalid, or a file of the run is missing or damaged.
     """
     _warn_if_unfinished(workdir)
     found, build, _ = _open(config, workdir)

@@ -1,4 +1,4 @@
-"""Options: configuration fields that only one method of fine-tuning reads.
+"""Options: configuration fields that methods of fine-tuning declare.
 
 `common.config` imports this module to parse a command line, so it must not import JAX.
 """

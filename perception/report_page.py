@@ -60,7 +60,7 @@ class Report:
       title: heading of the page.
       lines: the lines of `perception.conclusions.answer`; the page emphasises the first line.
       results, verdicts: table of the training methods, and table of the compared pairs of methods.
-      curves: name of a training method -> validation curves of its seeds.
+      curves: name of a training method -> curves of its seeds on the split `eval.select`.
       best: name of the training method of the best classifier.
       predictions: test predictions of the best classifier.
       texts, places: text of each test example, and the location of its row, such as file and line. `places` may be
@@ -125,7 +125,7 @@ def _body(report: Report) -> Iterable[Element]:
 
 
 def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
-    """Yields the chart of validation curves. A curve with a single point is drawn as a horizontal dashed line."""
+    """Yields the chart of `Report.curves`. A curve with a single point is drawn as a horizontal dashed line."""
     every = [curve for seeds in curves.values() for curve in seeds]
     end = max(point.step for curve in every for point in curve.points)
     lines = []
@@ -136,7 +136,7 @@ def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]
             if flat:
                 points = [(step, points[0][1]) for step in (0, max(end, 1))]
             lines.append(Line(name, points, dashed=flat))
-    label = f"validation {every[0].name.replace('_', ' ')}"
+    label = f"{every[0].name.replace('_', ' ')} at each evaluation"
     yield from chart(lines, "training steps", label)
 
 

@@ -104,14 +104,15 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
 def by_split_column(
     tables: Mapping[str, Table], taken: Collection[str]
 ) -> tuple[dict[str, Table], list[str]]:
-    """Divides a source without splits by its column SPLIT, if the values of this column are names of splits.
+    """Divides a source without splits by its column SPLIT, if this column has only names of splits, among them "train".
 
     Args:
       tables: tables of `read_tables`.
       taken: names of columns that hold texts or labels.
 
     Returns:
-      {split: table}, and [a note on the column], or [] if there is no such column.
+      ({split: table}, notes). If a value of the column is the name of a split, `Table.columns` lacks the column,
+      and one note says whether the column divides the source. Otherwise the tables are unchanged, and there is no note.
     """
     table = tables.get(WHOLE, Table())
     named = (name for name in table.columns if name.strip().lower() == SPLIT and name not in taken)
@@ -123,7 +124,11 @@ def by_split_column(
     unknown = next((value for value in values if value not in split_of), None)
     columns = [name for name in table.columns if name != column]
     if unknown is not None or "train" not in values:
-        why = "no row has the value 'train'" if unknown is None else f"it has the value {unknown!r}"
+        why = (
+            "no row has the value 'train'"
+            if unknown is None
+            else f"it has the value {unknown!r}, which is no split"
+        )
         advice = (
             "put the rows of each split into train.csv, validation.csv and test.csv in a folder"
         )

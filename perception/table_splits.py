@@ -16,7 +16,8 @@ texts are only in training. Near-duplicates count once. A text with several clas
 """
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
-"""Split -> its fraction of the different texts of divided classes (see LEAST), and its maximum number of examples."""
+"""Split -> fraction that it gets of the different texts of divided classes (see LEAST), and maximum number of texts. A
+split exceeds this number if it would otherwise lack a class."""
 
 FEW = 5
 """A note names the classes with fewer validation or test examples, because chance determines their scores."""
@@ -169,9 +170,9 @@ def cut_splits(
 ) -> dict[str, list[Example]]:
     """Cuts the splits `wanted` from examples, stratified by class.
 
-    Each split has an example of each divided class (see LEAST). All near-duplicates of a group go to one split. An
-    example with several classes is stratified by its rarest class.
-    Validation and test keep one example of each group, because near-duplicates are not independent.
+    Each split has an example of each divided class (see LEAST). An example with several classes is stratified by its
+    rarest class. All near-duplicates of a group go to one split. Validation and test keep one example of each group,
+    because near-duplicates are not independent.
 
     Args:
       group: location of an example -> index of its group of near-duplicates.
@@ -222,7 +223,7 @@ def cut_splits(
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]
         )
-        # The draw may miss rare classes.
+        # The draw may miss a class with few texts: add a text of the class.
         drawn = {label[n] for n in cut}
         missed = {label[n]: n for n in left if label[n] not in drawn}
         left = [n for n in left if missed.get(label[n]) != n]

@@ -188,7 +188,7 @@ def _pair(
     table = []
     for signs, weights in plan:
         table.append((signs, weights, accuracies(weights, "test")))
-        print(*weights, *table[-1][2], flush=True)
+        print(f"weights {weights}: test accuracies {table[-1][2]}", flush=True)
     return [task.fingerprint for task in tasks], table
 
 

@@ -29,7 +29,7 @@ class Way(NamedTuple):
 
     @property
     def random(self) -> bool:
-        """Whether the result depends on the seed if training uses all examples."""
+        """Whether the result depends on the seed even without `data.shots` and `reinitialize`."""
         return self.method is not None and not self.method.solves_head
 
 

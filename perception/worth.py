@@ -13,7 +13,7 @@ and, with --data, the fields that describe the data.
 --data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
 local cache (or from the hub with --download). The splits are written to --out. --pair reads pairs of texts. A repeated
 --label, or --separator, reads several classes per text. --balance is for imbalanced classes, --shots N for N labelled
-examples per class. --budget plans the runs for a time limit and tunes the learning rate on validation.
+examples per class. --budget plans the runs for a time limit and tunes the learning rate.
 """
 
 import os
@@ -133,8 +133,8 @@ def _parser() -> ArgumentParser:
         "--ways",
         default="",
         metavar="WAY,WAY",
-        help=f"methods besides TF-IDF, among {', '.join(TRAINABLE)} (default: all; without --config.pretrained full);"
-        f" {BASELINE} trains only TF-IDF",
+        help=f"methods besides TF-IDF, among {', '.join(TRAINABLE)} (default: all, or only full if --config.pretrained"
+        f" is not set); {BASELINE} trains only TF-IDF",
     )
     parser.add_argument(
         "--margin",
@@ -210,7 +210,7 @@ def _out(options: Namespace) -> Path:
 def _check_out(data: str, out: Path) -> None:
     """Raises a UserError if the program would replace --data, or files in `out` that it has not written.
 
-    The TF-IDF baseline runs first. So without its run, files with the names of results come from elsewhere.
+    The TF-IDF baseline runs first. So if `out` lacks its run, files with the names of results come from elsewhere.
     """
     from common.errors import check
     from common.storage.addresses import copy_of, shown
@@ -220,15 +220,15 @@ def _check_out(data: str, out: Path) -> None:
     others = [name for name in RESULTS if (out / name).exists()]
     check(
         not others or any(out.glob(f"runs/{BASELINE}*")),
-        f"--out={shown(out)} has {', '.join(others)}, which this program would replace, but no run of it: choose"
-        " another --out, or move these files",
+        f"--out={shown(out)} has {', '.join(others)}, which this program would replace, but no run of this program:"
+        " choose another --out, or move these files",
     )
     if data and not data.startswith("hf:"):
         source = copy_of(os.path.expanduser(data)).resolve()
         written = [(out / name).resolve() for name in (*RESULTS, DATA, "runs")]
         check(
             source != out.resolve() and not any(map(source.is_relative_to, written)),
-            f"--data={data} is where --out={shown(out)} would write its own files: choose another --out",
+            f"--data={data} lies where this program writes the results of --out={shown(out)}: choose another --out",
         )
 
 

@@ -14,7 +14,7 @@ from benchmarks.peers.training import make_runner
 from common.train.conditions import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
-DROPOUT = 0.1  # dropout rate after the embeddings and after every residual sublayer
+DROPOUT = 0.1  # dropout rate of the embeddings and of the output of every sublayer
 
 
 class Block(nn.Module):

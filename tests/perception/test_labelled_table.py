@@ -145,7 +145,7 @@ def test_column_split_divides_a_table(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (("train", "test", "extra"), "it has the value 'extra'"),
+        (("train", "test", "extra"), "it has the value 'extra', which is no split"),
         (("test", "val"), "no row has the value 'train'"),
     ],
 )

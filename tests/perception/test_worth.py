@@ -695,18 +695,18 @@ def test_contradictory_worth_options_raise_errors(given, message) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("proj/data", "--data=proj/data is where --out=proj would write its own files"),
-        ("proj/data/train.csv", "is where --out=proj would write"),
-        ("proj/runs/a.csv", "is where --out=proj would write"),
-        ("proj", "is where --out=proj would write"),
-        ("link/data", "is where --out=proj would write"),
+        ("proj/data", "--data=proj/data lies where this program writes the results of --out=proj"),
+        ("proj/data/train.csv", "writes the results of --out=proj"),
+        ("proj/runs/a.csv", "writes the results of --out=proj"),
+        ("proj", "writes the results of --out=proj"),
+        ("link/data", "writes the results of --out=proj"),
         (
             "proj/worth.csv",
-            "--out=proj has worth.csv, which this program would replace, but no run of it",
+            "--out=proj has worth.csv, which this program would replace, but no run of this program",
         ),
         (
             "proj/probe/a.csv",
-            "--out=proj has probe, which this program would replace, but no run of it",
+            "--out=proj has probe, which this program would replace, but no run of this program",
         ),
     ],
 )
