@@ -73,7 +73,8 @@ def main() -> None:
     options = parser.parse_args()
     check(
         (options.data / "train.jsonl.gz").is_file(),
-        f"--data={options.data} has no train.jsonl.gz: give the folder of the reviews of IMDb, such as data/imdb",
+        f"--data={options.data} has no train.jsonl.gz: give a folder with this file, one JSON object per line, with the"
+        " fields text and stars",
     )
 
     with TemporaryDirectory() as folder:

@@ -238,7 +238,7 @@ def answer(
     shots: int = 0,
     pretrained: bool = False,
 ) -> str:
-    """Returns the text of answer.txt: best classifier, scores, verdicts, and a prediction from the paper's data sets.
+    """Returns the text of answer.txt: best classifier, scores, verdicts, and the gain that the paper's data predict.
 
     Args:
       size: number of training examples, of tokens in the training examples, and of test examples.

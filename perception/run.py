@@ -112,11 +112,12 @@ def prepare(
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir` if the run has trained `train.steps` steps. Reads no data.
+    """Returns the summary of the run in `workdir` if it can be used again. Reads no data.
 
     Returns:
-      The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints or no
-      complete summary of this configuration, or if an input file has changed since (`common.train.finished.changed`).
+      The summary on process 0, {} on all other processes. None on all processes if the run has no checkpoints, if its
+      summary is missing, damaged, or of another configuration or number of steps, if the summary lacks test results
+      that `eval.test` requests, or if an input file is newer than the summary (`common.train.finished.changed`).
 
     Raises:
       UserError: the configuration is invalid.

@@ -65,8 +65,8 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     """Returns a copy of a fine-tuning configuration. Missing model fields come from the pretraining run (`inherit`).
 
     Raises:
-      UserError: the method does not fit the pretraining run, a user's method is incomplete, or the snapshot
-        `config.pretrained_step` is missing.
+      UserError: the method does not fit the pretraining run, `user_method.check_complete` rejects a user's method, or
+        the snapshot `config.pretrained_step` is missing.
     """
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)

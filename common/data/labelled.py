@@ -117,7 +117,7 @@ def load_labelled(
     check(
         not names or classes in (0, len(names)),
         f"--config.data.source={data.source} has {len(names or ())} classes instead of {classes}, the number of classes"
-        " of --config.dataset: choose the source of this data set",
+        " of --config.dataset: set --config.data.source to data of --config.dataset",
     )
     known = tuple(names or _classes(rows["train"], label, classes))
     remedy = "choose another --config.data.source" if names else f"add classes, or {label.remedy}"

@@ -139,7 +139,7 @@ def settle(cache: Any, count: int) -> Any:
 
 
 def writable(cache: Any) -> Any:
-    """Returns a tree of the arrays that decoding steps write: `recent` of each DecodeCache, and all other arrays."""
+    """Returns the arrays that decoding steps write: the tree `cache` without `past` and `start` of each DecodeCache."""
     return _map(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 

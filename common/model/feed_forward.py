@@ -13,7 +13,7 @@ from common.model.linear import Linear
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    # Activation functions of bfloat16 arrays are slow on a CPU.
+    # GELU and SiLU of bfloat16 arrays are slow on a CPU.
     return lambda x: activation(x.astype(jnp.float32)).astype(x.dtype)
 
 

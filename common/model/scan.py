@@ -168,6 +168,7 @@ def _frozen_loop(
     Args:
       call: function (x, context, value) -> output of a block.
       x: an input, for its shape.
+      context: the context of all blocks.
       values: stacked values of the frozen blocks, which get no gradient.
       iterations: mean of stop - start, for `common.train.flops`.
     """

@@ -193,10 +193,10 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _others(
     settings: Sequence[Mapping[str, Any]], layers: Sequence[Layers | None]
 ) -> list[list[str]]:
-    """Returns for each group the settings, as "name value", that distinguish the group from groups with equal layers.
+    """Selects settings that distinguish groups with equal layers. Returns each group's selected settings, "name value".
 
-    Tries settings with text values first, and adds a setting only if it distinguishes groups that the settings before
-    it do not.
+    Tries settings with text values first. Selects a setting only if it distinguishes groups with equal layers and equal
+    values of the settings selected before. Omits empty values.
     """
     known = [(stack,) for stack in layers]
     fields = _differing(settings)
