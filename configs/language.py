@@ -28,7 +28,8 @@ FIXED = {
 }
 """Size ("" is the full size) -> kind of model -> fields of `model` in the recipe "fixed".
 
-Parameter counts within a size differ by at most 0.5 %. As in GPT-2, the GPT's hidden size is four times its width.
+With a vocabulary of 256 bytes, parameter counts within a size differ by at most 0.5 %. As in GPT-2, the GPT's hidden
+size is four times its width.
 """
 
 CORPORA = {

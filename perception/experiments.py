@@ -163,7 +163,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Trains missing runs. Returns the summaries of each cell's runs; [] for a cell that lacks an option."""
+        """Trains missing runs. Returns the summaries of each cell's runs; [] for a cell that cannot run (`missing`)."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}

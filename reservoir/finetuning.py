@@ -43,8 +43,8 @@ def validate(config: ConfigDict) -> None:
     with complete("--config"):
         check(
             config.task == "classification",
-            f"--config.task={config.task} is not the task of fine-tuning: choose a configuration of the task"
-            " classification, such as configs/sst2.py, or train this task with python -m reservoir.train",
+            f"--config.task={config.task} cannot be fine-tuned: choose a configuration with"
+            " task=classification, such as configs/sst2.py, or train this configuration with python -m reservoir.train",
         )
         check(
             bool(config.pretrained),

@@ -93,7 +93,7 @@ def _gmlp(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") ->
 
 
 def _check_even(model: ConfigDict, default: str, parts: str) -> None:
-    """Checks that the hidden size is even: the field `reservoir_hidden` or, if this field is 0, the field `default`."""
+    """Checks that the hidden size is even: the field `reservoir_hidden` or, if 0, the field whose name is `default`."""
     name = "reservoir_hidden" if model.reservoir_hidden else default
     check(
         model[name] % 2 == 0,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SKIP = 2**16
 """Number that is folded into a block's key to draw whether the block is skipped. The block folds the index of each
-residual into the same key, so a block must have fewer residuals than this number."""
+residual into the same key, so a block must have at most this number of residuals."""
 
 REMAT = {
     "none": None,

@@ -88,7 +88,7 @@ def read(paper: str) -> list[Claim]:
         needed = ("metric", "a", "b") if claim.kind == "runs" else ("source",)
         empty = [name for name in ("id", "section", "claim", *needed) if not getattr(claim, name)]
         named = {"source": "the text after the colon of the evidence"}
-        listed = " and ".join(named.get(name, name) for name in empty)
+        listed = " and ".join(named.get(name, f"the column {name}") for name in empty)
         check(not empty, f"{where}: {listed} must not be empty")
         check(
             claim.id not in claims,

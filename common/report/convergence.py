@@ -55,8 +55,8 @@ class Convergence:
         empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
         check(
             len(empty) in (0, len(runs)),
-            f"the runs cannot be compared on the axis {self.axis}, because some runs have no {self.axis}: choose"
-            f" another --axis, or leave out {', '.join(empty[:3])}{' ...' * (len(empty) > 3)}",
+            f"the runs cannot be compared on the axis {self.axis}, because the curves of {', '.join(empty[:3])}"
+            f"{' and others' * (len(empty) > 3)} end at 0 {self.axis}: choose another --axis, or leave out these runs",
         )
         named = {"longest": max(ends), "shortest": min(ends)}
         end = named.get(self.horizon, self.horizon)

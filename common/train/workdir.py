@@ -184,7 +184,10 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
 
 
 def lock_word(workdir: Path) -> str:
-    """Returns the random word in the lock of a workdir; "" without a lock. Equal words show that a folder is shared."""
+    """Returns the random word in the lock file of a workdir; "" if the file is missing.
+
+    Processes that read the same word share the workdir.
+    """
     path = workdir / LOCK
     return path.read_text() if path.is_file() else ""
 

@@ -1,5 +1,7 @@
 """Computes sentence vectors in every encoder layer of a run: the first token's state, or the mean over tokens.
 
+With backskipping, adjacent reservoirs count as one layer.
+
 Shape letters of this module: P layers, including the embedding layer as layer 0; E sentences.
 """
 

@@ -50,9 +50,9 @@ def test_read_claims(paper):
     [
         ("c1,3,x,m,a,b,faster,,runs", "line 2: direction"),
         ("c1,3,x,m,a,b,better,,hearsay", "line 2: evidence"),
-        ("c1,3,x,m,a,,better,,runs", "line 2: b must not be empty"),
+        ("c1,3,x,m,a,,better,,runs", "line 2: the column b must not be empty"),
         ("c1,3,x,,,,better,,refuted", "line 2: the text after the colon of the evidence"),
-        ("c1,3,,m,a,b,better,,runs", "line 2: claim must not be empty"),
+        ("c1,3,,m,a,b,better,,runs", "line 2: the column claim must not be empty"),
         ("c1,3,x,m,a,b,better,runs", "line 2: the row must have 9 cells, got 8"),
         (f"{RUNS}\n{RUNS}", "line 3: the id c1 is used twice"),
     ],

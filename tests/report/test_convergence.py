@@ -153,7 +153,7 @@ def test_runs_without_flops_have_no_flops_area(two):
     for horizon in ("shortest", "longest", 1e13):
         with pytest.raises(
             UserError,
-            match=r"^the runs .* axis flops, because some runs have no flops: choose another --axis, or leave out x",
+            match=r"^the runs .* axis flops, because the curves of x\S* end at 0 flops: choose another --axis",
         ):
             _ = Convergence([*two, *uncounted], "flops", horizon).end
 
