@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters import partial_eval
 
 _CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
@@ -23,6 +23,9 @@ _RECOMPUTED = "rematted_computation"
 
 _BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
 """Name scope of a random `jax.lax.cond` (`common.model.stack`). The number is the probability of the true branch."""
+
+_JOINS = ("all_gather", "psum")
+"""Primitives whose result is equal on all shards. Our steps gather parameters, and sum over all shards of the batch."""
 
 _ITERATIONS = re.compile(r"iterations=([\d.e+-]+)")
 """Name scope of a `while_loop` (`common.model.scan`). The number is the mean number of iterations."""
@@ -49,15 +52,34 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _count(jaxpr: Jaxpr, causal: bool = False) -> float:
-    return sum(
-        _equation(equation, causal or _CAUSAL in str(equation.source_info.name_stack))
-        for equation in jaxpr.eqns
-        if _RECOMPUTED not in str(equation.source_info.name_stack)
-    )
+    return sum(_equation(equation, causal) for equation in jaxpr.eqns)
+
+
+def _count_shards(jaxpr: Jaxpr, split: set, shards: int, causal: bool) -> float:
+    """Counts the body of a `shard_map` over all shards.
+
+    If all inputs of an operation are equal on all shards, it counts once, because all shards compute the same result.
+    The operations inside a nested function count for every shard if any input of the function differs.
+
+    Args:
+      split: the inputs of which each shard has a different part.
+    """
+    split, total = set(split), 0.0
+    for equation in jaxpr.eqns:
+        inputs = (x for x in equation.invars if not isinstance(x, Literal))
+        differs = equation.primitive.name == "axis_index" or not split.isdisjoint(inputs)
+        total += (shards if differs else 1) * _equation(equation, causal)
+        if differs and equation.primitive.name not in _JOINS:
+            split.update(equation.outvars)
+    return total
 
 
 def _equation(equation: Any, causal: bool) -> float:
     name, parameters = equation.primitive.name, equation.params
+    scope = str(equation.source_info.name_stack)
+    if _RECOMPUTED in scope:
+        return 0.0
+    causal = causal or _CAUSAL in scope
     if name == "dot_general":
         (contracted, _), _ = parameters["dimension_numbers"]
         shape = equation.invars[0].aval.shape
@@ -80,7 +102,7 @@ def _equation(equation: Any, causal: bool) -> float:
         return _SPLASH[kernel[1]] * _product(rows * heads, queries, keys, size, causal)
     if name == "cond":
         counts = [_count(branch.jaxpr, causal) for branch in parameters["branches"]]
-        scopes = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
+        scopes = _BRANCH_PROBABILITY.findall(scope)
         if not scopes:
             return max(counts)
         probability = float(scopes[-1])
@@ -92,12 +114,14 @@ def _equation(equation: Any, causal: bool) -> float:
     ]
     times = parameters["length"] if name == "scan" else 1
     if name == "while":
-        scopes = _ITERATIONS.findall(str(equation.source_info.name_stack))
+        scopes = _ITERATIONS.findall(scope)
         times, inner = float(scopes[-1]) if scopes else 1, map(_live, inner)
-    if name == "shard_map":  # the jaxpr counts one shard: multiply by the number of shards
-        pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
+    if name == "shard_map":
+        pairs = [*zip(equation.invars, parameters["jaxpr"].invars, strict=True)]
         # A shard may be empty: JAX's fused attention on GPUs passes empty arrays to the backward pass.
-        times = max(whole.aval.size // max(shard.aval.size, 1) for whole, shard in pairs)
+        shards = max(whole.aval.size // max(shard.aval.size, 1) for whole, shard in pairs)
+        split = {shard for whole, shard in pairs if whole.aval.size != shard.aval.size}
+        return _count_shards(parameters["jaxpr"], split, shards, causal)
     return times * sum(_count(jaxpr, causal) for jaxpr in inner)
 
 

@@ -8,6 +8,7 @@ and keys would exceed the tolerance. XLA counts the optimized program. On CPUs a
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from common.model.norm import LayerNorm
 from common.model.stack import Stack
 from common.sharding import make_mesh
 from common.train import flops
+from common.train.exchange import local_sums
 from configs import language, translation
 from gmlp_lm import model as gmlp_lm
 from perception import model as perception
@@ -173,6 +175,25 @@ def test_fused_attention_of_several_gpus_counts_all_rows_and_heads(
         split = jax.make_jaxpr(program())(query, other, other)
     assert "shard_map" in str(split) and "dot_general" not in str(split)
     assert flops.count(split) == plain
+
+
+def test_products_that_all_shards_repeat_count_once() -> None:
+    """The count must not depend on the number of devices, so that runs of different machines can be compared."""
+    rows_BM, table_MN = jax.ShapeDtypeStruct((8, 16), float), jax.ShapeDtypeStruct((16, 32), float)
+
+    def loss(table_MN, rows_BM):
+        constant_N = jnp.ones(16) @ jax.lax.stop_gradient(table_MN)  # independent of the rows
+        return jnp.square(rows_BM @ table_MN + constant_N).sum()
+
+    def step(mesh, rows_BM, table_MN):
+        return local_sums(lambda rows, table: jax.grad(loss)(table, rows), mesh, rows_BM, table_MN)
+
+    counts = set()
+    for devices in (1, 2, 4):
+        mesh = make_mesh({"data": devices}, jax.devices()[:devices])
+        counts.add(flops.count(jax.make_jaxpr(partial(step, mesh))(rows_BM, table_MN)))
+    # Two products with the rows and one with the constant.
+    assert counts == {2 * 16 * 32 * (8 + 8 + 1)}
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 9}])
