@@ -3,7 +3,7 @@
 A checkpoint has a JSON part, `meta` (`Run.metadata` and a checksum), the dictionaries {path: array} "trainable" and
 "frozen" and, only if its kind (see `Checkpoints`) is "latest", the optimizer state "optimizer". A run writes its frozen
 values, except pretrained weights, once, to a checkpoint of the kind "frozen", which has only "frozen" and its own
-`meta` (`save_frozen`). In all other checkpoints, "frozen" is empty, unless the run is from before commit 939e222.
+`meta`. In all other checkpoints, "frozen" is empty, unless the run is from before commit 939e222.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from common.sharding import abstract
 from common.storage.addresses import address, shown
 from common.storage.folders import open_folder
 from common.train.workdir import lock_word
-from common.variables import AbstractModel, Params
+from common.variables import AbstractModel
 
 
 @jax.jit
@@ -77,6 +77,14 @@ class _KeepBest(PreservationPolicy):
         before = [[step for step in steps if step <= end] for end in self._latest.all_steps()]
         kept = {*steps[-2:], *(some[-1] for some in before if some)}
         return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+class DamagedCheckpoint(UserError):
+    """Raised for a checkpoint whose files are missing or damaged. `fault` is the message without its remedy."""
+
+    def __init__(self, fault: str):
+        super().__init__(f"{fault}: restore its files, or train again in another folder")
+        self.fault = fault
 
 
 class Checkpoints:
@@ -188,12 +196,12 @@ class Checkpoints:
         # The manager of "top" would create the folder "top", so open it only if process 0 finds this folder.
         top = all_gather((self.directory / "top").exists())[0]
         for kind in ("best", "top") if top else ("best",):
-            self._delete(kind, known)
+            self._delete(kind, lambda step: step not in known)
 
-    def _delete(self, kind: str, known: Collection[int] = ()) -> None:
+    def _delete(self, kind: str, chosen: Callable[[int], bool]) -> None:
         # Other processes must not list the folder while its leader (`mirror.roles`) deletes.
         if self._leads:
-            for step in sorted(set(self._manager(kind).all_steps()) - set(known)):
+            for step in filter(chosen, sorted(self._manager(kind).all_steps())):
                 self._manager(kind).delete(step)
         if self._copies:
             barrier(f"deleted {kind}")
@@ -216,16 +224,13 @@ class Checkpoints:
         parts = {"state": ocp.args.StandardSave(state), "meta": ocp.args.JsonSave(meta)}
         manager.save(step, args=ocp.args.Composite(**parts), force=True, **options)
 
-    def save_frozen(self, values: Params, meta: dict) -> None:
-        """Starts writing frozen values, {path: array} without pretrained weights.
-
-        First deletes frozen values from an earlier start of the run that was killed before its first checkpoint.
-        """
-        self._delete("frozen")
-        self.save_as("frozen", 0, {"frozen": values}, meta)
+    def replace(self, kind: str, step: int, state: Any, meta: dict) -> None:
+        """Deletes the checkpoint of a kind and step, if it exists, and starts writing it again."""
+        self._delete(kind, lambda other: other == step)
+        self.save_as(kind, step, state, meta)
 
     def frozen_metadata(self) -> dict | None:
-        """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values.
+        """Returns the `meta` of the checkpoint "frozen"; None if the run has saved no frozen values.
 
         Raises a UserError if the stored `meta` is unreadable or damaged.
         """
@@ -235,30 +240,24 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise file_error(shown(folder / "meta" / "metadata"), error) from error
 
-    def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of the "best" checkpoint of `step`, or of the newest if `step` is None.
+    def restore_best(self, target: Any) -> tuple[Any, dict]:
+        """Returns arrays and `meta` of the newest "best" checkpoint; `target` as in `read`.
 
-        `target` is as in `read`. Raises a UserError if the checkpoint is missing or `restore_from` fails.
+        Raises a UserError if there is no "best" checkpoint or `restore_from` fails.
         """
         steps = self._managers["best"].all_steps()
-        chosen = max(steps, default=None) if step is None else step
-        if chosen not in steps:
-            which, fault = f" of step {step}", "the checkpoint was removed; restore its files"
-            if step is None:
-                which = ""
-                fault = (
-                    "the run has no evaluation with a finite value yet, or the checkpoint was removed; resume the run,"
-                    " or restore the files"
-                )
-            raise UserError(
-                f"no best checkpoint{which} in {shown(self.directory / 'best')}: {fault}"
-            )
-        return self.restore_from("best", chosen, target)
+        check(
+            bool(steps),
+            f"no best checkpoint in {shown(self.directory / 'best')}: the run has no evaluation with a finite value"
+            " yet, or the checkpoint was removed; resume the run, or restore the files",
+        )
+        return self.restore_from("best", max(steps), target)
 
     def restore_from(self, kind: str, step: int, target: Any) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a checkpoint, which must exist; `target` as in `read`.
+        """Returns arrays and `meta` of a checkpoint; `target` as in `read`.
 
-        Raises a UserError if the checkpoint cannot be read, does not fit into memory, or does not match the model.
+        Raises a DamagedCheckpoint if the checkpoint cannot be read, and a UserError if it does not fit into memory or
+        does not match the model.
         """
         try:
             return self.read(kind, step, target)
@@ -266,9 +265,8 @@ class Checkpoints:
             raise
         except Exception as error:
             path, what = self.directory / kind / str(step), kind.removesuffix("s")
-            raise UserError(
-                f"the {what} checkpoint, {shown(path)}, cannot be read ({reason_of(error)}): restore its files, or"
-                " train again in another folder"
+            raise DamagedCheckpoint(
+                f"the {what} checkpoint, {shown(path)}, cannot be read ({reason_of(error)})"
             ) from error
 
     def restore_mean(self, kind: str, steps: Sequence[int], target: Any) -> tuple[Any, dict]:

@@ -34,15 +34,22 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     Raises:
       UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` fails.
     """
-    names, model = ("trainable", "optimizer", "frozen"), step.abstract_model
-    target = dict(zip(names, step.arguments(model), strict=True))
-    arrays, meta, state = _newest_intact(checkpoints, target)
+    model = step.abstract_model
+    arrays, meta, state = _newest_intact(checkpoints, latest_arrays(step))
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.pretrained_weights(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
-    trained = (stack_layers(arrays[name], step.scanned.trainable) for name in names[:2])
+    trained = (
+        stack_layers(arrays[name], step.scanned.trainable) for name in ("trainable", "optimizer")
+    )
     values = stack_layers(values | arrays["frozen"], step.scanned.frozen)
     return TrainState(meta["step"], *trained), values, state, pretrained.fingerprint
+
+
+def latest_arrays(step: Step) -> dict[str, Any]:
+    """Returns the `target` to read a "latest" checkpoint (`Checkpoints.read`)."""
+    names = ("trainable", "optimizer", "frozen")
+    return dict(zip(names, step.arguments(step.abstract_model), strict=True))
 
 
 def _newest_intact(checkpoints: Checkpoints, target: dict[str, Any]) -> tuple[Any, dict, RunState]:

@@ -169,7 +169,8 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     values |= {name: x for name, x in initial.items() if name in model.frozen}
     if values:
         meta = {"drawn": fingerprint, "platform": platform, "names": sorted(values)}
-        checkpoints.save_frozen(values, meta)
+        # Replaces the values of an earlier start of the run that was killed before its first checkpoint.
+        checkpoints.replace("frozen", 0, {"frozen": values}, meta)
     values = stack_layers(values | dict(pretrained.values), step.scanned.frozen)
     return train_state, values, state, pretrained.fingerprint
 

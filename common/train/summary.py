@@ -1,6 +1,7 @@
 """Evaluates the best checkpoint of an ended run on the test split, and writes `summary.json`."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 
@@ -10,10 +11,10 @@ from common.errors import check
 from common.metrics.aucc import aucc, reaching
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
-from common.runtime.processes import is_main
+from common.runtime.processes import is_main, warn
 from common.runtime.signals import Signals
 from common.storage.addresses import shown
-from common.train.checkpoint import model_arrays
+from common.train.checkpoint import DamagedCheckpoint, model_arrays
 from common.train.run import Run
 
 
@@ -25,7 +26,8 @@ def finish(run: Run, signals: Signals) -> dict:
     kept any. Writes the test predictions of the best checkpoint, if the task makes predictions. During the test, a
     signal ends the process.
 
-    Raises a UserError if no evaluation had a finite value, or if a "best" or "top" checkpoint cannot be restored.
+    Raises a UserError if no evaluation had a finite value, or if a "best" (`_restore_best`) or "top" checkpoint cannot
+    be restored.
     """
     timing = run.state.conditions.describe()
     remedy = "start again with a lower --config.optimizer.learning_rate and another --workdir"
@@ -41,9 +43,9 @@ def finish(run: Run, signals: Signals) -> dict:
     predictions, tests, kept = None, {"test": {}}, {}
     if run.config.eval.test:
         last, model = run.model_state, run.train_step.abstract_model
-        target, step = model_arrays(model, run.mesh), run.state.curve.best.step
-        arrays, _ = run.checkpoints.restore_best(target, step)
-        best = replace(last, trainable=arrays["trainable"], keep=kept.__setitem__)
+        target = model_arrays(model, run.mesh)
+        trainable = _restore_best(run, target)["trainable"]
+        best = replace(last, trainable=trainable, keep=kept.__setitem__)
         with run.clock.section("eval"):
             tests["test"] = run.task.evaluate(best, "test")
             # A subclass's `evaluate` that does not call `Task.evaluate` keeps no predictions.
@@ -65,6 +67,30 @@ def finish(run: Run, signals: Signals) -> dict:
             plot_curve({run.workdir.resolve().name: run.state.curve}, path)
             run.tracker.image("curve", path)
     return summary
+
+
+def _restore_best(run: Run, target: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of the best checkpoint; `target` as in `Checkpoints.read`.
+
+    If the best checkpoint is missing or damaged, replaces it by the "latest" checkpoint of the same step, with a
+    warning. Raises a UserError if there is no such checkpoint.
+    """
+    checkpoints, step = run.checkpoints, run.state.curve.best.step
+    try:
+        return checkpoints.restore_from("best", step, target)[0]
+    except DamagedCheckpoint as error:
+        damaged = error  # A thread that is handling an exception cannot save (`unless_failing`).
+    check(
+        step in checkpoints.steps(),
+        f"{damaged}; to end the run without a test, repeat the command with --config.eval.test=false",
+    )
+    from common.train.resume import latest_arrays
+
+    arrays, meta = checkpoints.restore_from("latest", step, latest_arrays(run.train_step))
+    del arrays["optimizer"]
+    checkpoints.replace("best", step, arrays, meta)
+    warn(f"{damaged.fault}: replaced by the latest checkpoint, which is of the same step")
+    return arrays
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
