@@ -1,6 +1,7 @@
 """The exceptions that end a program with a one-line message, and helpers that raise and describe exceptions."""
 
 import json
+import re
 import sysconfig
 import traceback
 from typing import Any
@@ -38,9 +39,24 @@ def check(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def reason_of(error: Exception) -> str:
-    """Returns the first 300 characters of an exception's text in one line; the name of its type if it has no text."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+_INTERNAL = re.compile(
+    r" in OCDBT database at local file \"[^\"]*\"|\.? See full TensorStore details.*| \[os_error_code=.*"
+)
+"""Parts of TensorStore's messages that repeat a path or describe internal state."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the text of an exception in one line; the name of its type if it has no text.
+
+    Leaves out TensorStore's internal state, and all words after the first 300 characters.
+    """
+    # Orbax raises an exception that describes TensorStore; only its cause has the reason.
+    if "See full TensorStore details" in str(error) and error.__cause__:
+        error = error.__cause__
+    text = _INTERNAL.sub("", " ".join(str(error).split()))
+    if len(text) > 300:
+        text = text[:300].rsplit(" ", 1)[0] + " ..."
+    return text or type(error).__name__
 
 
 def missing_package(what: str, package: str, error: ImportError, otherwise: str) -> UserError:
