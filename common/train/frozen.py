@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 
 from common.errors import check
 from common.freezing import draw_frozen, fingerprint
-from common.runtime.processes import check_agreement, warn
+from common.runtime.processes import all_gather, check_agreement, warn
 from common.sharding import abstract, place, shardings
 from common.storage.addresses import shown
-from common.train.checkpoint import Checkpoints
+from common.train.checkpoint import Checkpoints, DamagedCheckpoint, checksum
 from common.train.task import PretrainedWeights
 from common.variables import AbstractModel, Params
 
@@ -34,6 +34,7 @@ def load(
     pretrained: PretrainedWeights,
     meta: Mapping[str, Any],
     mesh: Mesh,
+    repair: bool = False,
 ) -> Params:
     """Returns the frozen values of a run, on the mesh. Warns if this platform draws other values from the seed.
 
@@ -42,10 +43,11 @@ def load(
 
     Args:
       meta: the JSON part of a checkpoint of the run.
+      repair: whether to write damaged values again that `_restore` has drawn from the seed.
 
     Raises:
       UserError: the pretrained weights have changed since the start of the run, the written values cannot be restored
-        (`Checkpoints.restore_from`), or processes have different values.
+        (`_restore`), or processes have different values.
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
@@ -65,13 +67,47 @@ def load(
             f" the run ({where}); {'the run uses its saved values' if written else 'results may differ'}"
         )
     if written:
-        names = {name: model.frozen[name] for name in written["names"]}
-        arrays, _ = checkpoints.restore_from("frozen", 0, {"frozen": abstract(names, mesh)})
-        values = arrays["frozen"]
+        values = _restore(checkpoints, model, initial, written, mesh, repair)
     else:
         check_agreement(lambda: {"the fingerprint of the drawn frozen values": drawn[:16]})
         values = place(initial, shardings(model.seed_initialised, mesh))
     return values | dict(pretrained.values)
+
+
+def _restore(
+    checkpoints: Checkpoints,
+    model: AbstractModel,
+    initial: Mapping[str, np.ndarray],
+    written: dict[str, Any],
+    mesh: Mesh,
+    repair: bool,
+) -> Params:
+    """Returns the written frozen values; if they are damaged but equal `initial`, `initial` with a warning.
+
+    Args:
+      initial: the values drawn from the seed on this platform.
+      written: the `meta` of the written values.
+      repair: whether to write damaged values again.
+
+    Raises:
+      UserError: `Checkpoints.restore_from` fails, and the values differ from `initial`.
+    """
+    names = {name: model.frozen[name] for name in written["names"]}
+    try:
+        arrays, _ = checkpoints.restore_from("frozen", 0, {"frozen": abstract(names, mesh)})
+        return arrays["frozen"]
+    except DamagedCheckpoint as error:
+        damaged = error  # A thread that is handling an exception cannot save (`unless_failing`).
+    # The fingerprint is of the drawn values. `Task.start` may have added values or replaced drawn values.
+    same = fingerprint(initial) == written["drawn"] and sorted(initial) == written["names"]
+    if all(all_gather(same)):
+        values = place(initial, shardings(model.seed_initialised, mesh))
+        if int(checksum({"frozen": values})) == written["checksum"]:
+            warn(f"{damaged.fault}: drawing the frozen values from the seed again")
+            if repair:
+                checkpoints.replace("frozen", 0, {"frozen": values}, written)
+            return values
+    raise damaged
 
 
 def host() -> str:

@@ -38,7 +38,7 @@ def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     arrays, meta, state = _newest_intact(checkpoints, latest_arrays(step))
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.pretrained_weights(model)
-    values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
+    values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh, repair=True)
     trained = (
         stack_layers(arrays[name], step.scanned.trainable) for name in ("trainable", "optimizer")
     )

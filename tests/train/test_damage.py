@@ -4,9 +4,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from common.errors import UserError
+from common.train import frozen
+from common.train.restore import load_run
+from common.variables import Frozen, Params
 from tests.train import toy
 
 
@@ -42,3 +49,82 @@ def test_run_with_a_lost_best_checkpoint_can_end_without_a_test(tmp_path: Path) 
         toy.run(tmp_path)
     summary = toy.run(tmp_path, eval__test=False)
     assert summary["best_step"] == 5 and not summary["test"]
+
+
+def test_damaged_frozen_values_are_drawn_from_the_seed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    once = toy.run(tmp_path / "once")
+    run = tmp_path / "run"
+    toy.run(run, train__steps=10)
+    written = run / "checkpoints/frozen/0"
+    meta = (written / "meta/metadata").read_text()
+    break_arrays(written)
+    again = toy.run(run)
+    fault = f"warning: the frozen checkpoint, {written}, cannot be read ("
+    assert fault in capsys.readouterr().err
+    assert (again["test"], again["final_valid"]) == (once["test"], once["final_valid"])
+    assert (written / "meta/metadata").read_text() == meta
+    toy.run(run, train__steps=25)
+    assert "warning" not in capsys.readouterr().err, "the values are written again"
+
+
+def test_readers_of_a_run_draw_damaged_frozen_values_but_do_not_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    toy.run(tmp_path, train__steps=5)
+    whole = load_run(tmp_path, toy.config(), toy.Model, toy.mesh()).frozen
+    break_arrays(tmp_path / "checkpoints/frozen/0")
+    for _ in range(2):
+        drawn = load_run(tmp_path, toy.config(), toy.Model, toy.mesh()).frozen
+        assert "drawing the frozen values from the seed again" in capsys.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, drawn, whole)
+
+
+class Added(nnx.Module):
+    """The toy model with a frozen bias of zeros that `Task.start` sets."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        toy.Model.__init__(self, rngs)
+        self.more = Frozen(jnp.zeros(3), axes=(None,), draw=None)
+
+    __call__ = toy.Model.__call__
+
+
+class Adding(toy.Toy):
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return Added(rngs)
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        return trainable | {"more": jnp.zeros(3)}
+
+
+class Replacing(toy.Toy):
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        return trainable | {name: 2 * x for name, x in frozen.items()}
+
+
+@pytest.mark.parametrize("task", [Adding, Replacing])
+def test_damaged_frozen_values_of_another_origin_are_a_user_error(
+    tmp_path: Path, task: type[toy.Toy]
+) -> None:
+    toy.run(tmp_path, task(), train__steps=5)
+    break_arrays(tmp_path / "checkpoints/frozen/0")
+    with pytest.raises(UserError, match=r"the frozen checkpoint, .*, cannot be read"):
+        toy.run(tmp_path, task())
+
+
+def test_damaged_frozen_values_that_the_platform_draws_otherwise_are_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.run(tmp_path, train__steps=5)
+    break_arrays(tmp_path / "checkpoints/frozen/0")
+    draw = frozen.draw_frozen
+    monkeypatch.setattr(
+        # Permuted values have the same checksum.
+        frozen,
+        "draw_frozen",
+        lambda *a: {n: x[::-1] for n, x in draw(*a).items()},
+    )
+    with pytest.raises(UserError, match=r"the frozen checkpoint, .*, cannot be read"):
+        toy.run(tmp_path)

@@ -574,14 +574,6 @@ def test_damaged_record_of_frozen_values_is_a_user_error(tmp_path: Path) -> None
         toy.run(tmp_path)
 
 
-def test_damaged_frozen_arrays_are_a_user_error(tmp_path: Path) -> None:
-    toy.run(tmp_path, train__steps=5)
-    for file in (tmp_path / "checkpoints/frozen/0/state").rglob("d/*"):
-        file.write_bytes(b"")
-    with pytest.raises(UserError, match=r"the frozen checkpoint, .*, cannot be read"):
-        toy.run(tmp_path)
-
-
 def arrays_of(path: Path) -> str:
     return (path / "state" / "_METADATA").read_text()
 
