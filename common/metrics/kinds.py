@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import check, file_error
+from common.errors import UserError, check, file_error
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
 from common.metrics.losses import Losses
-from common.metrics.predictions import Predictions, stem
+from common.metrics.predictions import TEST_AGAIN, Predictions, stem
 from common.metrics.translations import Translations
 from common.storage.addresses import shown
 
@@ -59,7 +59,7 @@ def load(path: Path) -> Predictions:
         # NumPy's error for other formats advises unsafe loading. A .npy file opens as an array, which `with` refuses.
         other = any(words in str(error) for words in ("unsafely", "context manager"))
         fault = ValueError("it is not an .npz file") if other else error
-        raise file_error(shown(path), fault) from error
+        raise UserError(f"{file_error(shown(path), fault)}, or {TEST_AGAIN}") from error
     with_nan = [n for n, x in saved.items() if x.dtype.kind == "f" and np.isnan(x).any()]
     check(
         not with_nan,

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.npz"  # file name of the test predictions in a workdir
 
+TEST_AGAIN = (
+    f"delete summary.json and {PREDICTIONS} of the run and repeat the command that trained it: if its checkpoints are"
+    " there, the run is only tested again"
+)
+"""What a user can do about lost or damaged predictions."""
+
 
 def stem(name: str) -> str:
     """Returns the name of an array without its suffix of shape letters. Saved files use this name."""

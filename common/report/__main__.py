@@ -111,6 +111,7 @@ def main() -> None:
 def _show_examples(options: Namespace) -> None:
     import numpy as np
 
+    from common.metrics.predictions import TEST_AGAIN
     from common.report.runs import load_group
     from common.report.significance import paired_predictions
     from common.report.table import text
@@ -130,7 +131,8 @@ def _show_examples(options: Namespace) -> None:
     without = [run.place for run in pair if run.predictions is None]
     check(
         not without,
-        f"the run {', '.join(without[:1])} has no predictions.npz, which --examples needs: choose another run",
+        f"the run {', '.join(without[:1])} has no predictions.npz, which --examples needs: choose another run, or"
+        f" {TEST_AGAIN}",
     )
     mine, theirs = paired_predictions(pair)
     difference_E = mine.costs_E - theirs.costs_E

@@ -18,7 +18,7 @@ from importlib.resources import files
 from common.config import check_choice
 from common.errors import check
 from common.metrics.kinds import MODES
-from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import PREDICTIONS, TEST_AGAIN
 from common.report.runs import Run, check_distinct
 from common.report.significance import Comparison, Sample, compare, correct, sample_of
 from common.report.table import Table, digits_for, mean_std
@@ -157,7 +157,7 @@ def _compared(claim: Claim, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     check(
         not without,
         f"claim {claim.id}: {', '.join(without[:1])} has no {PREDICTIONS}, from which {claim.metric} is computed:"
-        " restore this file, or train the run again",
+        f" restore this file, or {TEST_AGAIN}",
     )
     check(
         claim.metric in by_metric,

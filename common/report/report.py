@@ -12,6 +12,7 @@ from common.arguments import parse_pairs
 from common.config import check_choice, check_number, flatten, float_or_text
 from common.errors import check
 from common.metrics.kinds import MODES
+from common.metrics.predictions import TEST_AGAIN
 from common.metrics.translations import Translations
 from common.report import figures
 from common.report.convergence import Convergence, run_table
@@ -237,7 +238,7 @@ def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]
     if without:
         lines.append(
             f"Runs without predictions.npz: {', '.join(without[:3])}{' ...' * (len(without) > 3)}. Comparisons with"
-            " these runs leave out the test metrics."
+            f" these runs leave out the test metrics. If a file is lost, {TEST_AGAIN}."
         )
     # Runs on different data sets are never compared, so they need not have taken turns with each other.
     if not all(runs_alternated([group.runs for group in compared]) for compared in sets.values()):

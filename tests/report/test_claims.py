@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.experiments import ExperimentSuite, Side
+from common.metrics.predictions import TEST_AGAIN
 from common.report import claims
 from common.report.claims import Claim, find, outcome, read, table
 from common.report.runs import Run
@@ -143,7 +144,7 @@ def test_unknown_metric_error_lists_known_metrics():
         find([claim(metric="rouge")], GROUPS, {})
     with pytest.raises(
         UserError,
-        match=r"claim c: run1 has no predictions.npz, from which bleu is computed: restore",
+        match=rf"claim c: run1 has no predictions.npz, from which bleu is computed: restore this file, or {TEST_AGAIN}",
     ):
         find([claim(metric="bleu")], GROUPS, {})
 

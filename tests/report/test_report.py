@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError
 from common.metrics.classes import Classes
 from common.metrics.losses import Losses
-from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import PREDICTIONS, TEST_AGAIN
 from common.metrics.translations import Translations
 from common.report.__main__ import main
 from common.report.groups import named_groups
@@ -177,7 +177,8 @@ def test_groups_of_different_data_without_predictions_are_refused(tmp_path, repo
             keep(tmp_path / name / f"s{seed}", classes(0.8, seed), seed=seed, reservoir=name)
             read(tmp_path / name / f"s{seed}", source)
     (tmp_path / "b" / "s2" / PREDICTIONS).unlink()
-    report("a", "b")  # no error: /a/imdb and imdb may be the same data on two machines
+    # no error: /a/imdb and imdb may be the same data on two machines
+    assert f"test metrics. If a file is lost, {TEST_AGAIN}." in " ".join(report("a", "b").split())
     for seed in (1, 2, 3):
         read(tmp_path / "b" / f"s{seed}", "files:/b/sst2")
     with pytest.raises(UserError, match=r"differ in data.source .* without predictions\.npz"):
@@ -351,7 +352,11 @@ def test_example_table_of_classes(tmp_path, report):
         (["a", "a/s[12]"], "the run a/s1 is given twice"),
         (["--examples", "a", "b"], "--examples: a names 3 runs, but each argument must name one"),
         (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs"),
-        (["--examples", "a/s1", "without"], "the run without has no predictions.npz"),
+        (
+            ["--examples", "a/s1", "without"],
+            "the run without has no predictions.npz, which --examples needs: choose another run, or"
+            f" {TEST_AGAIN}",
+        ),
         (["--examples", "a/s1", "other/s1"], "other/s1 and a/s1 have different test examples or"),
     ],
 )

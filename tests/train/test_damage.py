@@ -11,8 +11,12 @@ import pytest
 from flax import nnx
 
 from common.errors import UserError
+from common.metrics.kinds import load
+from common.metrics.losses import Losses
+from common.metrics.predictions import PREDICTIONS
 from common.train import frozen
 from common.train.restore import load_run
+from common.train.task import ModelState
 from common.variables import Frozen, Params
 from tests.train import toy
 
@@ -128,3 +132,24 @@ def test_damaged_frozen_values_that_the_platform_draws_otherwise_are_a_user_erro
     )
     with pytest.raises(UserError, match=r"the frozen checkpoint, .*, cannot be read"):
         toy.run(tmp_path)
+
+
+def test_lost_predictions_are_written_by_testing_the_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The way out that `common.metrics.predictions.TEST_AGAIN` names."""
+
+    class Predicting(toy.Toy):
+        def predict(self, values: ModelState, split: str) -> Losses:
+            error = np.array([self.evaluate(values, split)["error"]])
+            return Losses("examples", error, np.ones(1), np.zeros(0), np.zeros(0), "token")
+
+    first = toy.run(tmp_path, Predicting())
+    costs = load(tmp_path / PREDICTIONS).costs_E
+    for name in (PREDICTIONS, "summary.json"):
+        (tmp_path / name).unlink()
+    capsys.readouterr()
+    task = Predicting()
+    assert toy.run(tmp_path, task)["test"] == first["test"]
+    np.testing.assert_array_equal(load(tmp_path / PREDICTIONS).costs_E, costs)
+    assert task.starts == [] and "resuming from step 20" in capsys.readouterr().out
