@@ -21,6 +21,9 @@ class Tracker:
 
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. On one device, an
     interrupted and resumed run writes the same file as an uninterrupted run, apart from seconds and the AUCC over them.
+
+    Attributes:
+      kept_steps: steps of the lines that earlier starts of the run have written.
     """
 
     def __init__(
@@ -42,8 +45,9 @@ class Tracker:
         path = workdir / METRICS
         kept = []
         if resume_step is not None and path.exists():
-            kept = [line for line, values in _lines(path) if values["step"] <= resume_step]
-        write_whole(path, "".join(f"{line}\n" for line in kept))
+            kept = [(line, x["step"]) for line, x in _lines(path) if x["step"] <= resume_step]
+        self.kept_steps = {step for _, step in kept}
+        write_whole(path, "".join(f"{line}\n" for line, _ in kept))
         self._file = path.open("a", encoding="ascii")
         self._wandb: Callable[[Callable[[Any, Any], Any]], None] = lambda function: None
         if config["wandb"]["mode"] != "disabled":

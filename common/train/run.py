@@ -14,11 +14,11 @@ from common.config import to_json
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers, unstack_layers
 from common.report.table import text
-from common.runtime.processes import barrier, check_agreement, is_main
+from common.runtime.processes import barrier, check_agreement, is_main, warn
 from common.sharding import shardings
 from common.storage.addresses import address, shown
 from common.track.progress import Progress, peak_flops
-from common.track.tracker import Tracker
+from common.track.tracker import METRICS, Tracker
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.run_state import RunState
@@ -180,6 +180,12 @@ def _open_displays(run: Run, stack: ExitStack, name: str, resumed: bool) -> None
     config = to_json(run.config)
     run.tracker = Tracker(run.workdir, config, run.step if resumed else None)
     stack.callback(run.tracker.finish)
+    evaluated = [point.step for point in run.state.curve.points]
+    if lost := [step for step in evaluated if step not in run.tracker.kept_steps]:
+        warn(
+            f"{shown(run.workdir / METRICS)} lacks lines of steps up to {lost[-1]}: the run goes on without"
+            " them; restore the file if you need them"
+        )
     run.tracker.table("parameters", *show_parameters(run.train_step.abstract_model))
     dtype = config["model"].get("dtype", "float32")
     peak = peak_flops(jax.devices()[0].device_kind, "bfloat16" if dtype == "auto" else dtype)

@@ -1,5 +1,6 @@
 """Resuming and ending a run whose files are damaged or lost."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from common.errors import UserError
 from common.metrics.kinds import load
 from common.metrics.losses import Losses
 from common.metrics.predictions import PREDICTIONS
+from common.track.tracker import METRICS
 from common.train import frozen
 from common.train.restore import load_run
 from common.train.task import ModelState
@@ -153,3 +155,18 @@ def test_lost_predictions_are_written_by_testing_the_run_again(
     assert toy.run(tmp_path, task)["test"] == first["test"]
     np.testing.assert_array_equal(load(tmp_path / PREDICTIONS).costs_E, costs)
     assert task.starts == [] and "resuming from step 20" in capsys.readouterr().out
+
+
+def test_lost_lines_of_metrics_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    toy.run(tmp_path, train__steps=10)
+    toy.run(tmp_path, train__steps=15)
+    assert "warning" not in capsys.readouterr().err
+    path = tmp_path / METRICS
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] > 10))
+    assert toy.run(tmp_path)["steps"] == 20
+    expected = f"warning: {path} lacks lines of steps up to 10: the run goes on"
+    assert capsys.readouterr().err.count(expected) == 1
+    path.unlink()
+    toy.run(tmp_path, train__steps=25)
+    assert "lacks lines of steps up to 20: " in capsys.readouterr().err
