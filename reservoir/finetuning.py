@@ -17,6 +17,7 @@ from common.data.special_ids import BOS, EOS
 from common.errors import check
 from common.metrics.classes import Classes
 from common.model.loss import cross_entropy
+from common.runtime.processes import check_agreement
 from common.storage.folders import open_folder
 from common.tasks import classification
 from common.tasks.classification import Classification
@@ -139,6 +140,11 @@ class FineTuning(Classification):
         )
 
     def start(self, trainable: Params, frozen: Params) -> Params:
+        # Two hosts may have different runs in folders of the same name. A resumed run does not read the pretraining
+        # run's parameters, so the pretraining run may then have changed.
+        check_agreement(
+            lambda: {"the fingerprint of the pretraining run": self._pretrained.fingerprint[:16]}
+        )
         values = self._pretrained.load(self.mesh, self.config.pretrained_step)
         loaded = {n: x for n, x in {**values.trainable, **values.frozen}.items() if n not in frozen}
         return trainable | {n: x for n, x in loaded.items() if n.startswith("encoder/")}
@@ -163,9 +169,6 @@ class FineTuning(Classification):
 
     def save(self, workdir: Path) -> None:
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
-
-    def fingerprints(self) -> dict[str, str]:
-        return super().fingerprints() | {"the pretraining run": self._pretrained.fingerprint}
 
 
 def prepare(

@@ -4,7 +4,6 @@ from functools import cached_property
 
 import numpy as np
 
-from common.data.cache import fingerprint_arrays
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS, EOS, PAD
 
@@ -17,8 +16,9 @@ class PackedRows:
     """
 
     def __init__(self, corpus: TokenizedCorpus, length: int) -> None:
-        """Prepares rows of `length` tokens. Only `fingerprint` and `__getitem__` read the tokens of the corpus."""
+        """Prepares rows of `length` tokens. Only `__getitem__` reads the tokens of the corpus."""
         self._corpus, self.length = corpus, length
+        self.fingerprint = corpus.fingerprint
         # The stream concatenates all documents, each followed by </s>. `_ends` are the positions after each </s>.
         self._ends = corpus.offsets[1:] + np.arange(1, len(corpus) + 1)
 
@@ -32,11 +32,6 @@ class PackedRows:
             end = int(self._ends[whole - 1]) if whole else 0
             borders.append(end if end > start else start + room)
         return np.asarray(borders)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the documents, 64 hexadecimal digits."""
-        return fingerprint_arrays(self._corpus.tokens, self._corpus.offsets)
 
     def __len__(self) -> int:
         return len(self._borders) - 1

@@ -27,15 +27,22 @@ class TokenizedCorpus:
       lengths: number of tokens of each sentence without the token `end`, (sentences,) int64.
       end: id of the end token that a batch appends to each sentence. None appends nothing.
       pad: id of the padding token.
+      fingerprint: fingerprint of texts and tokenizer; "" unless `tokenize_corpus` returned the corpus.
     """
 
     def __init__(
-        self, tokens: np.ndarray, offsets: np.ndarray, end: int | None = EOS, pad: int = PAD
+        self,
+        tokens: np.ndarray,
+        offsets: np.ndarray,
+        end: int | None = EOS,
+        pad: int = PAD,
+        fingerprint: str = "",
     ) -> None:
         self.tokens = tokens
         self.offsets = offsets
         self.lengths = np.diff(offsets)
         self.end, self.pad = end, pad
+        self.fingerprint = fingerprint
 
     @classmethod
     def from_lists(
@@ -64,8 +71,8 @@ def tokenize_corpus(
     Raises:
       UserError: a cached file is damaged or cannot be read, or the cache cannot be written.
     """
-    key = fingerprint([tokenizer.fingerprint], text)[:16]
-    tokens, offsets = (Path(cache_dir) / f"{name}-{key}.npy" for name in ("tokens", "offsets"))
+    key = fingerprint([tokenizer.fingerprint], text)
+    tokens, offsets = (Path(cache_dir) / f"{name}-{key[:16]}.npy" for name in ("tokens", "offsets"))
     if not (tokens.exists() and offsets.exists()):
         kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
         blocks, lengths = [np.zeros(0, kind)], [0]
@@ -77,4 +84,4 @@ def tokenize_corpus(
         ends = np.cumsum(lengths, dtype=np.int64)
         write_atomic(tokens, lambda file: np.save(file, np.concatenate(blocks)), option)
         write_atomic(offsets, lambda file: np.save(file, ends), option)
-    return TokenizedCorpus(read_array(tokens), np.array(read_array(offsets)))
+    return TokenizedCorpus(read_array(tokens), np.array(read_array(offsets)), fingerprint=key)

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,6 @@ from common.config import flatten
 from common.data.cache import fingerprint
 from common.errors import check
 from common.runtime.processes import all_gather
-from common.train.task import Task
 from common.train.workdir import ROOT, commit, lock_word
 
 VISIBLE_SECONDS = 60
@@ -61,9 +61,9 @@ def _file_of(module: str) -> Path | None:
     return next((file for file in files if os.access(file, os.R_OK)), None)
 
 
-def inputs(config: ConfigDict, task: Task) -> dict[str, str]:
-    """Returns {name: value} of the inputs of a run, to compare its processes: data fingerprints and configuration."""
-    prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}
+def inputs(config: ConfigDict, fingerprints: Mapping[str, str]) -> dict[str, str]:
+    """Returns {name: value} of the inputs of a run, to compare its processes: configuration, `Task.fingerprints`."""
+    prints = {f"the fingerprint of {name}": x[:16] for name, x in fingerprints.items()}
     return prints | _fields(config)
 
 

@@ -1,12 +1,13 @@
 """Resumes a run from its newest intact checkpoint."""
 
 import itertools
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from common.errors import UserError, reason_of
+from common.errors import UserError, check, reason_of
 from common.metrics.curve import Curve
 from common.model.layers import stack_layers
 from common.runtime.processes import all_or_none, barrier, is_main, warn
@@ -25,17 +26,31 @@ _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "eva
 `run_state` needs the old names to read checkpoints from before commit 939e222 (22 November 2026)."""
 
 
-def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
+def resume(
+    step: Step, checkpoints: Checkpoints, fingerprints: Mapping[str, str]
+) -> tuple[TrainState, Params, RunState, str]:
     """Reads the newest intact checkpoint of a run. Moves damaged newer checkpoints (`_newest_intact`).
 
     Returns the values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`. Deletes newer "best"
     and "top" checkpoints, whose steps are not in the validation curve.
 
+    Args:
+      fingerprints: result of `Task.fingerprints`.
+
     Raises:
-      UserError: `_newest_intact`, `Task.pretrained_weights` or `frozen.load` fails.
+      UserError: the data or a tokenizer have changed since the checkpoint was saved, or `_newest_intact`,
+        `Task.pretrained_weights` or `frozen.load` fails.
     """
     model = step.abstract_model
     arrays, meta, state = _newest_intact(checkpoints, latest_arrays(step))
+    # Checkpoints from commit 67e2be9 (28 November 2026) or earlier lack the field `fingerprints`.
+    saved = meta.get("fingerprints", {})
+    changed = [name for name, x in saved.items() if fingerprints.get(name, x) != x]
+    check(
+        not changed,
+        f"{' and '.join(changed)} changed since the run in {shown(checkpoints.directory.parent)} began: restore the"
+        " data, or choose another --workdir",
+    )
     checkpoints.discard_best([point.step for point in state.curve.points])
     pretrained = step.task.pretrained_weights(model)
     values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh, repair=True)

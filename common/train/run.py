@@ -35,6 +35,7 @@ class Run:
     Attributes:
       frozen: path -> frozen value. Values of repeating layers may be stacked (`common.model.layers`).
       pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
+      fingerprints: result of `Task.fingerprints`. Every checkpoint has it, so that a run resumes with equal data only.
       stopping: whether the loop ends after the current step.
       tracker, progress: metrics files and progress bar of process 0; None on all other processes.
       startup_seconds: seconds from the call of `loop.fit` or `turns.fit_in_turns` to the end of the run's first step in
@@ -51,6 +52,7 @@ class Run:
     frozen: dict[str, jax.Array]
     state: RunState
     pretrained: str
+    fingerprints: dict[str, str]
     tracker: Tracker | None = None
     progress: Progress | None = None
     stopping: bool = False
@@ -75,7 +77,7 @@ class Run:
     def metadata(self) -> dict[str, Any]:
         """Returns the JSON part of a checkpoint."""
         identity = {"step": self.step, "outside": self.pretrained, "seed": self.config.seed}
-        return self.state.to_json() | identity
+        return self.state.to_json() | identity | {"fingerprints": self.fingerprints}
 
     def save(self) -> None:
         """Starts writing a checkpoint to resume from."""
@@ -104,13 +106,14 @@ def open_run(
         data, frozen values or pretrained weights.
     """
 
+    step = Step.of(config, task, mesh)
+    stack.callback(step.cancel)
+    fingerprints = task.fingerprints()
     several = jax.process_count() > 1
     if several:  # Before any file is written, compare data and configuration.
         from common.train import agreement
 
-        check_agreement(lambda: agreement.inputs(config, task))
-    step = Step.of(config, task, mesh)
-    stack.callback(step.cancel)
+        check_agreement(lambda: agreement.inputs(config, fingerprints))
     upload = open_workdir(workdir, config, stack) if is_main() else None
     barrier("the workdir is open")
     if several and not address(workdir):
@@ -125,10 +128,10 @@ def open_run(
     if resumed:
         from common.train import resume
 
-        begun = resume.resume(step, checkpoints)
+        begun = resume.resume(step, checkpoints, fingerprints)
     else:
         begun = _start(step, checkpoints)
-    run = Run(config, task, workdir, mesh, checkpoints, step, *begun)
+    run = Run(config, task, workdir, mesh, checkpoints, step, *begun, fingerprints)
     if resumed:
         run.state.stop_reason = resume.still_ended(config, run.state, run.step)
         if is_main():

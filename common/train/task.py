@@ -215,7 +215,11 @@ class Task:
         return predictions.metrics()
 
     def fingerprints(self) -> dict[str, str]:
-        """Returns {name: fingerprint} of splits and tokenizers. The fingerprints must be equal on all processes."""
+        """Returns {name: fingerprint} of splits and tokenizers, such as {"the train split": fingerprint}.
+
+        The fingerprints must be equal on all processes, and at every start and resume of a run. They must not depend on
+        fields that may change when a run resumes (`common.train.workdir.FREE`). The default compares nothing.
+        """
         return {}
 
     def save(self, workdir: Any) -> None:

@@ -321,8 +321,8 @@ class Translation(Backskipping, Task):
 
     def fingerprints(self) -> dict[str, str]:
         splits = {
-            f"the {split} split": fingerprint(text.source, text.target)
-            for split, text in self.texts.items()
+            f"the {split} split": fingerprint([side.fingerprint for side in corpora])
+            for split, corpora in self._corpora.items()
         }
         source, target = (tokenizer.fingerprint for tokenizer in self.tokenizers)
         return splits | {"the source tokenizer": source, "the target tokenizer": target}
