@@ -60,9 +60,13 @@ def write_output(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file atomically. The folder must exist, and only one process may write the file at a time."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with partial(path).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
+    partial(path).replace(path)
+
+
+def partial(path: Path) -> Path:
+    """Returns the temporary path at which `write_whole` writes the file `path`."""
+    return path.with_name(path.name + ".partial")

@@ -294,8 +294,7 @@ class ExperimentSuite:
                 f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
                 f" delete {shown(workdir)} to train this run again, or choose another --out",
             )
-        # Copy the requested configurations now: `prepare` may add fields to a configuration, such as the options of a
-        # user's kind of layer.
+        # Copy the configurations now: `prepare` may add fields, such as the options of a user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}
         jobs = []
         for name, config in configs.items():
@@ -304,6 +303,8 @@ class ExperimentSuite:
         for workdir in workdirs.values():
             # `requested_config.json` marks a finished run: delete it before training, write it again afterwards.
             (workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
+            if not has_checkpoints(workdir):  # The run lacks only the test results, or is new.
+                (workdir / SUMMARY).unlink(missing_ok=True)
         try:
             summaries = fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:

@@ -431,6 +431,46 @@ def test_workdir_with_other_files_is_refused(fault, smallest, tmp_path):
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("text", ['{"model_type": "bert"}', "[1,2]", "x", ""])
+def test_workdir_with_a_foreign_config_json_is_refused(fault, smallest, tmp_path, text):
+    """Such as the folder of a Hugging Face model. A run's config.json is written atomically, so it is never cut."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    for name in ("model.safetensors", "summary.json", "metrics.jsonl"):
+        (folder / name).write_text("mine")
+    (folder / "config.json").write_text(text)
+    before = contents(folder)
+    assert f"{folder}/config.json is damaged" in fault(train, *smallest, f"--workdir={folder}")
+    assert contents(folder) == before and not (folder / "lock").exists()
+
+
+def test_run_that_was_killed_at_its_start_starts_again(call, smallest, tmp_path):
+    """The first process was killed while it wrote config.json, the second process before its first checkpoint."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file in ("config.json.partial", "metrics.jsonl"):
+        (folder / "lock").touch()
+        (folder / file).write_text("{")
+        call(train, *smallest, f"--workdir={folder}")
+        assert (folder / "summary.json").exists()
+        shutil.rmtree(folder / "checkpoints")
+        (folder / "summary.json").unlink()
+
+
+def test_finished_run_without_checkpoints_is_refused(call, fault, smallest, copied):
+    shutil.rmtree(copied / "checkpoints")
+    before = contents(copied)
+    for options in ([], ["--config.seed=2"]):
+        assert fault(train, *smallest, *options, f"--workdir={copied}") == (
+            f"--workdir={copied} is a finished run whose checkpoints are gone: delete its summary.json to train"
+            " the run again, or choose another --workdir"
+        )
+    assert contents(copied) == before
+    (copied / "summary.json").unlink()
+    call(train, *smallest, f"--workdir={copied}")
+    assert (copied / "summary.json").exists()
+
+
 def test_workdir_in_use_is_refused(fault, smallest, copied):
     before = contents(copied)
     with lock_workdir(copied):

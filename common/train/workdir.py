@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.atomic import write_whole
+from common.atomic import partial, write_whole
 from common.config import flatten, from_json, to_json
 from common.errors import UserError, check, file_error, parse_json
 from common.storage.addresses import address, shown
+from common.track.tracker import SUMMARY
 
 ROOT = Path(__file__).parents[2]
 """Folder with the packages of this project."""
@@ -64,8 +65,8 @@ ADDED = {
 def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callable[[], None]:
     """Creates the workdir, locks it until `stack` closes, and writes the configuration.
 
-    The workdir must be missing or empty, or hold a run that has no checkpoints or has this configuration (except `FREE`
-    fields). Returns the function that uploads changed files (`lock_workdir`).
+    The workdir must be missing or empty, or hold a run that has this configuration (except `FREE` fields), or a run
+    with neither checkpoints nor a summary. Returns the function that uploads changed files (`lock_workdir`).
 
     Raises:
       UserError: the workdir has other content, is a file or is not writable, or `lock_workdir` fails.
@@ -87,18 +88,29 @@ def _check(workdir: Path, config: ConfigDict) -> None:
     """Raises a UserError unless the content of the workdir is as `open_workdir` requires."""
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG
-    if path.exists() and has_checkpoints(workdir):
-        changed = differences(saved_config(path), config)
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    if not path.exists():
+        # A process that was killed at the start of its run leaves these files.
+        started = (LOCK, partial(path).name)
         check(
-            not changed,
-            f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(changed[:3])}{more};"
-            " to resume the run, set the fields to the saved values; to start a new run, choose another --workdir",
+            not workdir.exists() or all(p.name in started for p in workdir.iterdir()),
+            f"--workdir={shown(workdir)} is not empty and holds no run ({CONFIG} is missing); choose another folder",
         )
-    elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
-        raise UserError(
-            f"--workdir={shown(workdir)} is not empty and holds no run ({CONFIG} is missing); choose another folder"
+        return
+    saved = saved_config(path)
+    if not has_checkpoints(workdir):
+        check(
+            not (workdir / SUMMARY).exists(),
+            f"--workdir={shown(workdir)} is a finished run whose checkpoints are gone: delete its {SUMMARY} to"
+            " train the run again, or choose another --workdir",
         )
+        return
+    changed = differences(saved, config)
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    check(
+        not changed,
+        f"--workdir={shown(workdir)} belongs to a run with another configuration: {', '.join(changed[:3])}{more}; to"
+        " resume the run, set the fields to the saved values; to start a new run, choose another --workdir",
+    )
 
 
 def differences(saved: dict, config: ConfigDict) -> list[str]:
