@@ -54,12 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Restores Python's handler of SIGINT if SIGINT is ignored, as in background jobs of shell scripts.
+    """Restores Python's handlers of signals that are ignored, as in background jobs of shell scripts and below nohup.
 
-    Some tests send SIGINT.
+    Some tests send these signals.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM: the run finishes its step, saves a checkpoint and prints how to resume.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the run finishes its step, saves a checkpoint and prints how to resume.
 
 A signal also interrupts a running evaluation. The resumed run repeats this evaluation.
 """
@@ -11,10 +11,11 @@ from common.runtime.processes import Votes
 
 
 class Signals:
-    """A context manager that records the first SIGINT and the first SIGTERM instead of ending the process.
+    """A context manager that records the first SIGINT, SIGTERM and SIGHUP instead of ending the process.
 
-    A second signal with the same number goes to the previous handler, which usually ends the process. If a recorded
-    signal has not stopped the run, `release` or the end of the context passes the signal on to its previous handler.
+    A second SIGINT or SIGTERM goes to the previous handler, which usually ends the process. If a recorded signal has
+    not stopped the run, `release` or the end of the context passes the signal on to its previous handler. A process
+    that ignores SIGHUP, as below nohup, still ignores it.
 
     Attributes:
       received: number of the last signal; None before the first signal. A vote may set the number of a signal that
@@ -29,15 +30,19 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        signal.signal(number, self._before[number])
+        # After a terminal is closed, both the shell and the kernel send SIGHUP: the second SIGHUP must not end a run
+        # that is saving.
+        if number != signal.SIGHUP:
+            signal.signal(number, self._before[number])
 
     def _continue(self, number: int, frame: FrameType | None) -> None:
         self.continued = True
 
     def __enter__(self) -> "Signals":
         self._before[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -657,20 +657,40 @@ def test_resume_without_saved_frozen_values_warns_on_another_platform(
     assert "(another platform); results may differ" in capsys.readouterr().err
 
 
-def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
-    class Interrupted(toy.Toy):
-        def batches(self, start):
-            for batch, position in super().batches(start):
-                if position["next"] == 8 and start is None:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                yield batch, position
+class Signalled(toy.Toy):
+    """Sends signals to the process after a few steps of a new run."""
 
+    def __init__(self, *numbers: signal.Signals):
+        super().__init__()
+        self.numbers = numbers
+
+    def batches(self, start):
+        for batch, position in super().batches(start):
+            if position["next"] == 8 and start is None:
+                for number in self.numbers:
+                    os.kill(os.getpid(), number)
+            yield batch, position
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=str)
+def test_resume_after_a_signal_is_bit_exact(tmp_path: Path, numbers: list[signal.Signals]) -> None:
+    """A closed terminal sends SIGHUP twice."""
     toy.run(tmp_path / "once")
-    with pytest.raises(Preempted, match="SIGTERM: saved step") as stop:
-        toy.run(tmp_path / "run", Interrupted())
-    assert stop.value.exit_code == 143
-    toy.run(tmp_path / "run", Interrupted())
+    with pytest.raises(Preempted, match=f"{numbers[0].name}: saved step") as stop:
+        toy.run(tmp_path / "run", Signalled(*numbers))
+    assert stop.value.exit_code == 128 + numbers[0]
+    toy.run(tmp_path / "run", Signalled(*numbers))
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
+
+
+def test_ignored_sighup_does_not_stop_a_run(tmp_path: Path) -> None:
+    """nohup starts programs that ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert toy.run(tmp_path, Signalled(signal.SIGHUP))["steps"] == 20
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_signal_while_a_complete_run_is_opened_is_not_lost(tmp_path: Path) -> None:
