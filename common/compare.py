@@ -120,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, trains=True)

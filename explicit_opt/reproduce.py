@@ -84,4 +84,4 @@ def _own(options: Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, trains=True)

@@ -125,4 +125,4 @@ def _depths(text: str) -> dict[int, int | None]:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    program.run(main, trains=True)

@@ -13,23 +13,30 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import Preempted, UserError, check, reason_of
+from common.runtime import streams
 
 # Environment variables that a launcher sets to start several processes.
 COORDINATOR = "TRAINLESS_COORDINATOR"
 PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
-def run(main: Callable[[], None], joins: bool = False) -> None:
+def run(main: Callable[[], None], joins: bool = False, trains: bool = False) -> None:
     """Calls `main`. Prints one line on stderr for a UserError, a full disk or a file name that is too long.
 
     Exit codes: 0 for success; 2 for these errors; 128 + N after signal N (during training, the run first saves a
     checkpoint); 1 for any other exception, with a traceback; `common.runtime.heartbeat.LOST` after a process was lost
-    or missed the rendezvous. If the reader of stdout has exited, the code is 0, or 1 in a run of several processes.
+    or missed the rendezvous. If the reader of stdout exits, a program that only prints exits with code 0.
 
     Args:
-      joins: whether `main` calls `processes.initialize`. If False, and a launcher has started several processes, exits
-        with an error, because each process would do all the work.
+      joins: whether `main` calls `processes.initialize` and trains. If False, and a launcher has started several
+        processes, exits with an error, because each process would do all the work.
+      trains: whether `main` trains in one process. A program that trains goes on without the reader of stdout.
     """
+    with streams.guarded(joins or trains):
+        _run(main, joins)
+
+
+def _run(main: Callable[[], None], joins: bool) -> None:
     keep_compiled(Path(".cache"))
     # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved.
     signal.signal(signal.SIGINT, _interrupted)
@@ -40,18 +47,14 @@ def run(main: Callable[[], None], joins: bool = False) -> None:
             f" launcher, and unset {PROCESSES}",
         )
         main()
+        if sys.stdout:
+            sys.stdout.flush()  # At exit, an error could not be handled.
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         leave(2)
     except Preempted as stop:
         print(stop, file=sys.stderr)
         sys.exit(stop.exit_code)
-    except BrokenPipeError:
-        # The reader of stdout (head, less) has exited. Redirect stdout, or Python reports the broken pipe again when it
-        # closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if several():
-            leave(1)
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             print(
