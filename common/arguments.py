@@ -30,10 +30,23 @@ def check_file(option: str, path: Path) -> None:
     )
 
 
-def check_output(path: Path) -> None:
-    """Raises a UserError if --output=`path` is a folder, or is in a folder that cannot be written."""
+def check_output(path: Path, source: Path | None, overwrite: bool) -> None:
+    """Raises a UserError if --output=`path` cannot be written, is the file `source`, or exists without `overwrite`.
+
+    `path` may be a pipe or a device.
+
+    Args:
+      source: file of --input; None for standard input.
+      overwrite: whether the option --overwrite is set.
+    """
     check_folder("the folder of --output", path.parent)
     check(not path.is_dir(), f"--output={shown(path)} is a folder: name a file")
+    if path.is_file():
+        check(
+            source is None or path.resolve() != source.resolve(),
+            f"--output={shown(path)} is the file of --input, which would be lost: name another file",
+        )
+        check(overwrite, f"--output={shown(path)} exists: add --overwrite to replace it")
 
 
 def int_arg(option: str, least: int = 1) -> Callable[[str], int]:

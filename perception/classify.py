@@ -112,11 +112,7 @@ def _check_output(options: Namespace) -> None:
     if given:
         wanted, why = ending(given), f"like --input={shown(given)}"
     check(ending(output) == wanted, f"--output={shown(output)} must end with {wanted}, {why}")
-    check_output(output)
-    check(
-        options.overwrite or not output.exists(),
-        f"--output={shown(output)} exists: add --overwrite to replace it",
-    )
+    check_output(output, given, options.overwrite)
 
 
 def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple["Fields", str]:

@@ -35,10 +35,11 @@ def main() -> None:
         metavar="FILE",
         help="file for the translations (default: standard output)",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     options = parser.parse_args()
     lines = _read(options.input)
     if options.output:
-        check_output(options.output)
+        check_output(options.output, options.input, options.overwrite)
     result = loading.load(options).translate(lines)
     text = "".join(f"{line}\n" for line in result)
     if not options.output:

@@ -401,6 +401,10 @@ def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
     assert "out.jsonl must end with .csv, like" in refused(
         f"--input={given}", f"--output={tmp_path / 'out.jsonl'}"
     )
+    assert "new.csv is the file of --input" in refused(
+        f"--input={given}", f"--output={given}", "--overwrite"
+    )
+    assert given.read_text() == "text\na string\n"
     assert "is not a folder" in refused(f"--input={given}", f"--output={given / 'out.csv'}")
     call(f"--input={given}", f"--output={out}", "--overwrite", "--top=1")
     assert list(read(out)[0]) == ["text", "label", "probability"]

@@ -35,21 +35,34 @@ def test_a_failed_translation_changes_no_output(monkeypatch, tmp_path, given):
     old.write_text("kept\n")
     for path in (new, old):
         with pytest.raises(UserError, match="no translation"):
-            program(monkeypatch, f"--input={given}", f"--output={path}")
+            program(monkeypatch, f"--input={given}", f"--output={path}", "--overwrite")
     assert not new.exists() and old.read_text() == "kept\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given.de", "old.en"]
 
 
-def test_output_may_be_the_input(monkeypatch, tmp_path, given):
-    program(monkeypatch, f"--input={given}", f"--output={given}", result=["one"])
-    assert given.read_text() == "one\n"
-
-
-def test_output_may_be_a_link_a_pipe_or_a_device(monkeypatch, tmp_path, given):
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
+def test_output_may_not_be_the_input(monkeypatch, tmp_path, given):
+    link = tmp_path / "link"
     link.symlink_to(given)
-    program(monkeypatch, f"--input={given}", f"--output={link}", result=["one"])
-    assert link.is_symlink() and given.read_text() == "one\n"
+    for path in given, link:
+        with pytest.raises(UserError, match=f"^--output={path} is the file of --input"):
+            program(monkeypatch, f"--input={given}", f"--output={path}", "--overwrite", result=[])
+    assert given.read_text() == "eins\n"
+
+
+def test_existing_output_needs_overwrite(monkeypatch, tmp_path, given):
+    old, link = tmp_path / "old.en", tmp_path / "link"
+    old.write_text("kept\n")
+    link.symlink_to(old)
+    arguments = f"--input={given}", f"--output={link}"
+    with pytest.raises(UserError, match=r"link exists: add --overwrite to replace it$"):
+        program(monkeypatch, *arguments, result=["one"])
+    assert old.read_text() == "kept\n"
+    program(monkeypatch, *arguments, "--overwrite", result=["one"])
+    assert link.is_symlink() and old.read_text() == "one\n"
+
+
+def test_output_may_be_a_pipe_or_a_device(monkeypatch, tmp_path, given):
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     program(monkeypatch, f"--input={given}", f"--output={pipe}", result=["two"])
