@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,13 +34,14 @@ def run(main: Callable[[], None], joins: bool = False, trains: bool = False) -> 
       trains: whether `main` trains in one process. A program that trains goes on without the reader of stdout.
     """
     with streams.guarded(joins or trains):
-        _run(main, joins)
+        _run(main, joins, joins or trains)
 
 
-def _run(main: Callable[[], None], joins: bool) -> None:
+def _run(main: Callable[[], None], joins: bool, trains: bool) -> None:
     keep_compiled(Path(".cache"))
-    # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved.
-    signal.signal(signal.SIGINT, _interrupted)
+    # Ctrl-C exits at once until a run installs its signal handlers. Until then, nothing has to be saved. During the
+    # run, the second Ctrl-C exits at once.
+    signal.signal(signal.SIGINT, partial(_interrupted, trains))
     try:
         check(
             joins or not several(),
@@ -114,7 +116,8 @@ def keep_compiled(folder: Path) -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
-def _interrupted(number: int, frame: object) -> None:
-    print("interrupted", file=sys.stderr)
+def _interrupted(trains: bool, number: int, frame: object) -> None:
+    resume = ": the same command resumes a run from its last checkpoint, if it has saved one"
+    print(f"interrupted{resume * trains}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(128 + number)

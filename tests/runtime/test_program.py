@@ -4,11 +4,13 @@ import errno
 import os
 import runpy
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from common.runtime import program
+from tests.programs import ROOT
 
 JOINING = {
     "reservoir.train": "wmt_ffn_res",
@@ -62,6 +64,29 @@ def test_training_program_joins_the_other_processes(fault, name):
 def test_empty_number_of_processes_counts_as_unset(monkeypatch):
     monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "")
     assert not program.several()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("", "interrupted\n"),
+        (
+            ", trains=True",
+            "interrupted: the same command resumes a run from its last checkpoint, if",
+        ),
+        (
+            ", joins=True",
+            "interrupted: the same command resumes a run from its last checkpoint, if",
+        ),
+    ],
+)
+def test_interrupted_program_says_whether_the_same_command_resumes(options, line):
+    main = "lambda: signal.raise_signal(signal.SIGINT)"
+    code = f"import signal; from common.runtime import program; program.run({main}{options})"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=-1, text=True) as process:
+        printed = process.stderr.read()
+    assert process.returncode == 130
+    assert printed.startswith(line) and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
