@@ -1,6 +1,5 @@
 """Atomic file writes: readers see the old file or the whole new file."""
 
-import errno
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import UserError
+from common.errors import write_error
 
 
 @contextmanager
@@ -25,11 +24,8 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space" if full else "make the folder writable, or choose another folder"
-        raise UserError(
-            f"cannot write to {option}{'=' * bool(option)}{path.parent}: {error.strerror or error}; {remedy}"
-        ) from error
+        place = f"{option}={path.parent} ({path.name})" if option else path
+        raise write_error(place, error, _REMEDY) from error
     finally:
         if temporary.exists():
             temporary.unlink()
@@ -53,20 +49,27 @@ def write_output(path: Path, write: Callable[[BinaryIO], None]) -> None:
         with path.open("wb") as file:
             write(file)
     except OSError as error:
-        raise UserError(
-            f"cannot write to --output={path}: {error.strerror or error}; choose another file"
-        ) from error
+        raise write_error(f"--output={path}", error, "choose another file") from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file atomically. The folder must exist, and only one process may write the file at a time."""
-    with partial(path).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial(path).replace(path)
+    """Writes a text file atomically. The folder must exist, and only one process may write the file at a time.
+
+    Raises a UserError if the file cannot be written.
+    """
+    try:
+        with partial(path).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial(path).replace(path)
+    except OSError as error:
+        raise write_error(path, error, _REMEDY) from error
 
 
 def partial(path: Path) -> Path:
     """Returns the temporary path at which `write_whole` writes the file `path`."""
     return path.with_name(path.name + ".partial")
+
+
+_REMEDY = "make the folder writable, or choose another folder"

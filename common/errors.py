@@ -1,6 +1,8 @@
 """The exceptions that end a program with a one-line message, and helpers that raise and describe exceptions."""
 
+import errno
 import json
+import os
 import re
 import sysconfig
 import traceback
@@ -121,3 +123,21 @@ def file_error(path: object, error: Exception) -> UserError:
     if isinstance(error, KeyError):
         reason = f"missing or unknown entry {error}"
     return UserError(f"{path} is damaged: {reason}; correct or restore the file")
+
+
+def full_disk(error: Exception) -> str:
+    """Returns the system's text for a full disk or quota, if this is the cause of an exception; otherwise ""."""
+    # Search the message, because storage libraries raise exceptions of other types than OSError.
+    reasons = map(os.strerror, (errno.ENOSPC, errno.EDQUOT))
+    return next((reason for reason in reasons if reason in str(error)), "")
+
+
+def write_error(place: object, error: Exception, remedy: str) -> UserError:
+    """Returns a UserError for an exception that writing `place`, such as a file, has raised.
+
+    `remedy` says what to do, unless the disk is full.
+    """
+    if reason := full_disk(error):
+        remedy = "free space, then repeat the command"
+    reason = reason or getattr(error, "strerror", None) or reason_of(error)
+    return UserError(f"cannot write to {place}: {reason}; {remedy}")

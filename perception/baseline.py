@@ -340,7 +340,7 @@ def run(
 
     Raises:
       UserError: `fit` fails.
-      UserError or OSError: a file cannot be written to `workdir`.
+      UserError: a file cannot be written to `workdir`.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = read_json_if(

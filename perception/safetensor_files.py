@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.arguments import check_folder
-from common.errors import UserError, check, file_error, parse_json
+from common.errors import UserError, check, file_error, full_disk, parse_json, write_error
 from common.storage.addresses import shown
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -265,16 +265,13 @@ def staged(directory: Path, option: str = "--out") -> Iterator[Path]:
         temporary.replace(directory)
     except OSError as error:
         # The error of a full disk may name no file, or the file that was copied.
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if not writing and not full:
+        if not writing and not full_disk(error) and error.errno != errno.EFBIG:
             if error.filename is None:
                 raise
             path = Path(str(error.filename))
             if temporary not in (path, *path.parents):
                 raise file_error(shown(path), error) from error
-        raise UserError(
-            f"cannot write to {place}: {error.strerror or error}; choose another directory"
-        ) from error
+        raise write_error(place, error, "choose another directory") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -280,7 +280,7 @@ FIELDS = [
     ),
     (
         "data.cache_dir=/dev/null/cache",
-        "cannot write to --config.data.cache_dir=/dev/null/cache: Not a directory",
+        "cannot write to --config.data.cache_dir=/dev/null/cache (tokenizer-",
     ),
     ("mesh.data=3", "the mesh data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8"),
     (

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import signal
 import sys
 import traceback
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from common.errors import Preempted, UserError, check, reason_of
+from common.errors import Preempted, UserError, check, full_disk, write_error
 from common.runtime import streams
 
 # Environment variables that a launcher sets to start several processes.
@@ -65,8 +66,7 @@ def _run(main: Callable[[], None], joins: bool, trains: bool) -> None:
                 file=sys.stderr,
             )
             leave(2)
-        # Search the message for the text of a full disk or quota: storage libraries raise exceptions of other types.
-        if not any(os.strerror(n) in str(error) for n in (errno.ENOSPC, errno.EDQUOT)):
+        if not full_disk(error):
             if not several():
                 raise
             from common.runtime import heartbeat
@@ -74,11 +74,10 @@ def _run(main: Callable[[], None], joins: bool, trains: bool) -> None:
             heartbeat.hold(error)
             traceback.print_exc()
             leave(1)
-        print(
-            f"error: the disk is full ({reason_of(error)}); saved files are intact: free space, then repeat the"
-            " command",
-            file=sys.stderr,
-        )
+        # The message of a storage library quotes the path, among others.
+        quoted = re.search('"(/[^"]+)"', str(error))
+        place = getattr(error, "filename", None) or (quoted[1] if quoted else "a file")
+        print(f"error: {write_error(place, error, '')}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(2)
 

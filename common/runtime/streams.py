@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
+from common.errors import write_error
+
 
 class Stream:
     """A text or binary stream that calls `lost` with the error if it cannot be written, and then discards the data."""
@@ -42,7 +44,7 @@ def guarded(trains: bool) -> Iterator[None]:
 
     Without standard error, the program goes on. Without standard output, a program that trains also goes on, with a
     warning, because a closed terminal or a killed `tee` must not end a run as if it were complete. Any other program
-    exits with code 0 if the reader of its output has exited (head, less), and otherwise raises the error.
+    exits with code 0 if the reader of its output has exited (head, less), and otherwise raises a UserError.
     """
     before = sys.stdout, sys.stderr
     # Python sets a stream to None if its file descriptor is closed.
@@ -66,4 +68,4 @@ def _warn(error: OSError) -> None:
 def _exit(error: OSError) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         sys.exit(0)
-    raise error
+    raise write_error("standard output", error, "redirect it to a file") from error

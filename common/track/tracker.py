@@ -4,11 +4,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.atomic import write_whole
-from common.errors import UserError, check, parse_json
+from common.errors import UserError, check, parse_json, write_error
 from common.storage.addresses import shown
 
 METRICS = "metrics.jsonl"
@@ -59,10 +60,14 @@ class Tracker:
         """Appends a line with step and values to `metrics.jsonl`, and sends the values to wandb.
 
         Values are numbers, scalar arrays or texts. In `metrics.jsonl`, NaN and infinity become null. Steps must not
-        decrease, because wandb ignores values of earlier steps.
+        decrease, because wandb ignores values of earlier steps. Raises a UserError if the line cannot be written.
         """
-        self._file.write(json.dumps(_to_json({"step": step, **values})) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_to_json({"step": step, **values})) + "\n")
+            self._file.flush()
+        except OSError as error:
+            path = shown(self._workdir / METRICS)
+            raise write_error(path, error, "make the file writable") from error
         self._step = step
         self._wandb(lambda run, _: run.log(values, step=step))
 
@@ -91,7 +96,8 @@ class Tracker:
 
     def finish(self) -> None:
         """Closes `metrics.jsonl` and the wandb run."""
-        self._file.close()
+        with suppress(OSError):  # `log` has reported a line that cannot be written.
+            self._file.close()
         self._wandb(lambda run, _: run.finish())
 
 

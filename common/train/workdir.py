@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from common.atomic import partial, write_whole
 from common.config import flatten, from_json, to_json
-from common.errors import UserError, check, file_error, parse_json
+from common.errors import UserError, check, file_error, parse_json, write_error
 from common.storage.addresses import address, shown
 from common.track.tracker import SUMMARY
 
@@ -78,9 +78,7 @@ def open_workdir(workdir: Path, config: ConfigDict, stack: ExitStack) -> Callabl
         _check(workdir, config)
         write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     except OSError as error:
-        raise UserError(
-            f"cannot write to --workdir={shown(workdir)}: {error.strerror or error}; choose another folder"
-        ) from error
+        raise write_error(f"--workdir={shown(workdir)}", error, "choose another folder") from error
     return upload
 
 

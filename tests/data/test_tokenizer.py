@@ -195,8 +195,13 @@ def test_full_disk_or_quota_error_says_to_free_space(tmp_path, full):
     def write(file):
         raise OSError(full, os.strerror(full))
 
-    with pytest.raises(UserError, match=f"^cannot write to .*: {os.strerror(full)}; free space$"):
+    told = f"{tmp_path / 'file'}: {os.strerror(full)}; free space, then repeat the command"
+    with pytest.raises(UserError, match=f"^cannot write to {told}$"):
         write_atomic(tmp_path / "file", write)
+    with pytest.raises(
+        UserError, match=rf"^cannot write to --cache={tmp_path} \(file\): {os.strerror(full)}; free"
+    ):
+        write_atomic(tmp_path / "file", write, "--cache")
 
 
 def test_unwritable_cache_raises_user_error(text, tmp_path):

@@ -114,7 +114,7 @@ def _full(folder: Path) -> None:
     [
         (_copy_missing, r"^cannot read \S+/lost: No such file or directory; correct the path"),
         (_read_only, r"^cannot write to --out=\S+/out: Permission denied; choose another"),
-        (_full, r"^cannot write to --out=\S+/out: No space left on device; choose another"),
+        (_full, r"^cannot write to --out=\S+/out: No space left on device; free space"),
         (lambda folder: (folder / "a" / "b").touch(), r"^cannot write to --out=\S+/out: No such"),
     ],
     ids=["missing source", "read-only", "full disk", "missing folder"],

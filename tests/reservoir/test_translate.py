@@ -69,7 +69,9 @@ def test_output_may_be_a_pipe_or_a_device(monkeypatch, tmp_path, given):
     assert os.read(reader, 10) == b"two\n" and not pipe.is_file()
     os.close(reader)
     if Path("/dev/full").exists():  # only Linux has this device
-        with pytest.raises(UserError, match=r"^cannot write to --output=/dev/full: .*; choose"):
+        with pytest.raises(
+            UserError, match=r"^cannot write to --output=/dev/full: No .*; free space, then"
+        ):
             program(monkeypatch, f"--input={given}", "--output=/dev/full", result=["two"])
 
 

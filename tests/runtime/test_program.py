@@ -92,8 +92,11 @@ def test_interrupted_program_says_whether_the_same_command_resumes(options, line
 @pytest.mark.parametrize(
     ("number", "start"),
     [
-        (errno.ENOSPC, "error: the disk is full ("),
-        (errno.EDQUOT, "error: the disk is full ("),
+        (errno.ENOSPC, "error: cannot write to runs/a/config.json: No space left on device; free"),
+        (
+            errno.EDQUOT,
+            f"error: cannot write to runs/a/config.json: {os.strerror(errno.EDQUOT)}; free",
+        ),
         (errno.ENAMETOOLONG, "error: File name too long: "),
     ],
 )
@@ -111,3 +114,19 @@ def test_error_of_the_file_system_is_one_line_that_names_the_file(
     line = capsys.readouterr().err
     assert line.startswith(start) and "runs/a/config.json" in line
     assert line.count("\n") == 1
+
+
+def test_full_disk_in_the_message_of_a_storage_library_names_the_path(monkeypatch, capsys):
+    def main() -> None:
+        raise ValueError(
+            'RESOURCE_EXHAUSTED: Error writing "a/0.0" at local file "/runs/a/state": Failed to write 9 bytes [OS error'
+            " 28: ENOSPC No space left on device]"
+        )
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="2"):
+        program.run(main)
+    assert capsys.readouterr().err == (
+        "error: cannot write to /runs/a/state: No space left on device; free space, then repeat the command\n"
+    )

@@ -85,6 +85,29 @@ def test_program_that_prints_ends_quietly_without_its_reader(tmp_path, write):
     assert (tmp_path / "done").exists() == (write == "print('x')")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize(
+    ("option", "code", "line"),
+    [
+        (
+            "",
+            2,
+            "error: cannot write to standard output: No space left on device; free space, then repeat the command",
+        ),
+        (
+            "trains=True",
+            0,
+            "warning: cannot write to standard output (No space left on device): training goes on without it",
+        ),
+    ],
+)
+def test_full_disk_below_stdout_is_named(tmp_path, option, code, line):
+    full, unused = os.open("/dev/full", os.O_WRONLY), os.open(os.devnull, os.O_RDONLY)
+    write = "print('x')"
+    result = run(tmp_path / "done", full, subprocess.PIPE, unused, option=option, write=write)
+    assert result == (code, f"{line}\n")
+
+
 @pytest.mark.parametrize("option", ["", "trains=True"])
 def test_error_of_a_program_keeps_its_exit_code_without_a_reader(tmp_path, option):
     reader, writer = os.pipe()

@@ -64,6 +64,19 @@ def test_new_run_starts_an_empty_file(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+def test_full_disk_names_the_file(tmp_path):
+    run = tracker(tmp_path)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), run._file.fileno())
+    told = "No space left on device; free space, then repeat the command"
+    with pytest.raises(UserError, match=f"^cannot write to {tmp_path}/metrics.jsonl: {told}$"):
+        run.log(1, {"loss": 1.0})
+    (tmp_path / "summary.json.partial").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=f"^cannot write to {tmp_path}/summary.json: {told}$"):
+        run.summary({"steps": 1})
+    run.finish()
+
+
 def test_lines_survive_sigkill(tmp_path):
     script = (
         "import os, pathlib, signal, sys\n"
