@@ -15,3 +15,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(heads, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
