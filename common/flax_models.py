@@ -20,57 +20,86 @@ from common.model.linear import Linear
 from common.variables import Frozen
 
 Path = tuple[str | int, ...]
-Change = Callable[[Path, Any, Any], Any]
-"""Function (path, part, parent) -> replacement of the part, or the part itself to keep it.
+Use = tuple[Path, Any]
+"""A path of a part, and its parent: the module, list, tuple or dictionary that contains it, None for the whole model.
 
-A part is a module or a variable. Its parent is the module, list, tuple or dictionary that contains it, and None for the
-whole model.
+A part is a module or a variable. A shared part, such as tied weights, has several uses.
 """
+Change = Callable[[Any, list[Use]], Any]
+"""Function (part, all uses of the part) -> replacement of the part, or the part itself to keep it."""
 
 
 def change_parts(model: Any, change: Change) -> Any:
-    """Replaces every part (module or variable) of a model, in place, by the result of `change`.
+    """Replaces every part of a model, in place, by the result of `change`.
 
-    Calls `change` once for a part with several parents, such as tied weights, and not for parts that a replacement
-    adds. Replaces nothing before all calls have returned, so an exception leaves the model unchanged. Returns the
-    model, or the result of `change` for the whole model.
+    Calls `change` once for each part of the model, and not for parts that a replacement adds. Replaces nothing before
+    all calls have returned, so an exception leaves the model unchanged. Returns the model, or the result of `change`
+    for the whole model.
 
     Raises:
-      UserError: the model is not an NNX module, variable, list or dictionary, or a replaced part is in a tuple.
+      UserError: the model is not an NNX module or variable, or a list or dictionary of them; a variable is abstract; or
+        a replaced part is in a tuple or a Flax Linen module.
     """
-    check(
-        isinstance(model, nnx.Pytree | nnx.Variable | list | dict),
-        f"the model must be a Flax NNX module, variable, list or dictionary, got {model!r:.80}",
-    )
-    changed: dict[int, Any] = {}
+    parts = _parts(model) if isinstance(model, nnx.Pytree | nnx.Variable | list | dict) else []
+    if not parts:
+        raise UserError(
+            "the model must be a Flax NNX module or variable, or a list or dictionary of them (Flax Linen is not"
+            f" supported), got {model!r:.80}"
+        )
+    for part, uses in parts:
+        check(
+            not isinstance(part, nnx.Variable)
+            or not isinstance(part.get_value(), jax.ShapeDtypeStruct),
+            f"{path_text(uses[0][0])} has no value, because nnx.eval_shape made the model: change the model inside"
+            " nnx.eval_shape, in the function that makes it",
+        )
+    replacements = [(part, change(part, uses), uses) for part, uses in parts]
+    linen = [path for part, uses in parts if isinstance(part, nnx.bridge.ToNNX) for path, _ in uses]
+    changed = [(new, *use) for part, new, uses in replacements if new is not part for use in uses]
+    for _, path, parent in changed:
+        check(
+            not isinstance(parent, tuple),
+            f"cannot replace {path_text(path)} of the model, because it is in a tuple: make the tuple a list",
+        )
+        check(
+            all(path[: len(above)] != above for above in linen),
+            f"cannot replace {path_text(path)} of the model, because it is in a Flax Linen module, which is not"
+            " supported: use Flax NNX",
+        )
+    for new, path, parent in changed:
+        if parent is not None:
+            _set(parent, path[-1], new)
+    return next((new for part, new, _ in replacements if part is model), model)
 
-    def new(path: Path, part: Any, parent: Any) -> Any:
-        if not isinstance(part, nnx.Module | nnx.Variable):
-            return part
-        if id(part) not in changed:
-            changed[id(part)] = change(path, part, parent)
-        return changed[id(part)]
 
-    root = new((), model, None)
-    replacements = []
-    # `change` may itself replace a variable of the model. The list keeps the old variable alive, so that Python does
-    # not reuse its id, a key of `changed`, for a new part.
-    for path, parent in list(nnx.iter_graph(model)):
-        for name, part in _parts(parent):
-            replacement = new((*path, name), part, parent)
-            if replacement is not part:
-                where = "/".join(map(str, (*path, name)))
-                check(
-                    not isinstance(parent, tuple),
-                    f"cannot replace {where} of the model, because it is in a tuple: make the tuple a list",
-                )
-                replacements.append((parent, name, replacement))
-    for replacement in replacements:
-        _set(*replacement)
-    return root
+def path_text(path: Path) -> str:
+    """Returns a path as text, such as "layers/0/kernel"."""
+    return "/".join(map(str, path)) or "the model"
 
 
-def _parts(parent: Any) -> Iterator[tuple[str | int, Any]]:
+def _parts(model: Any) -> list[tuple[Any, list[Use]]]:
+    """Returns all parts of a model, and the uses of each part."""
+    parts = [model]
+    places: dict[int, list[tuple[str | int, Any]]] = {id(model): []}  # id -> (name, parent)
+    for _, parent in nnx.iter_graph(model):
+        for name, child in _children(parent):
+            if id(child) not in places:
+                places[id(child)] = []
+                parts.append(child)
+            places[id(child)].append((name, parent))
+
+    def uses(part: Any, below: tuple[int, ...] = ()) -> list[Use]:
+        found: list[Use] = [((), None)] if part is model else []
+        for name, parent in places[id(part)]:
+            if id(parent) not in below:  # a module may contain its parent
+                above = uses(parent, (*below, id(part)))
+                found += [((*path, name), parent) for path, _ in above]
+        return found
+
+    return [(part, uses(part)) for part in parts if isinstance(part, nnx.Module | nnx.Variable)]
+
+
+def _children(parent: Any) -> Iterator[tuple[str | int, Any]]:
     match parent:
         case nnx.List() | list() | tuple():
             yield from enumerate(list(parent))
@@ -113,18 +142,26 @@ def floating(x: ArrayLike) -> jax.Array:
 
 
 def frozen(variable: nnx.Variable) -> Frozen:
-    """Returns a Frozen variable with the value and the metadata of `variable`, marked as loaded (see `Frozen`)."""
-    return Frozen.from_metadata(variable.get_value(), variable.get_metadata() | {"draw": None})
+    """Returns a Frozen variable with the value and the metadata of `variable`, marked as loaded (see `Frozen`).
+
+    Its metadata `thawed` is the class of `variable`, for `thaw`.
+    """
+    metadata = variable.get_metadata() | {"draw": None, "thawed": type(variable)}
+    return Frozen.from_metadata(variable.get_value(), metadata)
 
 
 def thaw(model: Any) -> Any:
-    """Turns Frozen variables, except codes and scales of quantized kernels, into Params in place. Returns the model."""
+    """Turns Frozen variables, except codes and scales of quantized kernels, into Params in place. Returns the model.
 
-    def change(path: Path, part: Any, parent: Any) -> Any:
+    A variable of a subclass of `nnx.Param`, such as `nnx.LoRAParam`, gets its class back.
+    """
+
+    def change(part: Any, uses: list[Use]) -> Any:
         if not isinstance(part, Frozen) or part.get_metadata("holds", None) is not None:
             return part
-        metadata = {name: x for name, x in part.get_metadata().items() if name != "draw"}
-        return nnx.Param.from_metadata(part.get_value(), metadata)
+        metadata = dict(part.get_metadata())
+        metadata.pop("draw", None)
+        return metadata.pop("thawed", nnx.Param).from_metadata(part.get_value(), metadata)
 
     return change_parts(model, change)
 
@@ -148,6 +185,10 @@ class KernelAxes:
     equation: str = ""
     contracted: tuple[int, ...] = (-1,)
 
+    @property
+    def ndim(self) -> int:
+        return len(self.batch + self.inputs + self.outputs)
+
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple, tuple, tuple]:
         """Returns the sizes of the batch, input and output axes of a kernel of shape `shape`."""
         return tuple(
@@ -170,29 +211,21 @@ class KernelAxes:
         return matrices.reshape([shape[axis] for axis in order]).transpose(back)
 
 
-def kernel_axes(layer: Any) -> KernelAxes | None:
-    """Returns the axes of a linear layer's kernel; None for all other layers.
-
-    Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, this project's `Linear`, and an `nnx.Einsum` whose equation is
-    a matrix product, possibly batched. Raises a UserError if `nnx.vmap` has stacked several layers into one kernel.
-    """
-    axes = _axes_by_type(layer)
-    if axes is not None and isinstance(layer.kernel, nnx.Variable):
-        check_unstacked(layer, axes)
-    return axes
-
-
-def check_unstacked(layer: nnx.Module, axes: KernelAxes) -> None:
-    """Raises a UserError unless a layer's kernel has one dimension for each of `axes`; `nnx.vmap` adds a dimension."""
-    ndim, expected = layer.kernel.ndim, len(axes.batch + axes.inputs + axes.outputs)
+def check_unstacked(variable: nnx.Variable, ndim: int, path: Path) -> None:
+    """Raises a UserError unless the variable has `ndim` dimensions; `nnx.vmap` adds a dimension."""
     check(
-        ndim == expected,
-        f"the kernel of a {type(layer).__name__} has {ndim} dimensions instead of {expected}: freeze, adapt or"
-        " quantize the layers before nnx.vmap stacks them",
+        variable.ndim == ndim,
+        f"{path_text(path)} has {variable.ndim} dimensions instead of {ndim}, because nnx.vmap stacked the layer:"
+        " freeze, adapt, quantize or merge stacked layers inside nnx.vmap, as in nnx.vmap(merge)(model.layers)",
     )
 
 
-def _axes_by_type(layer: Any) -> KernelAxes | None:
+def kernel_axes(layer: Any) -> KernelAxes | None:
+    """Returns the axes of a linear layer's kernel, not stacked by `nnx.vmap`; None for all other layers.
+
+    Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, this project's `Linear`, and an `nnx.Einsum` whose equation is
+    a matrix product, possibly batched.
+    """
     match layer:
         case nnx.Linear() | Linear():
             return KernelAxes((), (0,), (1,))

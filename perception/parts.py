@@ -27,8 +27,10 @@ from common.errors import UserError, check
 from common.flax_models import (
     KernelAxes,
     Path,
+    Use,
     change_parts,
     check_rngs,
+    check_unstacked,
     frozen,
     kernel_axes,
     thaw,
@@ -64,7 +66,8 @@ def lora(
 
     Args:
       model: any module. If it is a linear layer, the adapted layer is returned.
-      targets: last parts of the paths of linear layers, such as "query" or "mlp/up". None takes all linear layers.
+      targets: last parts of the paths of linear layers, such as "query" or "mlp/up". None takes all linear layers. A
+        shared layer is a target if any of its paths is.
       rank: rank R of the adapters.
       alpha: the output of an adapter is multiplied by alpha / R.
       dropout: dropout rate of an adapter's input. As in `nnx.Dropout`, `model.eval()` turns it off.
@@ -73,7 +76,8 @@ def lora(
 
     Raises:
       ValueError: an argument is invalid, the model has no linear layer without an adapter, a target matches no such
-        layer, `nnx.vmap` has stacked linear layers, or a parameter or target layer is in a tuple.
+        layer, `nnx.vmap` has stacked target layers, a parameter or target layer is in a tuple, or the model is abstract
+        (outside of `nnx.eval_shape`). The model is then unchanged.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -91,22 +95,29 @@ def lora(
     )
     for target in ends or ():
         check(
-            any(is_target(path, target) for path in layers),
+            any(is_target(path, target) for paths in layers.values() for path in paths),
             f"targets: {target!r} matches no linear layer without an adapter; choose among"
-            f" {', '.join(dict.fromkeys(path[-1] if path else 'None (the model itself)' for path in layers))}",
+            f" {', '.join(dict.fromkeys(_suffix(path) for paths in layers.values() for path in paths))}",
         )
 
-    def change(path: Path, part: Any, parent: Any) -> Any:
+    def change(part: Any, uses: list[Use]) -> Any:
         if isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam):
             return frozen(part)
-        names = _names(path)
-        if names not in layers or not (
-            ends is None or any(is_target(names, target) for target in ends)
+        paths = layers.get(id(part), ())
+        if not paths or not (
+            ends is None or any(is_target(path, target) for path in paths for target in ends)
         ):
             return part
+        _check_unstacked(part, uses[0][0])
         return LoraLayer(part, settings, rngs=rngs)
 
     return change_parts(model, change)
+
+
+def _suffix(path: tuple[str, ...]) -> str:
+    """Returns the last name of a layer's path, and the numbers after it, such as "query" or "layers/0"."""
+    start = next((i for i in reversed(range(len(path))) if not path[i].isdigit()), 0)
+    return "/".join(path[start:]) or "None (the model itself)"
 
 
 def _checked_targets(targets: Any) -> tuple[str, ...]:
@@ -123,13 +134,28 @@ def merge(model: Model) -> Model:
 
     Parameters stay `Frozen` (see `thaw`). A merged kernel that was quantized becomes an unquantized kernel of its
     original dtype. Quantized layers without an adapter stay quantized. Adapted layers that share a kernel get separate
-    kernels, since their adapters differ.
+    kernels, since their adapters differ. B of each adapter becomes 0, so that an adapted layer that was the whole
+    `model`, and that another model still contains, does not add its adapter twice.
+
+    Raises:
+      ValueError: `nnx.vmap` has stacked adapted layers, an adapted layer is in a tuple, or the model is abstract. The
+        model is then unchanged.
     """
+    kernels = []
 
-    def change(path: Path, part: Any, parent: Any) -> Any:
-        return part.merged() if isinstance(part, LoraLayer) else part
+    def change(part: Any, uses: list[Use]) -> Any:
+        if not isinstance(part, LoraLayer):
+            return part
+        path = (*uses[0][0], "lora_b")
+        check_unstacked(part.lora_b, len(part.axes.batch + part.axes.outputs) + 1, path)
+        kernels.append((part, part.merged_kernel()))
+        return _plain(part.base)
 
-    return change_parts(model, change)
+    changed = change_parts(model, change)
+    for adapted, kernel in kernels:
+        _plain(adapted.base).kernel = kernel
+        adapted.lora_b.set_value(jnp.zeros_like(adapted.lora_b.get_value()))
+    return changed
 
 
 def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
@@ -146,16 +172,17 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
 
     Raises:
       ValueError: an argument is invalid, no linear layer has a frozen kernel that is not quantized yet, `nnx.vmap` has
-        stacked linear layers, or a layer to quantize is in a tuple.
+        stacked such layers, a layer to quantize is in a tuple, or the model is abstract. The model is then unchanged.
     """
     check(bits in tuple(KINDS), f"bits must be 4 or 8, got {bits!r}")
     found = []
 
-    def change(path: Path, part: Any, parent: Any) -> Any:
+    def change(part: Any, uses: list[Use]) -> Any:
         axes = kernel_axes(part)
         if axes is None or not isinstance(part.kernel, Frozen) or 0 in part.kernel.shape:
             return part
-        found.append((part, axes))
+        _check_unstacked(part, uses[0][0])
+        found.append((part, PackedKernel(part.kernel, axes, KINDS[bits])))
         return QuantizedLayer(part)
 
     changed = change_parts(model, change)
@@ -171,27 +198,31 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
         else:
             fault = "the model has no linear layer to quantize: add one, such as nnx.Linear"
         raise UserError(fault)
-    for layer, axes in found:
-        layer.kernel = PackedKernel(layer.kernel, axes, KINDS[bits])
+    for layer, kernel in found:
+        layer.kernel = kernel
     return changed
 
 
-def _names(path: Path) -> tuple[str, ...]:
-    return tuple(map(str, path))
+def _linear_layers(model: nnx.Module) -> dict[int, list[tuple[str, ...]]]:
+    """Returns {id: all paths} for all linear layers without an adapter. The layer may be a `QuantizedLayer`."""
+    layers: dict[int, list[tuple[str, ...]]] = {}
 
-
-def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns {path: layer} for all linear layers without an adapter. The layer may be a `QuantizedLayer`."""
-    layers: dict[tuple[str, ...], nnx.Module] = {}
-
-    def collect(path: Path, part: Any, parent: Any) -> Any:
-        is_inner = isinstance(parent, LoraLayer | QuantizedLayer)
+    def collect(part: Any, uses: list[Use]) -> Any:
+        is_inner = any(isinstance(parent, LoraLayer | QuantizedLayer) for _, parent in uses)
         if not is_inner and kernel_axes(_plain(part)) is not None:
-            layers[_names(path)] = part
+            layers[id(part)] = [tuple(map(str, path)) for path, _ in uses]
         return part
 
     change_parts(model, collect)
     return layers
+
+
+def _check_unstacked(layer: nnx.Module, path: Path) -> None:
+    kernel = _plain(layer).kernel
+    if isinstance(kernel, PackedKernel):
+        check_unstacked(kernel.codes, 3, (*path, "layer", "kernel", "codes"))
+    else:
+        check_unstacked(kernel, kernel_axes(layer).ndim, (*path, "kernel"))
 
 
 def _plain(layer: Any) -> Any:
@@ -251,8 +282,8 @@ class LoraLayer(nnx.Module):
         low = jnp.einsum(down, x.astype(y.dtype), self.lora_a[...].astype(y.dtype))
         return y + self.scale * jnp.einsum(up, low, self.lora_b[...].astype(y.dtype))
 
-    def merged(self) -> nnx.Module:
-        """Merges the adapter into the kernel of the linear layer, in place, and returns the layer. See `merge`."""
+    def merged_kernel(self) -> nnx.Variable:
+        """Returns the kernel of the linear layer with the adapter merged into it. See `merge`."""
         layer, axes = _plain(self.base), self.axes
         shape, kernel = layer.kernel.shape, layer.kernel[...]
         batch, inputs, outputs = map(math.prod, axes.shapes(shape))
@@ -261,11 +292,15 @@ class LoraLayer(nnx.Module):
         change = self.scale * axes.from_matrices(a @ b, shape)
         value = (kernel.astype(jnp.float32) + change).astype(kernel.dtype)
         if isinstance(layer.kernel, nnx.Variable):
-            # Make a new variable, because layers with different adapters may share the old variable.
-            layer.kernel = layer.kernel.replace(value)
-        else:
-            layer.kernel = Frozen(value, draw=None)
-        return layer
+            # Return a new variable, because layers with different adapters may share the old variable.
+            return layer.kernel.replace(value)
+        return Frozen(value, draw=None)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"an adapted layer has no attribute {name!r}: its attribute `base` is the linear layer without the adapter,"
+            " and merge(model) replaces the adapted layer by a linear layer"
+        )
 
 
 class PackedKernel(QuantizedKernel):
@@ -305,3 +340,9 @@ class QuantizedLayer(nnx.Module):
             return nnx.merge(graphdef, state)(x, *args, **kwargs)
 
         return call(state, x)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a quantized layer has no attribute {name!r}: its attribute `layer` is the linear layer, whose"
+            " kernel[...] is the dequantized kernel"
+        )

@@ -10,6 +10,7 @@ Shape letters of this module: X any leading axes, D features of the input of a r
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from common.errors import UserError, check
 from common.flax_models import (
     KernelAxes,
     Path,
+    Use,
     change_parts,
     check_rngs,
     check_unstacked,
@@ -67,15 +69,19 @@ def freeze(
         matrix. "xavier": uniform in [-a, a] with a = sqrt(6 / (M + N)). A function (key, shape) -> array, such as an
         initializer of `nnx.initializers`, is called with the shape (M, N). None keeps all values.
       only: an NNX filter that selects parameters by path and variable. `nnx.PathContains("encoder")` freezes the
-        parameters below "encoder" only.
+        parameters below "encoder" only. A shared parameter is selected if the filter selects any of its paths.
       rngs: source of the random keys. Not needed if `init` is None, or if `module` is one `nnx.Param`, because the
         value stays.
 
     Raises:
       ValueError: an argument has the wrong type, `init` is unknown or returns an array of the wrong shape, `rngs` is
-        missing, `nnx.vmap` has stacked a linear layer or convolution with a selected parameter (unless `init` is None),
-        the module has no `nnx.Param` (for example, because all parameters are frozen already), `only` selects no
-        `nnx.Param`, or a selected `nnx.Param` is in a tuple.
+        missing, `nnx.vmap` has stacked a selected kernel (unless `init` is None), the module has no `nnx.Param` (for
+        example, because all parameters are frozen already), `only` selects no `nnx.Param`, a selected `nnx.Param` is in
+        a tuple or a Flax Linen module, or the module is abstract (outside of `nnx.eval_shape`). The module is then
+        unchanged.
+
+    Warns:
+      UserWarning: `init` is given, but the selected parameters contain no kernel to draw.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -87,17 +93,20 @@ def freeze(
     selected = _predicate(only)
     found = Counter()
 
-    def change(path: Path, part: Any, parent: Any) -> Any:
+    def change(part: Any, uses: list[Use]) -> Any:
         found["frozen"] += isinstance(part, Frozen)
         found["param"] += isinstance(part, nnx.Param)
-        if not isinstance(part, nnx.Param) or not selected(path, part):
+        if not isinstance(part, nnx.Param) or not any(selected(path, part) for path, _ in uses):
             return part
         found["selected"] += 1
-        new = frozen(part)
-        if draw is not None and isinstance(parent, nnx.Module):
-            value = _drawn(parent, path[-1], part.shape, draw, rngs)
-            if value is not None:
-                new.set_value(value.astype(part.dtype))
+        new, old = frozen(part), part.get_value()
+        drawn = (_drawn(parent, path, part, draw, rngs) for path, parent in uses)
+        value = next((value for value in drawn if value is not None), None)
+        if value is not None:
+            found["drawn"] += 1
+            value = value.astype(part.dtype)
+            sharded = getattr(old, "committed", False)  # a traced array has no sharding to keep
+            new.set_value(jax.device_put(value, old.sharding) if sharded else value)
         return new
 
     changed = change_parts(module, change)
@@ -112,9 +121,19 @@ def freeze(
     )
     check(
         bool(found["selected"]),
-        f"only={only!r:.80} selects no nnx.Param of the module (a frozen parameter is not an nnx.Param): choose another"
-        " filter",
+        f"only={only!r:.80} selects no nnx.Param of the module (a frozen parameter is not an nnx.Param): "
+        + (
+            f"to select by path, use nnx.PathContains({only!r:.80})"
+            if isinstance(only, str)
+            else "choose another filter"
+        ),
     )
+    if draw is not None and not found["drawn"] and not isinstance(module, nnx.Variable):
+        warnings.warn(
+            f"init={init!r:.80} drew no value, because no selected parameter is the kernel of a linear layer or"
+            " convolution: all values are kept, as with init=None",
+            stacklevel=2,
+        )
     return changed
 
 
@@ -149,13 +168,12 @@ def _predicate(only: Any) -> Callable[[Path, Any], bool]:
 
 
 def _drawn(
-    layer: nnx.Module,
-    name: str | int,
-    shape: tuple[int, ...],
-    matrix: Initializer,
-    rngs: nnx.Rngs,
+    layer: Any, path: Path, variable: nnx.Param, matrix: Initializer | None, rngs: nnx.Rngs | None
 ) -> jax.Array | None:
-    """Returns a new value for the parameter `name` of a layer, or None to keep the present value."""
+    """Returns a new value for a variable of a layer, or None to keep the present value."""
+    name, shape = path[-1] if path else None, variable.shape
+    if matrix is None or not isinstance(layer, nnx.Module):
+        return None
     if hasattr(layer, "frozen_init"):
         kind, *numbers = layer.frozen_init().get(name, (None,))
         if kind is None:
@@ -164,6 +182,7 @@ def _drawn(
     axes = _kernel_axes(layer)
     if name != "kernel" or axes is None or 0 in shape:
         return None
+    check_unstacked(variable, axes.ndim, path)
     batch, inputs, outputs = map(math.prod, axes.shapes(shape))
     keys = jax.random.split(rngs.params(), batch)
     return axes.from_matrices(jnp.stack([matrix(key, (inputs, outputs)) for key in keys]), shape)
@@ -172,9 +191,7 @@ def _drawn(
 def _kernel_axes(layer: nnx.Module) -> KernelAxes | None:
     if isinstance(layer, nnx.Conv | nnx.ConvTranspose):
         last = len(layer.kernel_size) + 1
-        axes = KernelAxes((), tuple(range(last)), (last,))
-        check_unstacked(layer, axes)
-        return axes
+        return KernelAxes((), tuple(range(last)), (last,))
     return kernel_axes(layer)
 
 

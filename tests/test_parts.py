@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 from gmlp_lm import GatedMLP, SpatialGating
 from perception import lora, merge, quantize
@@ -65,7 +65,10 @@ NO_INPUT = r"the input must have the shape \(..., 4\), without empty axes, got "
 NO_ARRAY = (
     r"init must be a function \(key, shape\) -> array of .* for the shape \(4, 4\) it returns "
 )
-FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
+FLAX = (
+    "the model must be a Flax NNX module or variable, or a list or dictionary of them"
+    r" \(Flax Linen is not supported\), got "
+)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,11 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
             lambda: freeze(model(), lambda key, shape: jnp.ones(3), rngs=rngs()),
             NO_ARRAY + r"an array .*\(3,\)",
         ),
-        (lambda: freeze(model(), None, only="layers"), "only='layers' selects no nnx.Param"),
+        (lambda: freeze({"kernel": jnp.ones(2)}, None), FLAX + "{'kernel"),
+        (
+            lambda: freeze(model(), None, only="layers"),
+            r"only='layers' selects no nnx.Param .* use nnx.PathContains\('layers'\)",
+        ),
         (
             lambda: freeze(
                 freeze(model(), None, only=nnx.PathContains(0)), only=nnx.PathContains(0), init=None
@@ -158,7 +165,7 @@ FLAX = "the model must be a Flax NNX module, variable, list or dictionary, got "
         (lambda: adapt([nnx.Linear]), NO_LIST),
         (
             lambda: adapt(["1", "query"]),
-            "targets: 'query' matches no linear layer without an adapter; choose among 0, 1",
+            "targets: 'query' matches no linear layer without an adapter; choose among layers/0, layers/1",
         ),
         (lambda: adapt(rngs=0), "rngs must be nnx.Rngs"),
         (lambda: adapt(rngs=None), "rngs must be nnx.Rngs"),
@@ -310,6 +317,47 @@ def test_a_layer_that_cannot_change_leaves_the_whole_model_unchanged(change: Cal
     assert [(path, type(part)) for path, part in nnx.iter_graph(made)] == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: freeze(made, None),
+        lambda made: lora(made, rngs=rngs()),
+        quantize,
+        merge,
+        thaw,
+    ],
+)
+def test_an_abstract_model_is_changed_only_inside_eval_shape(change: Callable):
+    def make() -> nnx.Module:
+        return lora(model(), ["layers/0"], rngs=rngs())
+
+    made = nnx.eval_shape(make)
+    before = [(path, type(part)) for path, part in nnx.iter_graph(made)]
+    with pytest.raises(ValueError, match=r"^layers/0/\S+ has no value, because nnx.eval_shape"):
+        change(made)
+    assert [(path, type(part)) for path, part in nnx.iter_graph(made)] == before
+    nnx.eval_shape(lambda: change(make()))
+
+
+class Mixed(nnx.Module):
+    """A model with a Flax Linen module."""
+
+    def __init__(self):
+        self.linen = nnx.bridge.ToNNX(linen.Dense(D), rngs=rngs())
+        self.linen.lazy_init(X_BD)
+        self.layer = nnx.Linear(D, D, rngs=rngs())
+
+
+def test_parameters_of_a_linen_module_stay_unchanged():
+    made = Mixed()
+    for call in (lambda: freeze(made, None), lambda: lora(made, rngs=rngs())):
+        with pytest.raises(ValueError, match=r"cannot replace linen/.* is in a Flax Linen module"):
+            call()
+    freeze(made, None, only=nnx.PathContains("layer"))
+    assert isinstance(made.layer.kernel, Frozen)
+    assert made.linen(X_BD).shape == X_BD.shape
+
+
 HEAVY = (
     *("orbax", "tensorstore", "tensorflow", "tensorflow_datasets", "datasets", "wandb", "pandas"),
     *("sentencepiece", "tokenizers", "transformers", "torch", "sklearn", "matplotlib", "pyarrow"),
@@ -323,6 +371,7 @@ def test_importing_a_part_loads_no_large_library(name: str):
     code = f"""
 import sys, {name}
 assert "jax" not in sys.modules
+assert set({name}.__all__) <= set(dir({name}))
 from {name} import *
 assert "jax" in sys.modules
 print(*sorted({{module.partition(".")[0] for module in sys.modules}} & set({HEAVY})))

@@ -316,3 +316,77 @@ def test_merging_into_a_shared_kernel_keeps_the_outputs():
     merge(model)
     np.testing.assert_allclose(model(x), before, rtol=1e-5, atol=1e-5)
     assert model.first.kernel is not model.second.kernel
+
+
+def stacked(make) -> nnx.Module:
+    return nnx.vmap(make)(nnx.Rngs(0).fork(split=2))
+
+
+def part_types(model) -> list[tuple]:
+    return [(path, type(part)) for path, part in nnx.iter_graph(model)]
+
+
+def test_a_merged_layer_that_its_model_still_contains_adds_no_second_adapter():
+    layer, kernel = adapted("Linear")
+    model = nnx.Dict(layer=layer)
+    x = normal((3, 70))
+    before = model.layer(x)
+    for part in (model.layer, model):
+        merge(part)
+        np.testing.assert_allclose(model.layer(x), before, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(model.layer.kernel[...], kernel, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_stacked_adapters_are_merged_inside_vmap_only(bits: int | None):
+    def make(rngs: nnx.Rngs) -> nnx.Dict:
+        layer = lora(nnx.Linear(6, 6, rngs=rngs), rank=2, rngs=rngs)
+        layer.lora_b[...] = jnp.ones((2, 6))
+        return nnx.Dict(up=quantize(layer, bits) if bits else layer)
+
+    single = lora(nnx.Linear(6, 6, rngs=nnx.Rngs(0)), rank=2, rngs=nnx.Rngs(0))
+    single.lora_b[...] = jnp.ones((2, 6))
+    model = nnx.Dict(single=single, stack=stacked(make))
+    x, run = normal((3, 6)), nnx.vmap(lambda layer, x: layer.up(x), in_axes=(0, None))
+    before, types, first = run(model.stack, x), part_types(model), model.single(x)
+    with pytest.raises(UserError, match=r"^stack/up/lora_b has 3 dim.* nnx.vmap\(merge\)\(model"):
+        merge(model)
+    assert part_types(model) == types
+    np.testing.assert_array_equal(model.single(x), first)
+    nnx.vmap(merge)(model.stack)
+    assert type(model.stack.up) is nnx.Linear
+    np.testing.assert_allclose(run(model.stack, x), before, rtol=1e-4, atol=1e-5)
+
+
+def test_stacked_layers_that_are_not_selected_do_not_matter():
+    model = nnx.Dict(emb=nnx.Linear(6, 6, rngs=nnx.Rngs(0)))
+    model.stack = stacked(lambda rngs: nnx.Dict(up=nnx.Linear(6, 6, rngs=rngs)))
+    model.emb.kernel = Frozen(model.emb.kernel[...])
+    assert isinstance(quantize(model).emb, QuantizedLayer)
+    lora(model, ["emb"], rngs=nnx.Rngs(0))
+    assert isinstance(model.emb, LoraLayer) and type(model.stack.up) is nnx.Linear
+    with pytest.raises(UserError, match=r"^stack/up/kernel has 3 dimensions instead of 2"):
+        lora(model, ["up"], rngs=nnx.Rngs(0))
+    quantized = stacked(lambda rngs: quantize(lora(nnx.Linear(6, 6, rngs=rngs), rngs=rngs)).base)
+    with pytest.raises(UserError, match=r"^up/layer/kernel/codes has 4 dimensions instead of 3"):
+        lora(nnx.Dict(up=quantized), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("target", ["a", "layers/0"])
+def test_a_shared_layer_is_a_target_by_each_of_its_paths(target: str):
+    layer = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+    layers = nnx.List([layer, nnx.Linear(6, 6, rngs=nnx.Rngs(1))])
+    model = nnx.Dict(a=layer, layers=layers)
+    with pytest.raises(UserError, match="choose among layers/0, a, layers/1"):
+        lora(model, ["b"], rngs=nnx.Rngs(0))
+    lora(model, [target], rngs=nnx.Rngs(0))
+    assert isinstance(model.a, LoraLayer) and model.layers[0] is model.a
+    assert type(model.layers[1]) is nnx.Linear
+
+
+def test_a_missing_attribute_of_a_changed_layer_tells_where_the_layer_is():
+    layer = lora(plain_layer("Linear"), rngs=nnx.Rngs(0))
+    with pytest.raises(AttributeError, match=r"'kernel': its attribute `base` .* merge\(model\)"):
+        _ = layer.kernel
+    with pytest.raises(AttributeError, match="'kernel': its attribute `layer`"):
+        _ = quantize(layer).base.kernel

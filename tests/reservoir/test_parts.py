@@ -137,6 +137,52 @@ def test_argument_only_selects_parameters_and_metadata_are_kept():
     assert made.layers[1].kernel.get_metadata("note") == "mine"
 
 
+@pytest.mark.parametrize("name", ["first", "second", "again"])
+def test_a_shared_parameter_is_selected_by_each_of_its_paths(name: str):
+    first, second = (nnx.Linear(D, D, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    second.kernel = first.kernel
+    made = nnx.Dict(first=first, second=second, other=nnx.Dict(again=second))
+    freeze(made, None, only=nnx.PathContains(name))
+    assert isinstance(made.first.kernel, Frozen) and made.second.kernel is made.first.kernel
+    assert made.other.again is made.second
+    assert isinstance(made.first.bias, Frozen) == (name == "first")
+    assert isinstance(made.second.bias, Frozen) == (name != "first")
+
+
+def test_a_module_that_contains_its_parent_is_frozen():
+    made = nnx.Dict(child=nnx.Dict(layer=nnx.Linear(D, D, rngs=nnx.Rngs(0))))
+    made.child.parent = made
+    assert isinstance(freeze(made, None).child.layer.kernel, Frozen)
+
+
+def test_a_drawn_kernel_keeps_its_sharding():
+    layer = nnx.Linear(D, H, rngs=nnx.Rngs(0))
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P(None, "model"))
+    layer.kernel.set_value(jax.device_put(layer.kernel.get_value(), sharding))
+    before = np.array(layer.kernel[...])
+    freeze(layer, rngs=nnx.Rngs(1))
+    assert layer.kernel.get_value().sharding == sharding
+    assert not np.array_equal(layer.kernel[...], before)
+    plain = freeze(nnx.Linear(D, H, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    assert not plain.kernel.get_value().committed
+    np.testing.assert_array_equal(plain.kernel[...], layer.kernel[...])
+
+
+def test_thaw_restores_the_class_of_a_variable():
+    made = nnx.Dict(a=nnx.LoRAParam(jnp.ones(2), note="mine"), b=nnx.Param(jnp.ones(2)))
+    metadata = made.a.get_metadata()
+    thaw(freeze(made, None))
+    assert type(made.a) is nnx.LoRAParam and type(made.b) is nnx.Param
+    assert made.a.get_metadata() == metadata
+
+
+def test_freeze_warns_if_its_initializer_draws_nothing():
+    with pytest.warns(UserWarning, match="init='orthogonal' drew no value") as caught:
+        freeze(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    assert caught[0].filename == __file__
+
+
 def test_a_single_parameter_is_frozen_at_its_value():
     made = model()
     made.token = freeze(made.token)
@@ -187,8 +233,8 @@ def test_an_optimizer_without_a_mask_does_not_change_frozen_values():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lambda rngs: nnx.Linear(2, 3, rngs=rngs), "a Linear has 3 dimensions instead of 2"),
-        (lambda rngs: nnx.Conv(2, 3, (2,), rngs=rngs), "a Conv has 4 dimensions instead of 3"),
+        (lambda rngs: nnx.Linear(2, 3, rngs=rngs), "^kernel has 3 dimensions instead of 2"),
+        (lambda rngs: nnx.Conv(2, 3, (2,), rngs=rngs), "^kernel has 4 dimensions instead of 3"),
     ],
 )
 def test_stacked_layers_raise_user_errors(layer, message):
