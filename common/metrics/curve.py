@@ -2,10 +2,11 @@
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from common.errors import UserError
+from common.errors import UserError, check
 
 Axis = Literal["seconds", "hours", "step", "flops"]
 
@@ -16,8 +17,9 @@ class Point:
 
     Attributes:
       step: number of optimizer steps.
-      seconds: wall-clock training seconds up to this step, without compilation, evaluation and checkpoints.
-      flops: training FLOPs up to this step.
+      seconds: wall-clock training seconds up to this step, without compilation, evaluation and checkpoints; 0 if the
+        time was not measured.
+      flops: training FLOPs up to this step; 0 if FLOPs were not counted.
       value: value of the validation metric.
     """
 
@@ -40,7 +42,7 @@ class Curve:
     Attributes:
       name: name of the metric, such as "bleu".
       mode: "max" if larger values are better, "min" if smaller values are better.
-      points: the validation points, without points whose value is NaN or infinite.
+      points: the validation points, without points whose value is NaN or infinite. Their numbers are Python numbers.
     """
 
     name: str
@@ -60,19 +62,30 @@ class Curve:
         """Appends a point and returns True. Ignores a point with a NaN or infinite value and returns False.
 
         Raises:
-          ValueError: the point's step, seconds or FLOPs are negative, not finite, or less than at the previous point.
+          UserError: a field of the point is not a number, the point's step, seconds or FLOPs are negative, not finite,
+            or less than at the previous point, or its step is the step of the previous point.
         """
+        numbers = {n: as_number(f"{n} of the {self.name} curve", x) for n, x in vars(point).items()}
+        point = Point(**numbers)
         before = self.points[-1] if self.points else Point(0, 0.0, 0.0, 0.0)
         for axis in ("step", "seconds", "flops"):
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
-                raise ValueError(
+                raise UserError(
                     f"{axis} of the {self.name} curve must be finite and must not decrease: got {here} after {there}"
                 )
+        check(
+            not self.points or point.step > before.step,
+            f"the {self.name} curve has two points at step {point.step}: give one point for each step",
+        )
         if not math.isfinite(point.value):
             return False
         self.points.append(point)
         return True
+
+    def end(self, axis: Axis) -> float:
+        """Returns the position of the last point on an axis; 0 without points."""
+        return self.points[-1].at(axis) if self.points else 0.0
 
     def better(self, value: float, than: float) -> bool:
         """Returns whether `value` is strictly better than `than`."""
@@ -103,11 +116,37 @@ class Curve:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Inverse of `to_json`. Raises a UserError if `record` is not a validation curve."""
+        """Inverse of `to_json`. Points may lack seconds or FLOPs, which are then 0.
+
+        Raises a UserError if `record` is not a validation curve.
+        """
         try:
-            points = [Point(**point) for point in record["points"]]
+            points = [_point(point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)
         except KeyError as error:
             raise UserError(f"the validation curve lacks the field {error}") from error
         except (TypeError, ValueError) as error:
             raise UserError(f"the JSON value is not a validation curve ({error})") from error
+
+
+def as_number(name: str, value: Any) -> int | float:
+    """Returns a Python number, or a scalar of NumPy or JAX as a Python number.
+
+    Raises a UserError, which calls the value `name`, if `value` is not a number.
+    """
+    with suppress(TypeError, ValueError):  # `item` refuses an array of several numbers.
+        value = value.item() if hasattr(value, "item") else value
+    check(
+        isinstance(value, int | float) and not isinstance(value, bool),
+        f"{name} must be a number, got {value!r:.80}",
+    )
+    return value
+
+
+def _point(record: dict[str, Any]) -> Point:
+    fields = {"seconds": 0.0, "flops": 0.0} | record
+    check(
+        fields.keys() == {"step", "seconds", "flops", "value"},
+        f"a point must have step and value, and may have seconds and flops, but has {', '.join(record) or 'nothing'}",
+    )
+    return Point(**fields)

@@ -51,7 +51,7 @@ class Convergence:
         0 if `horizon` is not a number and all curves end at 0, as on the axis "flops" for runs without a FLOP count.
         """
         runs = [run for group in self.groups for run in group.runs]
-        ends = [run.curve.points[-1].at(self.axis) for run in runs]
+        ends = [run.curve.end(self.axis) for run in runs]
         empty = [run.place for run, end in zip(runs, ends, strict=True) if not end]
         check(
             len(empty) in (0, len(runs)),
@@ -89,9 +89,12 @@ class Convergence:
         return [[curve.best.value for curve in some] for some in self.curves]
 
     def areas(self, held: bool = True) -> list[list[float]]:
-        """Returns the AUCC of each run up to the horizon; `common.metrics.aucc.outline` explains `held`."""
-        end = self.end or None
-        return [[aucc(c, self.axis, end, held) for c in group.curves] for group in self.groups]
+        """Returns the AUCC of each run up to `end`, 0 if `end` is 0; `common.metrics.aucc.outline` explains `held`."""
+        end = self.end
+        return [
+            [aucc(c, self.axis, end, held) if end else 0.0 for c in group.curves]
+            for group in self.groups
+        ]
 
     def normalised_areas(self) -> list[list[float]]:
         """Returns the AUCC of each run divided by the largest AUCC of all runs; NaN if the largest AUCC is 0."""

@@ -58,7 +58,7 @@ def curve_figure(
     )
 
     # Runs without a FLOP count end at 0 on the axis "flops". The horizon is then None, because it must be above 0.
-    last = max((point.at(axis) for curve in flat for point in curve.points), default=0.0)
+    last = max(curve.end(axis) for curve in flat)
     horizon = last or None if horizon is None else horizon
     end = horizon or 0.0
     scale, unit, label = units(axis, end)
@@ -76,7 +76,7 @@ def curve_figure(
             all(curve.points for curve in marked),
             f"{name} has no validation points up to the horizon {end:g} ({axis}): choose a larger horizon",
         )
-        areas = [aucc(curve, axis, horizon) / scale for curve in seeds]
+        areas = [aucc(curve, axis, horizon) / scale if horizon else 0.0 for curve in seeds]
         area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
         entry = f"AUCC {area} {area_unit(flat[0], unit)}"
         if not alone:

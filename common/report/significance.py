@@ -282,7 +282,7 @@ def compare(
         seconds = [sample_of(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
         found.append(Comparison("training seconds", "min", *seconds))
     for axis in ("step", "flops", "seconds") if timed else ("step", "flops"):
-        end = min(run.curve.points[-1].at(axis) for run in (*a, *b))
+        end = min(run.curve.end(axis) for run in (*a, *b))
         if end > 0:
             areas = [sample_of(g, [aucc(r.curve, axis, end) / end for r in g]) for g in (a, b)]
             found.append(Comparison(f"mean {objective} over {axis}", mode, *areas, margin))

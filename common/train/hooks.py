@@ -168,7 +168,7 @@ class Evaluate(Hook):
 def _show_evaluation(run: Run, metrics: dict[str, float | str], best: bool) -> None:
     seconds, curve = run.clock["train"], run.state.curve
     logged = {f"valid/{name}": value for name, value in metrics.items()}
-    area = aucc(curve) if curve.points else 0.0
+    area = aucc(curve) if curve.end("seconds") else 0.0
     run.tracker.log(run.step, logged | {"aucc": area, "train_seconds": seconds})
     shown = ", ".join(
         f"{name} {value!r}" if isinstance(value, str) else f"{name} {value:.4g}"

@@ -106,7 +106,11 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
         "best_step": best.step,
         "final_valid": curve.points[-1].value,
         **tests,
-        "aucc": {axis: aucc(curve, axis) for axis in ("seconds", "hours", "step", "flops")},
+        # A run that only evaluates its initial values ends at 0 on every axis.
+        "aucc": {
+            axis: aucc(curve, axis) if curve.end(axis) else 0.0
+            for axis in ("seconds", "hours", "step", "flops")
+        },
         "seconds_to": {
             str(percent): reaching(curve, percent / 100).seconds for percent in (95, 99, 100)
         },

@@ -53,7 +53,8 @@ def test_outline_ends_with_the_last_value_at_the_horizon():
 
     For example, all points are at 0 FLOPs if no FLOPs are counted.
     """
-    measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
+    points = [Point(1, 1.0, 0.0, 5.0), Point(2, 2.0, 0.0, 8.0), Point(3, 2.0, 0.0, 10.0)]
+    measured = Curve("BLEU", "max", points)
     assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
 
 
@@ -91,6 +92,16 @@ def test_step_and_flops_axes_ignore_seconds():
 def test_horizon_must_be_positive(horizon):
     with pytest.raises(UserError, match="horizon"):
         aucc(curve("max", [(1.0, 1.0)]), horizon=horizon)
+
+
+def test_area_of_an_axis_without_values_raises_user_error():
+    untimed = Curve("BLEU", "max", [Point(10, 0.0, 0.0, 5.0), Point(20, 0.0, 0.0, 7.0)])
+    for axis in ("seconds", "hours", "flops"):
+        with pytest.raises(UserError, match=f"the BLEU curve ends at 0 on the axis {axis}, so"):
+            aucc(untimed, axis)
+    assert aucc(untimed, "step") == 25 + 60
+    # A value that needs no training, such as that of a closed form, is held up to the horizon.
+    assert aucc(untimed, "seconds", 2.0) == 2 * 7.0
 
 
 def test_empty_curve_raises_user_error():

@@ -1,6 +1,8 @@
 import json
 import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from common.errors import UserError
@@ -44,8 +46,8 @@ def test_non_finite_value_is_ignored(value):
     "point",
     [
         Point(9, 60.0, 1e9, 1.0),
-        Point(10, 59.0, 1e9, 1.0),
-        Point(10, 60.0, 9e8, 1.0),
+        Point(11, 59.0, 1e9, 1.0),
+        Point(11, 60.0, 9e8, 1.0),
         Point(20, math.nan, 2e9, 1.0),
         Point(20, 120.0, math.inf, 1.0),
     ],
@@ -58,11 +60,36 @@ def test_point_out_of_order_raises_value_error(point):
 
 
 def test_coordinates_may_be_zero_or_repeat():
-    """A validation before the first step has the coordinates 0. Coordinates of later validations may be equal."""
+    """A validation before the first step has the coordinates 0. Seconds and FLOPs of later ones may be equal."""
     measured = Curve("metric", "max")
     assert measured.add(Point(0, 0.0, 0.0, 1.0))
-    assert measured.add(Point(0, 0.0, 0.0, 2.0))
+    assert measured.add(Point(1, 0.0, 0.0, 2.0))
     assert [p.value for p in measured.points] == [1.0, 2.0]
+    with pytest.raises(UserError, match="the metric curve has two points at step 1: give one"):
+        measured.add(Point(1, 1.0, 1.0, 3.0))
+    assert len(measured.points) == 2
+
+
+@pytest.mark.parametrize("make", [np.float32, np.float64, jnp.float32, lambda x: np.array([x])])
+def test_scalar_arrays_become_python_numbers(make):
+    measured = Curve("metric", "max", [Point(np.int64(3), make(2.0), jnp.float32(1e9), make(0.5))])
+    assert measured.points == [Point(3, 2.0, 1e9, 0.5)]
+    assert {type(x) for x in vars(measured.points[0]).values()} == {int, float}
+    assert Curve.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, [0.5], np.ones(2)])
+def test_value_that_is_not_a_number_raises_user_error(value):
+    measured = Curve("metric", "max")
+    with pytest.raises(UserError, match=r"^value of the metric curve must be a number, got "):
+        measured.add(Point(1, 1.0, 1.0, value))
+    assert not measured.points
+
+
+def test_end_is_the_last_position_on_an_axis():
+    measured = curve("min", 3.0, 2.0)
+    assert [measured.end(axis) for axis in ("step", "seconds", "hours")] == [20, 120, 120 / 3600]
+    assert Curve("metric", "min").end("step") == 0
 
 
 @pytest.mark.parametrize(("axis", "end"), [("step", 20), ("seconds", 120.0), ("flops", 2e9)])
@@ -82,6 +109,19 @@ def test_negative_time_raises_value_error():
 def test_json_round_trip():
     measured = curve("min", 2.0, 1.5)
     assert Curve.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+def test_points_may_lack_seconds_and_flops():
+    points = [{"step": 10, "value": 0.5}, {"step": 20, "value": 0.75, "seconds": 3}]
+    found = Curve.from_json({"name": "x", "mode": "max", "points": points})
+    assert found.points == [Point(10, 0.0, 0.0, 0.5), Point(20, 3, 0.0, 0.75)]
+
+
+@pytest.mark.parametrize("point", [{"step": 1}, {"step": 1, "value": 2.0, "second": 3.0}])
+def test_wrong_fields_of_a_point_are_named(point):
+    message = f"may have seconds and flops, but has {', '.join(point)}"
+    with pytest.raises(UserError, match=message):
+        Curve.from_json({"name": "x", "mode": "max", "points": [point]})
 
 
 @pytest.mark.parametrize(
