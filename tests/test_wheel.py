@@ -22,8 +22,8 @@ PAGES = (
     "ARCHITECTURE.md",
     *(
         str(page.relative_to(ROOT))
-        for paper in PAPERS
-        for page in sorted((ROOT / paper).glob("*.md"))
+        for folder in ("common", *PAPERS)
+        for page in sorted((ROOT / folder).glob("*.md"))
         if "```python\n" in page.read_text()
     ),
 )
@@ -115,7 +115,7 @@ def as_statements(examples: list[str], folder: Path) -> list[str]:
 
 
 def test_every_paper_has_a_page_with_examples():
-    assert {page.split("/")[0] for page in PAGES} == {"ARCHITECTURE.md", *PAPERS}
+    assert {page.split("/")[0] for page in PAGES} == {"ARCHITECTURE.md", "common", *PAPERS}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -44,7 +44,7 @@ class LabelSets(Predictions):
         """Returns predictions of each class whose probability, the sigmoid of its logit, reaches its threshold."""
         from scipy.special import expit
 
-        logits_EC = logits_EC.astype(np.float64)
+        labels_EC, logits_EC = np.asarray(labels_EC), np.asarray(logits_EC, np.float64)
         chances_EC = expit(logits_EC)
         signs_EC = np.where(labels_EC == 1, 1.0, -1.0)
         return cls(

@@ -48,6 +48,11 @@ class Predictions(ABC):
     cost_unit: ClassVar[str] = "nats"
     examples: str
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type is np.ndarray:  # The caller may give a list or a JAX array.
+                object.__setattr__(self, field.name, np.asarray(getattr(self, field.name)))
+
     @property
     @abstractmethod
     def statistics(self) -> "np.ndarray | sparse.csr_array":

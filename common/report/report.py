@@ -92,6 +92,8 @@ def write(
                 print(explanation(verdicts, {"": compared}))
         for name, figure in drawn.items():
             figure.savefig(out / f"{name}.png")
+    if not convergence.end:
+        print(f"All curves end at 0 {axis}: choose another --axis, on which the runs have values.")
     print(f"figures: {', '.join(shown(out / f'{name}.png') for name in drawn)}")
 
 
@@ -185,7 +187,7 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
     if all(run.predictions is not None for run in (*a, *b)):
         return
     for field in ("data.source", "dataset"):
-        here, there = (portable_source(flatten(g[0].config).get(field, "")) for g in (a, b))
+        here, there = (portable_source(str(flatten(g[0].config).get(field, ""))) for g in (a, b))
         check(
             here == there,
             f"{a[0].place} and {b[0].place} differ in {field} ({here or 'missing'} and {there or 'missing'}); without"

@@ -19,7 +19,7 @@ from common.storage.folders import open_folder
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
-# {field that summary.json must have: its type}. `common.train.summary` writes these fields.
+# {field that summary.json must have: its type}. `common.train.summary` and `common.report.record` write these fields.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
 
@@ -141,7 +141,10 @@ def run_of(
         check(not wrong, f"fields whose values have a wrong type: {', '.join(wrong)}")
         params, timing = summary["params"], summary.get("timing", {})
         check(
-            all(isinstance(params.get(field), int | float) for field in ("trainable", "total")),
+            all(
+                isinstance(params.get(name, ""), int | float | None)
+                for name in ("trainable", "total")
+            ),
             f"its field params is {params!r:.80}, without the numbers trainable and total",
         )
         check(
