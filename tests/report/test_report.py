@@ -90,6 +90,32 @@ def test_equal_configurations_are_neither_better_nor_worse(tmp_path, report):
     assert not {"better", "worse"} & set(verdicts(tmp_path).values())
 
 
+def test_groups_of_different_length_are_named_with_their_steps(tmp_path, report):
+    def lengthen(path: Path, extra: int) -> None:
+        """Appends `extra` validations, each 500 steps after the one before."""
+        record = json.loads(path.read_text())
+        points = record["curve"]["points"]
+        points += [points[-1] | {"step": 20 + 500 * n} for n in range(1, 1 + extra)]
+        path.write_text(json.dumps(record))
+
+    for seed in (1, 2, 3):
+        keep(tmp_path / "plain" / f"s{seed}", classes(0.8, seed), seed=seed)
+        keep(tmp_path / "ours" / f"s{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
+    assert "differ in training steps" not in report("plain", "ours")
+    for seed in (1, 2, 3):
+        lengthen(tmp_path / "plain" / f"s{seed}" / "summary.json", 3)
+    note = "The groups differ in training steps: plain 1,520; ours 20. Test values"
+    assert note in report("plain", "ours")
+    lengthen(tmp_path / "ours" / "s2" / "summary.json", 1)
+    assert "\nThe groups differ in training steps: plain 1,520; ours 20 to 520. " in report(
+        "plain", "ours"
+    )
+    for name in ("plain", "ours"):
+        (tmp_path / name).rename(tmp_path / f"films_{name}")
+    note = "\nfilms: The groups differ in training steps: plain 1,520; ours 20 to 520. "
+    assert note in report("plain={}_plain", "ours={}_ours", "--sets=films")
+
+
 def test_glob_is_a_group_and_single_runs_are_undecided(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / f"plain_seed{seed}", classes(0.6, seed), seed=seed)
