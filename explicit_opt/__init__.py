@@ -1,11 +1,14 @@
-"""Explicit optimization. `head_start` computes closed-form initial weights for the linear head of any model."""
+"""Explicit optimization: closed-form initial weights for the linear head of any model.
+
+`head_start` computes them from features and labels, `head_from_counts` from co-occurrence counts.
+"""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from explicit_opt.heads import HeadStart, head_start
+    from explicit_opt.heads import HeadStart, head_from_counts, head_start
 
-__all__ = ["HeadStart", "head_start"]
+__all__ = ["HeadStart", "head_from_counts", "head_start"]
 
 
 def __getattr__(name: str) -> object:

@@ -31,6 +31,19 @@ def checked_features(features: Any) -> Any:
     return features_EM
 
 
+def checked_counts(counts: Any) -> np.ndarray:
+    """Returns the co-occurrence counts as a NumPy array, (M, N) float64."""
+    counts_MN = dense(_array("counts", counts, np.float64))
+    check(
+        counts_MN.ndim == 2 and counts_MN.size > 0,
+        f"counts must have the shape (features, outputs) without empty axes, got {counts_MN.shape}",
+    )
+    wrong = counts_MN[~(np.isfinite(counts_MN) & (counts_MN >= 0))]
+    if wrong.size:
+        raise UserError(f"counts must be finite numbers of at least 0, got {wrong[0]:g}")
+    return counts_MN
+
+
 def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:
     """Returns the labels as probabilities of the outputs, (E, N) float64.
 

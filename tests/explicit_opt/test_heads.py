@@ -19,7 +19,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.naive_bayes import MultinomialNB
 
 from common.errors import UserError
-from explicit_opt import HeadStart, head_start
+from explicit_opt import HeadStart, head_from_counts, head_start
 from explicit_opt.heads import METHODS
 from tests.perception.helpers import write_small_bert
 
@@ -295,6 +295,45 @@ def test_incompatible_batches_and_heads_raise_user_errors():
         HeadStart(seed=-1)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, sparse.csr_array, np.ndarray.tolist])
+@pytest.mark.parametrize(("priming", "smoothing"), [(1, 1.0), (3.5, 0.25), (jnp.float32(8), 0)])
+def test_head_from_counts_is_eq_3(kind, priming, smoothing):
+    counts_MN = np.random.default_rng(0).poisson(3.0, (7, 5)) + (smoothing == 0)
+    found_MN = head_from_counts(kind(counts_MN), priming, smoothing=smoothing)
+    f_MN, k = counts_MN + smoothing, float(priming)
+    expected_MN = np.log(f_MN) - (k - 1) / k * np.log(f_MN.sum(0))
+    np.testing.assert_allclose(found_MN, expected_MN, atol=1e-5)
+    assert found_MN.dtype == np.float32 and isinstance(found_MN, np.ndarray)
+
+
+def test_head_from_counts_equals_head_start(digits):
+    pixels_EM, labels_E = digits
+    counts_MN = pixels_EM.T @ np.eye(10)[labels_E]
+    kernel_MN, bias_N = head_start(pixels_EM, labels_E, scale=1.0)
+    found_MN = head_from_counts(counts_MN, counts_MN.sum() / len(labels_E))
+    np.testing.assert_allclose(found_MN, kernel_MN, atol=1e-4)
+    assert not bias_N.any()
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "complaint"),
+    [
+        ([[1, -1]], {}, "counts must be finite numbers of at least 0, got -1"),
+        ([[1, np.nan]], {}, "counts must be finite numbers of at least 0, got nan"),
+        ([[1, np.inf]], {}, "counts must be finite numbers of at least 0, got inf"),
+        ([1, 2], {}, r"counts must have the shape \(features, outputs\) .* got \(2,\)"),
+        (np.ones((0, 3)), {}, r"without empty axes, got \(0, 3\)"),
+        ([["a", "b"]], {}, "counts must be an array of real numbers"),
+        ([[1, 2]], {"priming": "2"}, "priming must be a number, got '2'"),
+        ([[1, 2]], {"priming": 0.5}, "priming number K .* must be a finite number of at least 1"),
+        ([[1, 2]], {"smoothing": -1}, "smoothing must be a finite number of at least 0, got -1"),
+    ],
+)
+def test_wrong_counts_raise_user_error(counts, options, complaint):
+    with pytest.raises(UserError, match=complaint):
+        head_from_counts(counts, **{"priming": 2, **options})
+
+
 @pytest.mark.medium
 def test_examples_run(capsys, tmp_path, monkeypatch):
     """The folder that the example reads has a small random BERT."""
@@ -304,8 +343,9 @@ def test_examples_run(capsys, tmp_path, monkeypatch):
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "PYTHON.md", "exec"), names)
-    of_digits, of_texts = map(float, capsys.readouterr().out.split())
-    assert of_digits > 0.9 and of_texts == 1
+    printed = map(float, re.findall(r"[\d.]+", capsys.readouterr().out))
+    of_digits, *of_bigrams, of_texts = printed
+    assert of_digits > 0.9 and of_bigrams == [0.75, 0.25, 0.25, 0.75] and of_texts == 1
     features_EM, labels_E = names["features"], names["labels"]
     assert ((features_EM @ names["kernel"] + names["bias"]).argmax(1) == labels_E).mean() > 0.95
     logits_EN = names["layer"](jnp.asarray(features_EM))
