@@ -1,7 +1,4 @@
-"""Explicit optimization: closed-form initial weights for the linear head of any model.
-
-`head_start` computes them from features and labels, `head_from_counts` from co-occurrence counts.
-"""
+"""Explicit optimization. `head_start` and `head_from_counts` compute closed-form weights of a linear head."""
 
 from typing import TYPE_CHECKING
 

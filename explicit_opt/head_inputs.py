@@ -14,34 +14,23 @@ from scipy import sparse
 from common.errors import UserError, check, reason_of
 
 
-def checked_features(features: Any) -> Any:
+def checked_features(
+    features: Any, name: str = "features", axes: str = "examples, features"
+) -> Any:
     """Returns the features in float64, as a NumPy array or, if they are sparse, as a scipy.sparse.csr_array."""
-    features_EM = values = _array("features", features, np.float64)
+    features_EM = values = _array(name, features, np.float64)
     if sparse.issparse(features):
         features_EM = sparse.csr_array(features_EM)
         values = features_EM.data
     check(
         features_EM.ndim == 2 and features_EM.shape[1] > 0,
-        f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
+        f"{name} must have the shape ({axes}), with at least one column, got {features_EM.shape}",
     )
     check(
         bool(np.isfinite(values).all()),
-        "features must be finite numbers, but one is NaN or infinite: correct the features",
+        f"{name} must be finite numbers, but one is NaN or infinite: correct the {name}",
     )
     return features_EM
-
-
-def checked_counts(counts: Any) -> np.ndarray:
-    """Returns the co-occurrence counts as a NumPy array, (M, N) float64."""
-    counts_MN = dense(_array("counts", counts, np.float64))
-    check(
-        counts_MN.ndim == 2 and counts_MN.size > 0,
-        f"counts must have the shape (features, outputs) without empty axes, got {counts_MN.shape}",
-    )
-    wrong = counts_MN[~(np.isfinite(counts_MN) & (counts_MN >= 0))]
-    if wrong.size:
-        raise UserError(f"counts must be finite numbers of at least 0, got {wrong[0]:g}")
-    return counts_MN
 
 
 def checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:

@@ -16,13 +16,7 @@ from scipy import linalg, sparse
 from common.config import check_choice, check_int, check_number
 from common.errors import UserError, check
 from common.metrics.curve import as_number
-from explicit_opt.head_inputs import (
-    checked_counts,
-    checked_features,
-    checked_shares,
-    checked_weights,
-    dense,
-)
+from explicit_opt.head_inputs import checked_features, checked_shares, checked_weights, dense
 from explicit_opt.solution import FLOOR, fit_scale, from_cooccurrences, prior_exponent
 
 Method = Literal["explicit", "lda", "ridge"]
@@ -72,23 +66,20 @@ def head_start(
 def head_from_counts(counts: Any, priming: float, *, smoothing: float = 1.0) -> np.ndarray:
     """Returns the kernel of eq. (3), log F - (K - 1) / K log f, (M, N) float32, for co-occurrences F.
 
-    f sums F over the features. The kernel is that of `head_start` with `scale=1` for non-negative features with these
-    counts. The bias is 0.
+    f sums F over the features. With the same counts and `scale=1`, `head_start` has this kernel, and the bias 0.
 
     Args:
-      counts: (M, N), for each feature and each output the sum of the feature over the examples of the output: a NumPy,
-        JAX or scipy.sparse array.
-      priming: K, the mean over the examples of the sum of their features, at least 1. If `counts` counts all examples
-        of a training set, K is the sum of `counts` divided by the number of examples.
+      counts: (M, N), the sum of each feature over the examples of each output, a NumPy, JAX or scipy.sparse array.
+      priming: K, the sum of the features of an example, averaged over the examples, at least 1.
       smoothing: number added to every count. With 0, a count of 0 is replaced by 1e-12.
 
-    Raises:
-      ValueError: `counts` does not have the shape (features, outputs), a count is negative or not a finite number, or
-        an option is invalid.
+    Raises a ValueError if a count is negative or not finite, a shape is wrong, or an option is invalid.
     """
     check_number("smoothing", smoothing)
-    counts_MN, priming = checked_counts(counts) + smoothing, as_number("priming", priming)
-    return np.asarray(from_cooccurrences(counts_MN, priming))
+    counts_MN = dense(checked_features(counts, "counts", "features, outputs"))
+    lowest = counts_MN.min(initial=0)
+    check(lowest >= 0, f"counts must be at least 0, got {lowest:g}")
+    return np.asarray(from_cooccurrences(counts_MN + smoothing, as_number("priming", priming)))
 
 
 def zero_head(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.config import check_number
-from common.errors import UserError
+from common.errors import UserError, check
 from common.metrics.curve import Axis, Curve, Point
 
 
@@ -54,14 +54,10 @@ def aucc(
     """Returns the area under a validation curve (AUCC), in metric units times axis units.
 
     For BLEU and the axis "hours", the unit is the paper's BLEU-hours. For the arguments and the errors see `outline`.
-    Also raises a UserError if `horizon` is None and the curve ends at 0 on the axis.
+    Also raises a UserError if the horizon is None and the curve ends at 0 on the axis.
     """
     line = outline(curve, axis, horizon, held)
-    if line[-1][0] == 0:
-        raise UserError(
-            f"the {curve.name} curve ends at 0 on the axis {axis}, so its AUCC is not defined: choose another axis, or"
-            f" give points with {axis}"
-        )
+    check(line[-1][0] > 0, f"the {curve.name} curve ends at 0 {axis}: choose another axis")
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
 
 

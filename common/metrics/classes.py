@@ -35,19 +35,12 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_E: np.ndarray, logs_EC: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Returns predictions of the class with the highest log-probability in `logs_EC`.
-
-        Raises a UserError if the shapes do not match, or a label is not an integer from 0 to C - 1.
-        """
+        """Returns predictions of the class with the highest log-probability in `logs_EC`. Checks the labels."""
         labels_E, logs_EC = np.asarray(labels_E), np.asarray(logs_EC)
+        known = labels_E.dtype.kind in "iu" and np.isin(labels_E, np.arange(len(names))).all()
         check(
-            labels_E.ndim == 1 and logs_EC.shape == (len(labels_E), len(names)),
-            f"log-probabilities must have the shape (labels, names), got {logs_EC.shape} for labels of shape"
-            f" {labels_E.shape} and {len(names)} names",
-        )
-        check(
-            labels_E.dtype.kind in "iu" and bool(np.isin(labels_E, np.arange(len(names))).all()),
-            f"labels must be integers from 0 to {len(names) - 1}, the numbers of the names",
+            bool(known) and logs_EC.shape == (*labels_E.shape, len(names)),
+            f"labels must be integers from 0 to {len(names) - 1}, each with a row of {len(names)} log-probabilities",
         )
         at_E = np.arange(len(labels_E))
         return cls(

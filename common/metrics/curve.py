@@ -17,9 +17,8 @@ class Point:
 
     Attributes:
       step: number of optimizer steps.
-      seconds: wall-clock training seconds up to this step, without compilation, evaluation and checkpoints; 0 if the
-        time was not measured.
-      flops: training FLOPs up to this step; 0 if FLOPs were not counted.
+      seconds: wall-clock training seconds up to this step, without compilation, evaluation and checkpoints; or 0.
+      flops: training FLOPs up to this step; 0 if they are not counted.
       value: value of the validation metric.
     """
 
@@ -42,7 +41,7 @@ class Curve:
     Attributes:
       name: name of the metric, such as "bleu".
       mode: "max" if larger values are better, "min" if smaller values are better.
-      points: the validation points, without points whose value is NaN or infinite. Their numbers are Python numbers.
+      points: the validation points, without points whose value is NaN or infinite.
     """
 
     name: str
@@ -62,11 +61,11 @@ class Curve:
         """Appends a point and returns True. Ignores a point with a NaN or infinite value and returns False.
 
         Raises:
-          UserError: a field of the point is not a number, the point's step, seconds or FLOPs are negative, not finite,
-            or less than at the previous point, or its step is the step of the previous point.
+          UserError: a field is not a number, step, seconds or FLOPs are negative, not finite, or less than at the
+            previous point, or the step is that of the previous point.
         """
-        numbers = {n: as_number(f"{n} of the {self.name} curve", x) for n, x in vars(point).items()}
-        point = Point(**numbers)
+        values = vars(point).items()
+        point = Point(**{n: as_number(f"{n} of the {self.name} curve", x) for n, x in values})
         before = self.points[-1] if self.points else Point(0, 0.0, 0.0, 0.0)
         for axis in ("step", "seconds", "flops"):
             here, there = getattr(point, axis), getattr(before, axis)
@@ -74,9 +73,9 @@ class Curve:
                 raise UserError(
                     f"{axis} of the {self.name} curve must be finite and must not decrease: got {here} after {there}"
                 )
+        again = bool(self.points) and point.step == before.step
         check(
-            not self.points or point.step > before.step,
-            f"the {self.name} curve has two points at step {point.step}: give one point for each step",
+            not again, f"the {self.name} curve has two points at step {point.step}: leave out one"
         )
         if not math.isfinite(point.value):
             return False
@@ -116,12 +115,10 @@ class Curve:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Inverse of `to_json`. Points may lack seconds or FLOPs, which are then 0.
-
-        Raises a UserError if `record` is not a validation curve.
-        """
+        """Inverse of `to_json`; missing seconds and FLOPs are 0. Raises a UserError if `record` is not a curve."""
         try:
-            points = [_point(point) for point in record["points"]]
+            zeros, needed = {"seconds": 0.0, "flops": 0.0}, ("step", "value")
+            points = [Point(**zeros | {n: p[n] for n in needed} | p) for p in record["points"]]
             return cls(record["name"], record["mode"], points)
         except KeyError as error:
             raise UserError(f"the validation curve lacks the field {error}") from error
@@ -130,23 +127,9 @@ class Curve:
 
 
 def as_number(name: str, value: Any) -> int | float:
-    """Returns a Python number, or a scalar of NumPy or JAX as a Python number.
-
-    Raises a UserError, which calls the value `name`, if `value` is not a number.
-    """
+    """Converts a number or a scalar of NumPy or JAX to a Python number. Raises a UserError for other values."""
     with suppress(TypeError, ValueError):  # `item` refuses an array of several numbers.
         value = value.item() if hasattr(value, "item") else value
-    check(
-        isinstance(value, int | float) and not isinstance(value, bool),
-        f"{name} must be a number, got {value!r:.80}",
-    )
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    check(real, f"{name} must be a number, got {value!r:.80}")
     return value
-
-
-def _point(record: dict[str, Any]) -> Point:
-    fields = {"seconds": 0.0, "flops": 0.0} | record
-    check(
-        fields.keys() == {"step", "seconds", "flops", "value"},
-        f"a point must have step and value, and may have seconds and flops, but has {', '.join(record) or 'nothing'}",
-    )
-    return Point(**fields)

@@ -90,11 +90,9 @@ class Convergence:
 
     def areas(self, held: bool = True) -> list[list[float]]:
         """Returns the AUCC of each run up to `end`, 0 if `end` is 0; `common.metrics.aucc.outline` explains `held`."""
-        end = self.end
-        return [
-            [aucc(c, self.axis, end, held) if end else 0.0 for c in group.curves]
-            for group in self.groups
-        ]
+        if not self.end:
+            return [[0.0] * len(group.runs) for group in self.groups]
+        return [[aucc(c, self.axis, self.end, held) for c in g.curves] for g in self.groups]
 
     def normalised_areas(self) -> list[list[float]]:
         """Returns the AUCC of each run divided by the largest AUCC of all runs; NaN if the largest AUCC is 0."""

@@ -83,8 +83,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     if hasattr(module, "layers_of"):
         return module.layers_of(config)
     model = config.get("model", {})
-    if not isinstance(model, Mapping):  # Another program may have a setting of this name.
-        return None
+    model = model if isinstance(model, Mapping) else {}  # A setting of another program.
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
 

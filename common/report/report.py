@@ -242,28 +242,20 @@ def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]
             f"Runs without predictions.npz: {', '.join(without[:3])}{' ...' * (len(without) > 3)}. Comparisons with"
             f" these runs leave out the test metrics. If a file is lost, {TEST_AGAIN}."
         )
-    lines += filter(None, map(_lengths, sets, sets.values()))
+    for data, compared in sets.items():
+        spans = {g.name: sorted({c.points[-1].step for c in g.curves}) for g in compared}
+        if len(set(map(tuple, spans.values()))) > 1:
+            texts = [f"{n} {s[0]:,}" + f" to {s[-1]:,}" * (len(s) > 1) for n, s in spans.items()]
+            lines.append(
+                f"{data}{': ' * bool(data)}The groups differ in training steps: {'; '.join(texts)}. Test and best"
+                " values use all steps of a run; a mean over an axis ends with the shortest compared run."
+            )
     # Runs on different data sets are never compared, so they need not have taken turns with each other.
     if not all(runs_alternated([group.runs for group in compared]) for compared in sets.values()):
         lines.append(
             "Seconds are compared only between groups whose runs took turns on the machine (--turns=N)."
         )
     return "\n".join(lines)
-
-
-def _lengths(data: str, compared: Sequence[Group]) -> str:
-    """Returns a note with the steps of each group, up to its last validation; "" if all groups trained equally long."""
-    spans = [sorted({run.curve.points[-1].step for run in one.runs}) for one in compared]
-    if all(span == spans[0] for span in spans):
-        return ""
-    texts = [
-        f"{one.name} {' to '.join(f'{step:,}' for step in dict.fromkeys((span[0], span[-1])))}"
-        for one, span in zip(compared, spans, strict=True)
-    ]
-    return (
-        f"{data}{': ' * bool(data)}The groups differ in training steps: {'; '.join(texts)}. Test values and"
-        " best validation values use all steps of a run; a mean over an axis ends with the shortest compared run."
-    )
 
 
 def sentence_table(compared: Sequence[Group]) -> Table | None:

@@ -141,10 +141,7 @@ def run_of(
         check(not wrong, f"fields whose values have a wrong type: {', '.join(wrong)}")
         params, timing = summary["params"], summary.get("timing", {})
         check(
-            all(
-                isinstance(params.get(name, ""), int | float | None)
-                for name in ("trainable", "total")
-            ),
+            all(isinstance(params.get(x, ""), int | float | None) for x in ("trainable", "total")),
             f"its field params is {params!r:.80}, without the numbers trainable and total",
         )
         check(

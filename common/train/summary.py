@@ -1,7 +1,7 @@
 """Evaluates the best checkpoint of an ended run on the test split, and writes `summary.json`."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -9,6 +9,7 @@ from common import variables
 from common.config import to_json
 from common.errors import check
 from common.metrics.aucc import aucc, reaching
+from common.metrics.curve import Axis
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
 from common.runtime.processes import is_main, warn
@@ -106,11 +107,7 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
         "best_step": best.step,
         "final_valid": curve.points[-1].value,
         **tests,
-        # A run that only evaluates its initial values ends at 0 on every axis.
-        "aucc": {
-            axis: aucc(curve, axis) if curve.end(axis) else 0.0
-            for axis in ("seconds", "hours", "step", "flops")
-        },
+        "aucc": {a: aucc(curve, a) if curve.end(a) else 0.0 for a in get_args(Axis)},
         "seconds_to": {
             str(percent): reaching(curve, percent / 100).seconds for percent in (95, 99, 100)
         },

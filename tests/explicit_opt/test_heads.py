@@ -207,7 +207,7 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
     [
         (np.ones(3), [0, 1, 0], {}, "shape"),
         (np.ones((0, 2)), [], {}, "no example has a weight above 0"),
-        (np.ones((3, 0)), [0, 1, 0], {}, "at least one feature"),
+        (np.ones((3, 0)), [0, 1, 0], {}, "at least one column"),
         (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
         (sparse.csr_array(ROWS * 1j), [0, 1, 0], {}, "features must be an array of real numbers"),
         (ROWS, [[0], [1], [0]], {}, "have fewer than 2 columns"),
@@ -318,11 +318,11 @@ def test_head_from_counts_equals_head_start(digits):
 @pytest.mark.parametrize(
     ("counts", "options", "complaint"),
     [
-        ([[1, -1]], {}, "counts must be finite numbers of at least 0, got -1"),
-        ([[1, np.nan]], {}, "counts must be finite numbers of at least 0, got nan"),
-        ([[1, np.inf]], {}, "counts must be finite numbers of at least 0, got inf"),
-        ([1, 2], {}, r"counts must have the shape \(features, outputs\) .* got \(2,\)"),
-        (np.ones((0, 3)), {}, r"without empty axes, got \(0, 3\)"),
+        ([[1, -1]], {}, "counts must be at least 0, got -1"),
+        ([[1, np.nan]], {}, "counts must be finite numbers, but one is NaN or infinite: correct"),
+        (sparse.csr_array([[1, np.inf]]), {}, "counts must be finite numbers, but one is"),
+        ([1, 2], {}, r"counts must have the shape \(features, outputs\), .* got \(2,\)"),
+        (np.ones((3, 0)), {}, r"with at least one column, got \(3, 0\)"),
         ([["a", "b"]], {}, "counts must be an array of real numbers"),
         ([[1, 2]], {"priming": "2"}, "priming must be a number, got '2'"),
         ([[1, 2]], {"priming": 0.5}, "priming number K .* must be a finite number of at least 1"),

@@ -97,7 +97,9 @@ def test_horizon_must_be_positive(horizon):
 def test_area_of_an_axis_without_values_raises_user_error():
     untimed = Curve("BLEU", "max", [Point(10, 0.0, 0.0, 5.0), Point(20, 0.0, 0.0, 7.0)])
     for axis in ("seconds", "hours", "flops"):
-        with pytest.raises(UserError, match=f"the BLEU curve ends at 0 on the axis {axis}, so"):
+        with pytest.raises(
+            UserError, match=f"the BLEU curve ends at 0 {axis}: choose another axis"
+        ):
             aucc(untimed, axis)
     assert aucc(untimed, "step") == 25 + 60
     # A value that needs no training, such as that of a closed form, is held up to the horizon.

@@ -104,7 +104,7 @@ def test_groups_of_different_length_are_named_with_their_steps(tmp_path, report)
     assert "differ in training steps" not in report("plain", "ours")
     for seed in (1, 2, 3):
         lengthen(tmp_path / "plain" / f"s{seed}" / "summary.json", 3)
-    note = "The groups differ in training steps: plain 1,520; ours 20. Test values"
+    note = "The groups differ in training steps: plain 1,520; ours 20. Test and best"
     assert note in report("plain", "ours")
     lengthen(tmp_path / "ours" / "s2" / "summary.json", 1)
     assert "\nThe groups differ in training steps: plain 1,520; ours 20 to 520. " in report(
