@@ -1,8 +1,8 @@
-"""Parses and checks command-line options of programs: numbers, NAME=VALUE pairs, files and folders."""
+"""Parses and checks options of programs: numbers, NAME=VALUE pairs, files and folders. Checks texts of functions."""
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from common.config import finite
@@ -73,6 +73,12 @@ def float_arg(option: str) -> Callable[[str], float]:
             raise UserError(f"{option} must be a finite number, got {text!r}") from error
 
     return read
+
+
+def check_texts(name: str, texts: Sequence[str]) -> None:
+    """Raises a UserError unless `texts`, the argument `name` of a function, is a list of texts, not a single text."""
+    listed = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
+    check(listed, f"{name} must be a list of texts, got {texts!r:.80}")
 
 
 def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:

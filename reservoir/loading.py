@@ -1,4 +1,4 @@
-"""Loads a trained translator, as selected by command-line options."""
+"""Loads a trained translator."""
 
 import argparse
 import dataclasses
@@ -9,8 +9,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.arguments import float_arg, int_arg
-from common.config import parser_for
+from common.arguments import check_texts, float_arg, int_arg
+from common.config import check_int, check_number, parser_for
 from common.data.corpus import TokenizedCorpus
 from common.errors import check
 from common.sharding import make_mesh
@@ -21,6 +21,16 @@ from common.train.task import ModelState
 from reservoir import saved
 from reservoir.tasks.translation import Translator, search_of
 
+COUNTS = {
+    "beams": "number of hypotheses per sentence (default: as configured in the run)",
+    "batch_tokens": "source tokens per batch (default: as configured in the run)",
+    "max_tokens": "maximum length of an input line in tokens (default 2048)",
+    "average": "average the parameters of the newest N snapshots (default: the best checkpoint alone)",
+    "average_best": "average the parameters of the N best checkpoints; the run must have kept N or more"
+    " (--config.checkpoint.keep_best)",
+}
+"""Options that are integers of at least 1, and their help."""
+
 
 def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the common options of reservoir.translate and reservoir.evaluate."""
@@ -28,43 +38,13 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     options.add_argument(
         "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
     )
-    options.add_argument(
-        "--beams",
-        type=int_arg("--beams"),
-        metavar="N",
-        help="number of hypotheses per sentence (default: as configured in the run)",
-    )
+    for name, text in COUNTS.items():
+        options.add_argument(f"--{name}", type=int_arg(f"--{name}"), metavar="N", help=text)
     options.add_argument(
         "--length_penalty",
         type=float_arg("--length_penalty"),
         metavar="P",
         help="divide log-probabilities by (number of tokens)^P (default: as configured in the run)",
-    )
-    options.add_argument(
-        "--batch_tokens",
-        type=int_arg("--batch_tokens"),
-        metavar="N",
-        help="source tokens per batch (default: as configured in the run)",
-    )
-    options.add_argument(
-        "--max_tokens",
-        type=int_arg("--max_tokens"),
-        metavar="N",
-        default=2048,
-        help="maximum length of an input line in tokens (default 2048)",
-    )
-    options.add_argument(
-        "--average",
-        type=int_arg("--average"),
-        metavar="N",
-        help="average the parameters of the newest N snapshots (default: the best checkpoint alone)",
-    )
-    options.add_argument(
-        "--average_best",
-        type=int_arg("--average_best"),
-        metavar="N",
-        help="average the parameters of the N best checkpoints; the run must have kept N or more"
-        " (--config.checkpoint.keep_best)",
     )
     return options
 
@@ -75,6 +55,7 @@ class TrainedRun:
 
     Attributes:
       longest: maximum number of tokens of a line to translate.
+      dashes: "--" if a command has loaded the run, for the option name in an error message; otherwise "".
     """
 
     config: ConfigDict
@@ -82,13 +63,16 @@ class TrainedRun:
     values: ModelState
     translator: Translator
     longest: int
+    dashes: str = ""
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """Returns one translation per line. A line without tokens, such as an empty line, gives an empty line.
 
         Raises:
-          UserError: a line has more than `longest` tokens, or `Translator.check_positions` fails.
+          UserError: `lines` is a single text, a line has more than `longest` tokens, or `Translator.check_positions`
+            fails.
         """
+        check_texts("lines", lines)
         encoded = self.translator.source_tokenizer.encode(lines)
         full = [number for number, tokens in enumerate(encoded) if tokens]
         for number in full:
@@ -96,8 +80,8 @@ class TrainedRun:
             check(
                 tokens <= self.longest,
                 f"line {number + 1} of the text to translate has {tokens:,} tokens, more than"
-                f" --max_tokens={self.longest}; split the line or set --max_tokens={tokens} (memory grows with the"
-                " square of the length)",
+                f" {self.dashes}max_tokens={self.longest}; split the line or set {self.dashes}max_tokens={tokens}"
+                " (memory grows with the square of the length)",
             )
         result = [""] * len(lines)
         if full:
@@ -109,51 +93,72 @@ class TrainedRun:
         return result
 
 
-def _newest(workdir: Path, count: int) -> list[int]:
+def _newest(workdir: Path, count: int, option: str) -> list[int]:
     steps = snapshots(workdir)
     check(
         bool(steps),
-        f"--average={count}: {shown(workdir)} has no snapshots; leave out --average, or train with"
+        f"{option}={count}: {shown(workdir)} has no snapshots; leave out {option}, or train with"
         " --config.checkpoint.snapshots=N, which keeps a snapshot every N steps",
     )
     check(
         count <= len(steps),
-        f"--average={count} must be at most {len(steps)}, the number of snapshots in {shown(workdir)}",
+        f"{option}={count} must be at most {len(steps)}, the number of snapshots in {shown(workdir)}",
     )
     return steps[-count:]
 
 
 def load(options: argparse.Namespace) -> TrainedRun:
+    """Calls `load_run` with the parsed options of `parser`."""
+    values = {name: getattr(options, name) for name in (*COUNTS, "length_penalty")}
+    given = {name: value for name, value in values.items() if value is not None}
+    return load_run(options.workdir, **given, option="--workdir")
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    beams: int | None = None,
+    length_penalty: float | None = None,
+    batch_tokens: int | None = None,
+    max_tokens: int = 2048,
+    average: int | None = None,
+    average_best: int | None = None,
+    mesh: Mesh | None = None,
+    option: str = "folder",
+) -> TrainedRun:
     """Loads a translator from its best checkpoint, or with parameters averaged over several checkpoints.
 
-    Beams, length penalty and batch tokens in `options`, the parsed options of `parser`, override the configuration.
+    The arguments are described in `parser`. `mesh` is by default a mesh of all devices. `option` names `folder` in
+    error messages.
 
     Raises:
-      UserError: an option is invalid, the folder has no run, the run is not a translator, its configuration is invalid,
-        or its tokenizers or checkpoints are missing, damaged or too few to average.
+      UserError: an argument is invalid, the folder has no run, the run is not a translator, its configuration is
+        invalid, or its tokenizers or checkpoints are missing, damaged or too few to average.
     """
+    dashes = "--" * option.startswith("--")
+    counts = beams, batch_tokens, max_tokens, average, average_best
+    for name, count in zip(COUNTS, counts, strict=True):
+        check_int(dashes + name, 1 if count is None else count)
+    check_number(f"{dashes}length_penalty", length_penalty or 0)
     check(
-        not (options.average and options.average_best),
-        "--average cannot be used with --average_best: leave out one of the two options",
+        not (average and average_best),
+        f"{dashes}average cannot be used with {dashes}average_best: leave out one of the two",
     )
-    check(
-        (options.length_penalty or 0) >= 0,
-        f"--length_penalty must be at least 0, got {options.length_penalty}",
-    )
-    config = saved.read(options.workdir, "--workdir", "translation")
-    if options.batch_tokens:
-        config.eval.tokens_per_batch = options.batch_tokens
-    overrides = {"beams": options.beams, "length_penalty": options.length_penalty}
+    workdir = open_folder(folder)
+    config = saved.read(workdir, option, "translation")
+    if batch_tokens:
+        config.eval.tokens_per_batch = batch_tokens
+    overrides = {"beams": beams, "length_penalty": length_penalty}
     search = dataclasses.replace(
         search_of(config), **{k: v for k, v in overrides.items() if v is not None}
     )
-    mesh = make_mesh({"data": -1})
+    mesh = mesh or make_mesh({"data": -1})
     tokenizers, values = saved.load_translator(
-        options.workdir,
+        workdir,
         config,
         mesh,
-        snapshots=_newest(options.workdir, options.average) if options.average else (),
-        best=options.average_best or 0,
+        snapshots=_newest(workdir, average, f"{dashes}average") if average else (),
+        best=average_best or 0,
     )
     translator = Translator(config, tokenizers, mesh, search)
-    return TrainedRun(config, mesh, values, translator, options.max_tokens)
+    return TrainedRun(config, mesh, values, translator, max_tokens, dashes)

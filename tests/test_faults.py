@@ -550,7 +550,7 @@ OPTIONS = [
     (
         translate,
         "--length_penalty=-1",
-        "--length_penalty must be at least 0, got -1.0",
+        "--length_penalty must be a finite number of at least 0, got -1.0",
     ),
     (translate, "--length_penalty=nan", "--length_penalty must be a finite number, got 'nan'"),
     (translate, "--batch_tokens=0", "--batch_tokens must be a whole number of at least 1"),

@@ -11,8 +11,8 @@ from pathlib import Path
 from common.storage.addresses import address, copy_of
 
 
-def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
-    """Returns the path of the folder `text`. Can be the `type` of an argparse option.
+def open_folder(text: str | Path, wanted: Callable[[str], bool] | None = None) -> Path:
+    """Returns the path of the folder `text`; a Path unchanged. Can be the `type` of an argparse option.
 
     For a folder in a bucket, updates the local copy (`mirror.download`) and returns the path of the copy. Raises a
     UserError if the address is wrong, the Python package for the bucket is missing, or `mirror.download` fails.
@@ -20,6 +20,8 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
     Args:
       wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
     """
+    if isinstance(text, Path):
+        return text
     folder = copy_of(text)
     if address(folder):
         from common.storage import mirror

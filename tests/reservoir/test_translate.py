@@ -1,13 +1,18 @@
-"""reservoir.translate: its output file."""
+"""reservoir.translate: its output file. `load_run`: the same translations in Python."""
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from common.errors import UserError
-from reservoir import loading, translate
+from common.sharding import make_mesh
+from reservoir import load_run, loading, translate
+from reservoir.loading import TrainedRun
+from tests.programs import call
+from tests.tiny_runs import write_tiny_run
 
 
 def program(monkeypatch, *arguments: str, result: list[str] | None = None) -> None:
@@ -82,3 +87,49 @@ def test_unusable_output_is_refused_before_translating(monkeypatch, tmp_path, gi
     ):
         with pytest.raises(UserError, match=fault):
             program(monkeypatch, f"--input={given}", f"--output={path}")
+
+
+@pytest.mark.medium
+def test_translations_in_python_equal_the_output_of_the_program(tmp_path):
+    """The folder is a str. An empty line and a line without tokens have an empty translation."""
+    workdir = write_tiny_run("reservoir", tmp_path)
+    lines = ["Mein Bruder kam am 7. März 2011.", "", " ", "Das Haus ist alt."]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    options = {"beams": 2, "length_penalty": 0.5, "max_tokens": 40}
+    given = [f"--{name}={value}" for name, value in options.items()]
+    said = call(
+        "reservoir.translate", f"--workdir={workdir}", f"--input={tmp_path / 'lines'}", *given
+    )
+    mesh = make_mesh({}, jax.devices()[:1])
+    run = load_run(str(workdir), **options, mesh=mesh)
+    assert run.translate(lines) == said.split("\n")[:-1]
+    assert said.split("\n")[0] and run.translate(lines)[1:3] == ["", ""]
+    search = run.translator.search
+    assert (search.beams, search.length_penalty, run.translator.mesh) == (2, 0.5, mesh)
+    short = load_run(workdir, max_tokens=2)
+    assert short.mesh.size == 8
+    with pytest.raises(
+        UserError, match="more than max_tokens=2; split the line or set max_tokens="
+    ):
+        short.translate(lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "^folder=nowhere holds no run"),
+        ({"beams": 0}, "^beams must be a whole number of at least 1, got 0"),
+        ({"max_tokens": 2.5}, "^max_tokens must be a whole number of at least 1, got 2.5"),
+        ({"length_penalty": -1.0}, "^length_penalty must be a finite number of at least 0"),
+        ({"average": 1, "average_best": 1}, "^average cannot be used with average_best"),
+    ],
+)
+def test_errors_in_python_name_arguments(options, message):
+    with pytest.raises(UserError, match=message):
+        load_run("nowhere", **options)
+
+
+@pytest.mark.parametrize("lines", ["eins", ["eins", None]])
+def test_lines_must_be_a_list_of_texts(lines):
+    with pytest.raises(UserError, match=r"^lines must be a list of texts, got "):
+        TrainedRun(None, None, None, None, 5).translate(lines)
