@@ -37,11 +37,12 @@ def main() -> None:
     from common.data.files import read_bytes
     from common.sharding import make_mesh
     from common.tasks.language_modelling import WindowLosses, words
-    from gmlp_lm.run import load
+    from gmlp_lm.loading import load_run
 
     check_file("--text", options.text)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    config, tokenizer, values = load(options.workdir, mesh)
+    run = load_run(options.workdir, mesh=mesh, option="--workdir")
+    config, tokenizer = run.config, run.tokenizer
     unit = "subwords" if tokenizer.name else "bytes"
     text = read_bytes(options.text)
     tokens = tokenizer.encode(text)
@@ -55,7 +56,7 @@ def main() -> None:
         stride <= length,
         f"--stride={stride} must be at most the run's window length, {length} {unit}",
     )
-    losses = WindowLosses(config, tokenizer)(values, tokens, stride)
+    losses = WindowLosses(config, tokenizer)(run.values, tokens, stride)
     bits, scored = losses.nats_E.sum() / math.log(2), int(losses.weights_E.sum(dtype=np.float64))
     print(
         f"{shown(options.text)}: {bits / scored:.4f} bits per byte of {scored:,} byte{'s' * (scored != 1)}"

@@ -24,7 +24,7 @@ from common.storage.addresses import shown
 from common.storage.folders import open_folder
 from common.train.workdir import has_checkpoints
 from configs import language
-from gmlp_lm import run
+from gmlp_lm import loading, run
 
 KINDS = {"gpt": "GPT", "gmlp": "gMLP", "gmlp_attn": "gMLP + attention"}
 
@@ -203,9 +203,9 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
     key |= {name: summary["config"][name] for name in ("eval", "data")}
 
     def evaluate() -> dict[str, float]:
-        config, _, values = run.load(workdir, suite.mesh)
-        config.eval.update({"tokens": 0, "sample": 0})
-        return run.Task(config, suite.mesh).evaluate(values, "valid")
+        trained = loading.load_run(workdir, mesh=suite.mesh)
+        trained.config.eval.update({"tokens": 0, "sample": 0})
+        return run.Task(trained.config, suite.mesh).evaluate(trained.values, "valid")
 
     return cached_json(workdir / WHOLE, key, evaluate)
 

@@ -64,26 +64,19 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    import jax
-
-    from common.decode.generate import Generator
     from common.decode.sample import Sampling
-    from common.sharding import make_mesh
-    from gmlp_lm.run import load
+    from gmlp_lm.loading import load_run
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    sampling.validate()
+    sampling.validate("--")
     check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
     # `surrogateescape` restores bytes of the command-line argument that are not valid UTF-8.
     prompt = options.prompt.encode("utf-8", "surrogateescape")
     prompts = [prompt] if options.prompts is None else read(options.prompts)
     check(all(prompts), "--prompt is empty: give a text of at least one byte")
     prompts = [prompt for prompt in prompts for _ in range(options.samples)]
-    mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    config, tokenizer, values = load(options.workdir, mesh)
-    generate = Generator(values.abstract_model, mesh, config.model.length, sampling)
-    tokens = generate(values, list(map(tokenizer.encode, prompts)), options.length, options.seed)
-    chunks = (map(tokenizer.decode, rows) for rows in tokens)
+    run = load_run(options.workdir, option="--workdir")
+    chunks = run.pieces(prompts, options.length, sampling, options.seed)
     # Replace characters that the terminal cannot encode. A notebook's output stream has no `reconfigure`.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from common.config import check_int, check_number
 from common.errors import check
 from common.model.decode_cache import settle, with_writable, writable
 
@@ -30,10 +31,11 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
 
-    def validate(self) -> None:
-        check(self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}")
-        check(self.top_k >= 0, f"--top_k must be at least 0 (0 for all tokens), got {self.top_k}")
-        check(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p}")
+    def validate(self, dashes: str = "") -> None:
+        """Raises a UserError if a value is invalid. `dashes` is "--" if the values come from command-line options."""
+        check_number(f"{dashes}temperature", self.temperature)
+        check_int(f"{dashes}top_k", self.top_k, 0)
+        check(0 < self.top_p <= 1, f"{dashes}top_p must be above 0 and at most 1, got {self.top_p}")
 
 
 def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:

@@ -88,12 +88,14 @@ def test_tokens_do_not_depend_on_the_number_of_calls():
 @pytest.mark.parametrize(
     ("fault", "sampling"),
     [
-        ("--temperature must be at least 0", Sampling(-1.0)),
-        ("--top_k must be at least 0", Sampling(top_k=-1)),
-        ("--top_p must be above 0 and at most 1", Sampling(top_p=0.0)),
-        ("--top_p must be above 0 and at most 1", Sampling(top_p=1.5)),
+        ("temperature must be a finite number of at least 0", Sampling(-1.0)),
+        ("top_k must be a whole number of at least 0", Sampling(top_k=-1)),
+        ("top_p must be above 0 and at most 1", Sampling(top_p=0.0)),
+        ("top_p must be above 0 and at most 1", Sampling(top_p=1.5)),
     ],
 )
 def test_invalid_options_raise_user_errors(fault, sampling):
-    with pytest.raises(UserError, match=fault):
+    with pytest.raises(UserError, match=f"^{fault}"):
         sampling.validate()
+    with pytest.raises(UserError, match=f"^--{fault}"):
+        sampling.validate("--")

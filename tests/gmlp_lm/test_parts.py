@@ -1,5 +1,6 @@
 """The spatial gating unit and the gMLP block for other models: outputs, padding, decoding, training, errors."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from scipy.special import erf
 
 from common.errors import UserError
 from gmlp_lm import GatedMLP, SpatialGating
+from tests.tiny_runs import write_tiny_run
 
 D, F, L = 6, 16, 7
 
@@ -139,11 +141,15 @@ def test_integer_inputs_are_promoted_to_float32(block):
 
 
 @pytest.mark.medium
-def test_examples_run(capsys):
+def test_examples_run(capsys, tmp_path, monkeypatch):
+    write_tiny_run("gmlp_lm", tmp_path)
+    monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "gmlp_lm" / "PYTHON.md").read_text()
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "PYTHON.md", "exec"), names)
-    first, last, difference = map(float, capsys.readouterr().out.split())
+    *numbers, texts = capsys.readouterr().out.split(maxsplit=3)
+    first, last, difference = map(float, numbers)
+    assert len(ast.literal_eval(texts)) == 2
     assert last < 0.6 * first
     assert difference < 1e-4
