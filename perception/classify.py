@@ -160,20 +160,18 @@ def main() -> None:
     from common.sharding import make_mesh
     from common.storage.addresses import shown
     from common.storage.folders import output
-    from perception import baseline, loading
-    from perception.labelling import Answers, Labeller, Network, WordCounts
+    from perception.labelling import Answers, Labeller, load_run
     from perception.table_files import check_encoding
     from perception.text_tables import Lines, open_table
 
-    folder, option = options.run, options.option
-    counted = baseline.read_config(folder)
-    run = counted or loading.read(folder, option)
-    if counted and options.pretrained:
-        raise UserError(
-            f"--pretrained={shown(options.pretrained)} is not used: {option}={shown(folder)} is a TF-IDF model; remove"
-            " --pretrained"
-        )
-    pair = run.data.get("pair", False)
+    run = load_run(
+        options.run,
+        pretrained=options.pretrained,
+        batch=options.batch,
+        mesh=make_mesh(settings.mesh),
+        option=options.option,
+    )
+    pair = run.config.data.get("pair", False)
     check_encoding(options.encoding)
     table = (
         open_table(options.input, pair, options.encoding)
@@ -194,26 +192,17 @@ def main() -> None:
         )
     if options.output:
         _check_output(options)
-    texts, label = _columns(options, settings, run)
-    if counted:
-        model = baseline.Model.load(folder / baseline.MODEL)
-        classes, thresholds = model.names, model.thresholds
-    else:
-        classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, run)
+    texts, label = _columns(options, settings, run.config)
     # Lines of text are written without column names. The fixed name "label" differs from all other column names, which
     # the name of the run's label might not.
-    answers = Answers("label" if ranked else label, classes, options.top, ranked, thresholds)
+    answers = Answers(
+        "label" if ranked else label, run.classes, options.top, ranked, run.thresholds
+    )
     count = 0
     if options.input:
         # Read the whole file once, so that an invalid row raises an error before the network is loaded.
         count = sum(len(block.texts) for block in table.blocks(BLOCK, texts, answers.columns))
-    mesh = make_mesh(settings.mesh)
-    classifier = (
-        WordCounts(model)
-        if counted
-        else Network(loading.load(folder, mesh, options.pretrained), options.batch)
-    )
-    labeller = Labeller(classifier, answers)
+    labeller = Labeller(run.classifier(), answers)
     blocks = table.blocks(BLOCK if options.input else options.batch, texts, answers.columns)
     # Without --input, the number of texts is unknown: show no progress bar. With disable=None, tqdm shows the bar only
     # on a terminal.

@@ -5,12 +5,21 @@ Shape letters of this module: E texts, C classes.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.arguments import check_texts
+from common.config import check_int
 from common.errors import check
+from common.storage.addresses import shown
+from common.storage.folders import open_folder
+from perception import baseline, loading
 from perception.baseline import Model
 from perception.datasets import DATASETS, USER
 from perception.loading import Trained
@@ -199,3 +208,64 @@ class Labeller:
         """Messages about empty and long texts; an empty list without such texts."""
         empty = [f"empty texts without a label: {self.empty:,} of {self.texts:,}"]
         return empty * bool(self.empty) + self._classifier.notes(self.texts)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A trained network or TF-IDF model, described in `Answers`. The first call of `classifier` loads the weights."""
+
+    config: ConfigDict
+    classes: Sequence[str]
+    thresholds: tuple[float, ...]
+    classifier: Callable[[], Classifier]
+
+    def label(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], top: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Returns for each text, or pair of texts, the columns that perception.classify adds to a table (`Answers`).
+
+        The first column is "label". A blank text, or a pair with a blank text, has no label. Raises a UserError if an
+        argument is invalid, or if the weights are missing, damaged or have changed.
+        """
+        check_int("top", 1 if top is None else top)
+        rows = [(text,) for text in texts]
+        if self.config.data.get("pair", False):
+            rows = [tuple(pair) if isinstance(pair, tuple | list) else () for pair in texts]
+            pairs = all(len(row) == 2 for row in rows)
+            check(pairs, f"texts must be pairs of texts, as in training, got {texts!r:.80}")
+        check_texts("texts", texts if isinstance(texts, str) else [*chain(*rows)])
+        block = Block([row if all(map(str.strip, row)) else () for row in rows], None)
+        answers = Answers("label", self.classes, top, thresholds=self.thresholds)
+        ((_, values),) = Labeller(self.classifier(), answers)([block])
+        return [dict(zip(answers.columns, row, strict=True)) for row in values]
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    batch: int = 64,
+    mesh: Mesh | None = None,
+    option: str = "folder",
+) -> TrainedRun:
+    """Opens a run of a network, or of the TF-IDF model of perception.worth. The first texts load its weights.
+
+    `pretrained` is the new folder of moved pretrained weights, and `mesh` by default a mesh of all devices. `option`
+    names `folder` in error messages. Raises a UserError if an argument is invalid, the folder has no run of this paper,
+    or a file of the run is missing or damaged.
+    """
+    check_int("batch", batch)
+    weights_option = "--" * option.startswith("--") + "pretrained"
+    folder, weights = open_folder(folder), pretrained and open_folder(pretrained)
+    if counted := baseline.read_config(folder):
+        check(
+            not weights,
+            f"{weights_option}={pretrained} is not used: {option}={shown(folder)} is a TF-IDF model; remove"
+            f" {weights_option}",
+        )
+        model = Model.load(folder / baseline.MODEL)
+        return TrainedRun(counted, model.names, model.thresholds, lambda: WordCounts(model))
+    config = loading.read(folder, option)
+    classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, config)
+    load = lambda: Network(loading.load(folder, mesh, weights, weights_option), batch)  # noqa: E731
+    return TrainedRun(config, classes, thresholds, cache(load))

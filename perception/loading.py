@@ -252,11 +252,17 @@ def _warn_if_unfinished(workdir: Path) -> None:
         )
 
 
-def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -> Trained:
+def load(
+    workdir: Path,
+    mesh: Mesh | None = None,
+    weights: Path | None = None,
+    option: str = "--pretrained",
+) -> Trained:
     """Loads the best checkpoint of a run. Prints a warning if the run has not ended.
 
     Args:
       weights: new directory of the pretrained weights; None for the directory that the run used.
+      option: name of `weights` in error messages.
 
     Raises:
       UserError: `read` or `begun_from` fails, the configuration is invalid, a file of the run is missing or damaged, or
@@ -264,7 +270,7 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     _warn_if_unfinished(workdir)
-    found, build, pretrained = _open(config, workdir, weights)
+    found, build, pretrained = _open(config, workdir, weights, option)
     values = load_run(workdir, config, build, mesh, pretrained_weights(pretrained, mesh))
     return Trained(config, *found, values, mesh)
 
@@ -293,7 +299,7 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
 
 
 def _open(
-    config: ConfigDict, workdir: Path, weights: Path | None = None
+    config: ConfigDict, workdir: Path, weights: Path | None = None, option: str = "--pretrained"
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, "Pretrained | None"]:
     """Returns (backbone, tokenizer, classes), the function that builds the model, and the pretrained model."""
     with complete(shown(workdir / CONFIG)):
@@ -301,7 +307,7 @@ def _open(
         finetuning.validate(config)
     validate_fields(config)
     tokenizer, classes = Subword.load(workdir / TOKENIZER), read_classes(workdir)
-    pretrained = begun_from(config, weights)
+    pretrained = begun_from(config, weights, option)
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape, len(classes))
     return (shape, tokenizer, classes), lambda rngs: build(rngs=rngs), pretrained

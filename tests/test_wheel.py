@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.perception.helpers import write_small_bert
 from tests.programs import ROOT
+from tests.tiny_runs import NAMES, write_tiny_run
 
 PAPERS = ("explicit_opt", "gmlp_lm", "perception", "reservoir")
 PAGES = (
@@ -123,6 +124,8 @@ def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_
     examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     if page == "explicit_opt/PYTHON.md":  # An example reads the folder all-MiniLM-L6-v2.
         write_small_bert(tmp_path / "all-MiniLM-L6-v2")
+    if page in [f"{paper}/PYTHON.md" for paper in NAMES]:  # An example loads a run.
+        write_tiny_run(page.split("/")[0], tmp_path)
     script = tmp_path / "example.py"
     script.write_text("\n".join([*as_statements(examples, tmp_path), CHECK]))
     said = run(python, "-I", script, cwd=tmp_path).splitlines()

@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.command import fit
 from configs import perception as recipes
-from perception import baseline, classify, loading
+from perception import baseline, classify, load_run, loading
 from perception.labelling import Answers, fields_of
 from perception.loading import Trained
 from perception.subword import Subword
@@ -340,7 +340,7 @@ def test_mesh_need_not_divide_the_number_of_texts(workdir, wanted) -> None:
 def test_mesh_follows_options(call, monkeypatch, refused) -> None:
     seen = []
 
-    def load(workdir, mesh, weights):
+    def load(workdir, mesh, *weights):
         seen.append(dict(mesh.shape))
         raise UserError("stop")
 
@@ -463,6 +463,43 @@ def tfidf_run(tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("tfidf_run")
     baseline.run(recipes.get_config("tiny"), {"train": examples, "test": examples}, WORDS, workdir)
     return workdir
+
+
+@pytest.mark.parametrize("top", [None, 2])
+def test_labels_in_python_equal_the_table_of_the_program(
+    call, workdir, tfidf_run, tmp_path, top
+) -> None:
+    """The folder is a str. A blank text has no label."""
+    texts, out = [*TEXTS, " "], tmp_path / "out.jsonl"
+    given = put(tmp_path / "new.jsonl", table_bytes("jsonl", [{"text": text} for text in texts]))
+    for folder in (workdir, tfidf_run):
+        options = [f"--top={top}"] if top else []
+        call(f"--run={folder}", f"--input={given}", f"--output={out}", "--overwrite", *options)
+        found = load_run(str(folder)).label(texts, top)
+        assert [{"text": text} | row for text, row in zip(texts, found, strict=True)] == read(out)
+        assert found[0]["label"] and found[0]["probability"] and len(found) == 6
+        assert [found[i]["label"] for i in (2, 5)] == ["", ""] and found[5]["probability"] is None
+
+
+@pytest.mark.parametrize("texts", ["debugger", ["a", None], [("a", "b")]])
+def test_texts_in_python_must_be_a_list_of_texts(tfidf_run, texts) -> None:
+    with pytest.raises(UserError, match=r"^texts must be a list of texts, got "):
+        load_run(tfidf_run).label(texts)
+    assert load_run(tfidf_run).label([]) == []
+
+
+def test_errors_in_python_name_arguments(workdir, tfidf_run, tmp_path) -> None:
+    for folder, options, message in (
+        (str(tmp_path), {}, f"^folder={tmp_path} holds no run"),
+        (workdir, {"batch": 0}, "^batch must be a whole number of at least 1, got 0"),
+        (tfidf_run, {"pretrained": "x"}, "^pretrained=x is not used: folder=.*; remove pretrained"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_run(folder, **options)
+    with pytest.raises(UserError, match=r"^pretrained=nowhere is not a readable directory"):
+        load_run(workdir, pretrained="nowhere/").label(["a string"])
+    with pytest.raises(UserError, match=r"^top must be a whole number of at least 1, got 0"):
+        load_run(tfidf_run).label(["good a"], top=0)
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])

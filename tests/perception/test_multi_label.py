@@ -33,6 +33,7 @@ from perception import (
     comparison,
     conclusions,
     datasets,
+    load_run,
     loading,
     run,
     worth,
@@ -328,6 +329,8 @@ def test_classify_writes_sets_of_classes(trained, tmp_path, capsys) -> None:
     call(classify, f"--workdir={trained}", f"--input={lines}", f"--output={tmp_path / 'b.jsonl'}")
     found = [json.loads(line)["label"] for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert found == [json.loads(row["label"]) for row in labelled]
+    *answers, blank = load_run(str(trained)).label([*texts, ""])
+    assert [row["label"] for row in answers] == found and blank["label"] is None
 
 
 def test_exported_classifier_has_thresholds(trained, tmp_path) -> None:

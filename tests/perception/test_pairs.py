@@ -16,7 +16,7 @@ from tokenizers import models, pre_tokenizers, processors
 from common import variables
 from common.errors import UserError
 from common.train.command import fit
-from perception import adapters, classify, datasets, loading, run, worth
+from perception import adapters, classify, datasets, load_run, loading, run, worth
 from perception.encoder_evaluation import EncoderEvaluation
 from perception.labelled_table import prepare
 from perception.model import PooledClassifier, backbone
@@ -196,6 +196,15 @@ def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> 
     for row, (_, chance) in zip(labelled, answers, strict=True):
         assert float(row["probability"]) == pytest.approx(float(chance), abs=1e-4)
     assert empty == [""]
+    loaded = load_run(str(trained))
+    *found, blank = loaded.label([[r["premise"], r["hypothesis"]] for r in rows] + [("a", " ")])
+    assert [str(r["probability"]) for r in found] == [row["probability"] for row in labelled]
+    assert [r["label"] for r in found] == [name for name, _ in answers] and not blank["label"]
+    for texts in ("ab", ["ab"], [("a", "b", "c")]):
+        with pytest.raises(UserError, match=r"^texts must be pairs of texts, as in training, got"):
+            loaded.label(texts)
+    with pytest.raises(UserError, match=r"^texts must be a list of texts, got \['a', None\]"):
+        loaded.label([("a", None)])
     with pytest.raises(UserError, match="standard input line 1 has 0 tabs, but the run classifies"):
         call(classify, f"--workdir={trained}", stdin=b"no tab\n")
     with pytest.raises(UserError, match="classifies pairs of texts"):

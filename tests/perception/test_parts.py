@@ -1,5 +1,6 @@
 """Adapters and quantized kernels in users' Flax models, compared with NumPy."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from common.model.linear import Linear
 from gmlp_lm import GatedMLP
 from perception import Frozen, LoraLayer, QuantizedLayer, lora, merge, quantize, thaw
 from tests.perception.test_quantized import slowly
+from tests.tiny_runs import write_tiny_run
 
 RANK, ALPHA = 2, 6.0
 
@@ -285,12 +287,17 @@ def test_quantize_refuses_trained_and_quantized_kernels():
 
 
 @pytest.mark.medium
-def test_examples_run(capsys):
+def test_examples_run(capsys, tmp_path, monkeypatch):
+    write_tiny_run("perception", tmp_path)
+    monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "perception" / "PYTHON.md").read_text()
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "PYTHON.md", "exec"), names)
-    before, after, merged = map(float, capsys.readouterr().out.split())
+    *accuracies, labels = capsys.readouterr().out.split(maxsplit=3)
+    before, after, merged = map(float, accuracies)
+    full, empty = ast.literal_eval(labels)
+    assert full["label"] and not empty["label"]
     assert after > before + 0.1
     assert abs(merged - after) < 0.02
 

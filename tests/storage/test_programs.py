@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import gmlp_lm
+import perception
+import reservoir
 from common.data.files import source_folder
 from common.errors import UserError
 from common.report.runs import load_group
@@ -82,6 +85,12 @@ def test_invalid_address_exits_with_code_2(program, option, line):
     config = ["--config=configs/enwik8_gmlp.py:tiny"] if program == "gmlp_lm.train" else []
     said = call(program, *config, option, code=2)
     assert line in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("load_run", [gmlp_lm.load_run, perception.load_run, reservoir.load_run])
+def test_load_run_reads_a_str_as_an_address(load_run):
+    with pytest.raises(UserError, match="must be gs://BUCKET/FOLDER"):
+        load_run("gs://bucket")
 
 
 def test_files_in_a_bucket_are_read_and_written(bucket):
