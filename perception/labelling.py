@@ -267,5 +267,9 @@ def load_run(
         return TrainedRun(counted, model.names, model.thresholds, lambda: WordCounts(model))
     config = loading.read(folder, option)
     classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, config)
-    load = lambda: Network(loading.load(folder, mesh, weights, weights_option), batch)  # noqa: E731
-    return TrainedRun(config, classes, thresholds, cache(load))
+
+    @cache
+    def load() -> Network:
+        return Network(loading.load(folder, mesh, weights, weights_option), batch)
+
+    return TrainedRun(config, classes, thresholds, load)
