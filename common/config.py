@@ -364,6 +364,10 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists the options)")
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
+        # Such as --workdir="$RUN" with an unset variable. argparse also passes defaults, which may be empty.
+        name = "/".join(action.option_strings) or action.metavar or action.dest
+        remedy = "" if action.required else ", or leave out the option"
+        check(bool(text) or text == action.default, f"{name} is empty: give a value{remedy}")
         try:
             return super()._get_value(action, text)
         except argparse.ArgumentError as error:

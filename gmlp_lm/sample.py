@@ -73,7 +73,6 @@ def main() -> None:
     # `surrogateescape` restores bytes of the command-line argument that are not valid UTF-8.
     prompt = options.prompt.encode("utf-8", "surrogateescape")
     prompts = [prompt] if options.prompts is None else read(options.prompts)
-    check(all(prompts), "--prompt is empty: give a text of at least one byte")
     prompts = [prompt for prompt in prompts for _ in range(options.samples)]
     run = load_run(options.workdir, option="--workdir")
     chunks = run.pieces(prompts, options.length, sampling, options.seed)

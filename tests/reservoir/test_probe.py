@@ -207,7 +207,7 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     [
         ("--tasks='lenght': choose one of sentence_length", ["--tasks=lenght"]),
         ("names a task twice", ["--tasks=tree_depth,tree_depth"]),
-        ("--tasks='': choose one of", ["--tasks="]),
+        ("--tasks is empty: give a value", ["--tasks="]),
         ("--data=nowhere is not a directory", ["--data=nowhere"]),
         (
             "no sentence_length.txt or sentence_length.txt.gz: choose among its tasks, --tasks=tree_depth",
