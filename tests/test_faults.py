@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -476,7 +477,10 @@ def test_finished_run_without_checkpoints_is_refused(call, fault, smallest, copi
 def test_workdir_in_use_is_refused(fault, smallest, copied):
     before = contents(copied)
     with lock_workdir(copied):
-        assert "another process is training in" in fault(train, *smallest, f"--workdir={copied}")
+        assert fault(train, *smallest, f"--workdir={copied}") == (
+            f"another process is training in {copied} (process {os.getpid()} on {socket.gethostname()}): wait until it"
+            " ends, or choose another --workdir"
+        )
     assert contents(copied) == before
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -173,11 +174,14 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            holder = lock_word(workdir).partition(" ")[2]
             raise UserError(
-                f"another process is training in {shown(workdir)}: wait until it ends, or choose another --workdir"
+                f"another process is training in {shown(workdir)}{holder and f' ({holder})'}: wait until it ends, or"
+                " choose another --workdir"
             ) from error
         file.truncate(0)
-        file.write(uuid.uuid4().hex)  # `lock_word` reads this text
+        # `lock_word` reads this text.
+        file.write(f"{uuid.uuid4().hex} process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         # Without fsync, a network file system may not show the word to other hosts for a minute.
         os.fsync(file.fileno())
@@ -194,9 +198,9 @@ def lock_workdir(workdir: Path) -> Iterator[Callable[[], None]]:
 
 
 def lock_word(workdir: Path) -> str:
-    """Returns the random word in the lock file of a workdir; "" if the file is missing.
+    """Returns a random word and the process that wrote it, from the lock file of a workdir; "" if the file is missing.
 
-    Processes that read the same word share the workdir.
+    Processes that read the same text share the workdir.
     """
     path = workdir / LOCK
     return path.read_text() if path.is_file() else ""
