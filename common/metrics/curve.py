@@ -74,9 +74,7 @@ class Curve:
                     f"{axis} of the {self.name} curve must be finite and must not decrease: got {here} after {there}"
                 )
         again = bool(self.points) and point.step == before.step
-        check(
-            not again, f"the {self.name} curve has two points at step {point.step}: leave out one"
-        )
+        check(not again, f"the {self.name} curve has two points at step {point.step}: omit one")
         if not math.isfinite(point.value):
             return False
         self.points.append(point)

@@ -65,7 +65,7 @@ def test_coordinates_may_be_zero_or_repeat():
     assert measured.add(Point(0, 0.0, 0.0, 1.0))
     assert measured.add(Point(1, 0.0, 0.0, 2.0))
     assert [p.value for p in measured.points] == [1.0, 2.0]
-    with pytest.raises(UserError, match="the metric curve has two points at step 1: leave out one"):
+    with pytest.raises(UserError, match="the metric curve has two points at step 1: omit one"):
         measured.add(Point(1, 1.0, 1.0, 3.0))
     assert len(measured.points) == 2
 
