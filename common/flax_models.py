@@ -216,7 +216,8 @@ def check_unstacked(variable: nnx.Variable, ndim: int, path: Path) -> None:
     check(
         variable.ndim == ndim,
         f"{path_text(path)} has {variable.ndim} dimensions instead of {ndim}, because nnx.vmap stacked the layer:"
-        " freeze, adapt, quantize or merge stacked layers inside nnx.vmap, as in nnx.vmap(merge)(model.layers)",
+        " freeze, adapt, quantize or merge stacked layers inside nnx.vmap, as in nnx.vmap(lambda x: merge(x))"
+        "(model.layers)",
     )
 
 

@@ -105,7 +105,8 @@ def freeze(
         if value is not None:
             found["drawn"] += 1
             value = value.astype(part.dtype)
-            sharded = getattr(old, "committed", False)  # a traced array has no sharding to keep
+            # A traced array has no devices, and an uncommitted array may move to others.
+            sharded = not isinstance(old, jax.core.Tracer) and getattr(old, "committed", False)
             new.set_value(jax.device_put(value, old.sharding) if sharded else value)
         return new
 

@@ -356,11 +356,13 @@ def test_stacked_adapters_are_merged_inside_vmap_only(bits: int | None):
     model = nnx.Dict(single=single, stack=stacked(make))
     x, run = normal((3, 6)), nnx.vmap(lambda layer, x: layer.up(x), in_axes=(0, None))
     before, types, first = run(model.stack, x), part_types(model), model.single(x)
-    with pytest.raises(UserError, match=r"^stack/up/lora_b has 3 dim.* nnx.vmap\(merge\)\(model"):
+    with pytest.raises(
+        UserError, match=r"^stack/up/lora_b has 3 dim.* nnx.vmap\(lambda x: merge\(x\)\)"
+    ):
         merge(model)
     assert part_types(model) == types
     np.testing.assert_array_equal(model.single(x), first)
-    nnx.vmap(merge)(model.stack)
+    nnx.vmap(lambda x: merge(x))(model.stack)
     assert type(model.stack.up) is nnx.Linear
     np.testing.assert_allclose(run(model.stack, x), before, rtol=1e-4, atol=1e-5)
 

@@ -245,6 +245,15 @@ def test_stacked_layers_raise_user_errors(layer, message):
     assert isinstance(freeze(stacked, None).kernel, Frozen)
 
 
+def test_stacked_layers_are_frozen_inside_vmap():
+    layers = nnx.vmap(lambda rngs: nnx.Linear(D, D, rngs=rngs))(nnx.Rngs(0).fork(split=2))
+    nnx.vmap(lambda layer, rngs: freeze(layer, rngs=rngs))(layers, nnx.Rngs(1).fork(split=2))
+    first, second = np.asarray(layers.kernel[...])
+    assert isinstance(layers.kernel, Frozen) and not np.allclose(first, second)
+    for kernel in (first, second):
+        np.testing.assert_allclose(kernel @ kernel.T, np.eye(D), atol=1e-5)
+
+
 def test_unknown_name_of_a_package_raises_an_import_error():
     with pytest.raises(ImportError, match="thawed"):
         from reservoir import thawed  # noqa: F401
