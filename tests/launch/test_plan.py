@@ -525,7 +525,7 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
 def test_sweep_reports_the_attempt_closest_to_fitting(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
     message = (
-        r"no combination of mesh and batch size .* \(data=.*train.accumulate=\d\), 1 are missing"
+        r"no mesh and batch size that can run .* \(data=.*train.accumulate=\d\), 1 are missing"
     )
     with pytest.raises(UserError, match=message):
         sweep.best(small(), eight)

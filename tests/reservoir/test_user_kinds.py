@@ -181,7 +181,7 @@ def user_package(tmp_path) -> Iterator[Path]:
 
     Yields the folder that contains the package.
     """
-    _, _, kind, placements, corpus, _ = python_of_readme("reservoir")
+    _, _, kind, placements, corpus, *_ = python_of_readme("reservoir")
     modules = {"kinds": kind, "texts": corpus, "incomplete": MODULE}
     with importable(tmp_path, **modules, placements=placements + PLACEMENTS) as folder:
         yield folder
