@@ -237,6 +237,12 @@ def check_number(option: str, value: float, *, positive: bool = False) -> None:
     )
 
 
+def check_seed(option: str, seed: int) -> None:
+    """Raises a UserError unless `seed` is an integer from 0 to 2**32 - 1, as JAX and NumPy need."""
+    check_int(option, seed, 0)
+    check(seed < 2**32, f"{option} must be below {2**32}, got {seed}")
+
+
 _PLAIN = (NoneType, bool, int, float, str, tuple, list)
 """Types of the values of configuration fields."""
 

@@ -24,12 +24,12 @@ from common.report.claims import NOTE, chip_hours, find, table
 from common.report.claims import read as read_claims
 from common.report.runs import Run, portable_source, read_run, run_of
 from common.report.table import publish, write_csv
-from common.storage.addresses import shown
+from common.storage.addresses import address, shown
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train.finished import changed
 from common.train.task import Task
 from common.train.turns import Job, fit_in_turns
-from common.train.workdir import has_checkpoints, upgrade
+from common.train.workdir import CONFIG, has_checkpoints, upgrade
 
 REQUESTED_CONFIG = "requested_config.json"
 """Name of the file, in the workdir of a finished run, that holds the configuration that the suite requested."""
@@ -285,14 +285,14 @@ class ExperimentSuite:
         """
         workdirs = {name: self.folder(name) for name in configs}
         for name, workdir in workdirs.items():
-            # A run at the chosen point of a sweep may lack only the test results: train this run again.
+            # Train a run again that lacks only test results, if `open_workdir` accepts its folder without a summary.
+            kept = self._kept(name, configs[name], tested=False) is not None
             check(
                 has_checkpoints(workdir)
                 or not (workdir / SUMMARY).exists()
-                or self._kept(name, configs[name], tested=False) is not None,
-                f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and cannot be reused, because its"
-                f" {REQUESTED_CONFIG} is missing or of another configuration, or one of the two files is damaged:"
-                f" delete {shown(workdir)} to train this run again, or choose another --out",
+                or (kept and (workdir / CONFIG).exists() and not address(workdir)),
+                f"{shown(workdir)} has a {SUMMARY} but no checkpoints, and lacks test results or an intact"
+                f" {REQUESTED_CONFIG} of this configuration: delete it to train again, or choose another --out",
             )
         # Copy the configurations now: `prepare` may add fields, such as the options of a user's kind of layer.
         requested = {name: portable(to_json(config)) for name, config in configs.items()}

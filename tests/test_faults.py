@@ -302,7 +302,7 @@ FIELDS = [
     ("decode.extra=0", "--config.decode.extra must be at least 1, got 0"),
     ("checkpoint.keep=0", "--config.checkpoint.keep must be at least 1, got 0"),
     ("wandb.mode=off", "--config.wandb.mode='off': choose one of offline, online, disabled"),
-    ("seed=-1", "--config.seed must be from 0 to 4294967295, got -1"),
+    ("seed=-1", "--config.seed must be a whole number of at least 0, got -1"),
 ]
 
 

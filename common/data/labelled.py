@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class LabelledText:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (64 hex digits) of texts and labels."""
         lines = (part for parts in self.texts for part in (str(len(parts)), *parts))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.npz"  # file name of the test predictions in a workdir
 
 TEST_AGAIN = (
-    f"delete summary.json and {PREDICTIONS} of the run and repeat the command that trained it: if its checkpoints are"
-    " there, the run is only tested again"
+    f"if the run still has its checkpoints, delete its summary.json and {PREDICTIONS} and repeat the command that"
+    " trained it, which then only tests it"
 )
 """What a user can do about lost or damaged predictions."""
 

@@ -50,8 +50,7 @@ def _run(main: Callable[[], None], joins: bool, trains: bool) -> None:
             f" launcher, and unset {PROCESSES}",
         )
         main()
-        if sys.stdout:
-            sys.stdout.flush()  # At exit, an error could not be handled.
+        streams.flush()  # At exit, an error could not be handled.
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         leave(2)

@@ -3,10 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, NoReturn
 
-from common.errors import write_error
+from common.errors import UserError, write_error
 
 
 class Stream:
@@ -55,12 +55,21 @@ def guarded(trains: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        # At exit, Python flushes the original stream, and changes the exit code if this fails.
+        with suppress(SystemExit, UserError):
+            flush()
         sys.stdout, sys.stderr = before
+
+
+def flush() -> None:
+    """Writes the text that standard output has buffered."""
+    if sys.stdout and not sys.stdout.closed:
+        sys.stdout.flush()
 
 
 def _warn(error: OSError) -> None:
     print(
-        f"warning: cannot write to standard output ({error.strerror}): training goes on without it",
+        f"warning: cannot write to standard output ({error.strerror}): the program goes on without it",
         file=sys.stderr,
     )
 

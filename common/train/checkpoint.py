@@ -249,7 +249,7 @@ class Checkpoints:
         check(
             bool(steps),
             f"no best checkpoint in {shown(self.directory / 'best')}: the run has no evaluation with a finite value"
-            " yet, or the checkpoint was removed; resume the run, or restore the files",
+            " yet, or the checkpoint was removed; restore the files, or delete summary.json and resume the run",
         )
         return self.restore_from("best", max(steps), target)
 

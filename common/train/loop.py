@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_choice, check_least
+from common.config import check_choice, check_least, check_seed
 from common.errors import Preempted, UserError, check
 from common.runtime.processes import Votes, barrier
 from common.runtime.signals import Signals
@@ -38,9 +38,7 @@ def validate(config: ConfigDict) -> None:
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, ("float32", "bfloat16"))
-    check(
-        0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
-    )
+    check_seed("--config.seed", config.seed)
     cache = config.get("data", {}).get("cache_dir", "")
     check(":/" not in cache, f"--config.data.cache_dir={cache} must be a folder on this machine")
     check_least(config, [f"train.{name}" for name in ("steps", "max_seconds", "scan_layers")], 0)

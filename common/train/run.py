@@ -118,8 +118,6 @@ def open_run(
     barrier("the workdir is open")
     if several and not address(workdir):
         agreement.check_shared(workdir)
-    if upload:
-        task.save(workdir)
     kept = config.checkpoint.keep, config.checkpoint.keep_best
     checkpoints = Checkpoints(workdir, *kept, upload)
     stack.callback(checkpoints.close)
@@ -131,6 +129,8 @@ def open_run(
         begun = resume.resume(step, checkpoints, fingerprints)
     else:
         begun = _start(step, checkpoints)
+    if is_main():  # After `resume`, which may refuse the task's data.
+        task.save(workdir)
     run = Run(config, task, workdir, mesh, checkpoints, step, *begun, fingerprints)
     if resumed:
         run.state.stop_reason = resume.still_ended(config, run.state, run.step)
@@ -148,6 +148,8 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     the processes have different frozen or pretrained values.
     """
     task, model = step.task, step.abstract_model
+    # An earlier start may have been killed before its first checkpoint to resume from.
+    checkpoints.discard_best(())
     train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.pretrained_weights(model)

@@ -7,7 +7,7 @@ import jax
 
 from common import variables
 from common.config import to_json
-from common.errors import check
+from common.errors import UserError, check
 from common.metrics.aucc import aucc, reaching
 from common.metrics.curve import Axis
 from common.metrics.predictions import PREDICTIONS
@@ -45,7 +45,15 @@ def finish(run: Run, signals: Signals) -> dict:
     if run.config.eval.test:
         last, model = run.model_state, run.train_step.abstract_model
         target = model_arrays(model, run.mesh)
-        trainable = _restore_best(run, target)["trainable"]
+        try:
+            trainable = _restore_best(run, target)["trainable"]
+            mean = None
+            if run.config.checkpoint.keep_best > 1 and (top := [*run.checkpoints.top()]):
+                mean, _ = run.checkpoints.restore_mean("top", top, target)
+        except DamagedCheckpoint as error:
+            raise UserError(
+                f"{error}; to end the run without a test, repeat the command with --config.eval.test=false"
+            ) from error
         best = replace(last, trainable=trainable, keep=kept.__setitem__)
         with run.clock.section("eval"):
             tests["test"] = run.task.evaluate(best, "test")
@@ -53,10 +61,10 @@ def finish(run: Run, signals: Signals) -> dict:
             predictions = kept.get("test") or run.task.predict(best, "test")
             if run.task.tests_last:
                 tests["test_last"] = run.task.evaluate(last, "test")
-            if run.config.checkpoint.keep_best > 1 and (top := [*run.checkpoints.top()]):
-                arrays, _ = run.checkpoints.restore_mean("top", top, target)
-                mean = replace(last, trainable=arrays["trainable"])
-                tests["test_mean_of_best"] = run.task.evaluate(mean, "test")
+            if mean:
+                tests["test_mean_of_best"] = run.task.evaluate(
+                    replace(last, trainable=mean["trainable"]), "test"
+                )
     summary = summarize(run, tests) | {"timing": timing}
     if is_main():
         if predictions:
@@ -74,17 +82,15 @@ def _restore_best(run: Run, target: dict[str, Any]) -> dict[str, Any]:
     """Returns the arrays of the best checkpoint; `target` as in `Checkpoints.read`.
 
     If the best checkpoint is missing or damaged, replaces it by the "latest" checkpoint of the same step, with a
-    warning. Raises a UserError if there is no such checkpoint.
+    warning. Raises a DamagedCheckpoint if there is no such checkpoint, or if it is damaged too.
     """
     checkpoints, step = run.checkpoints, run.state.curve.best.step
     try:
         return checkpoints.restore_from("best", step, target)[0]
     except DamagedCheckpoint as error:
         damaged = error  # A thread that is handling an exception cannot save (`unless_failing`).
-    check(
-        step in checkpoints.steps(),
-        f"{damaged}; to end the run without a test, repeat the command with --config.eval.test=false",
-    )
+    if step not in checkpoints.steps():
+        raise damaged
     from common.train.resume import latest_arrays
 
     arrays, meta = checkpoints.restore_from("latest", step, latest_arrays(run.train_step))

@@ -65,7 +65,9 @@ def test_training_goes_on_without_the_reader_of_stdout(tmp_path, option):
     code, text = run(tmp_path / "done", writer, subprocess.PIPE, reader, option=option)
     assert code == 0 and (tmp_path / "done").exists()
     first, *others = text.splitlines()
-    assert first.startswith("warning: cannot write to standard output (Broken pipe): training goes")
+    assert first.startswith(
+        "warning: cannot write to standard output (Broken pipe): the program goes"
+    )
     assert others == ["loss"]
 
 
@@ -97,7 +99,7 @@ def test_program_that_prints_ends_quietly_without_its_reader(tmp_path, write):
         (
             "trains=True",
             0,
-            "warning: cannot write to standard output (No space left on device): training goes on without it",
+            "warning: cannot write to standard output (No space left on device): the program goes on without it",
         ),
     ],
 )
@@ -111,7 +113,7 @@ def test_full_disk_below_stdout_is_named(tmp_path, option, code, line):
 @pytest.mark.parametrize("option", ["", "trains=True"])
 def test_error_of_a_program_keeps_its_exit_code_without_a_reader(tmp_path, option):
     reader, writer = os.pipe()
-    options = {"option": option, "write": "pass", "end": "raise UserError('wrong')"}
+    options = {"option": option, "write": "print('x')", "end": "raise UserError('wrong')"}
     code, _ = run(tmp_path / "done", writer, subprocess.STDOUT, reader, **options)
     assert code == 2
 

@@ -57,6 +57,23 @@ def test_run_with_a_lost_best_checkpoint_can_end_without_a_test(tmp_path: Path) 
     assert summary["best_step"] == 5 and not summary["test"]
 
 
+def test_run_with_a_damaged_top_checkpoint_can_end_without_a_test(tmp_path: Path) -> None:
+    toy.run(tmp_path, toy.Toy(scores=[1.0, 2.0]), checkpoint__keep_best=2)
+    for checkpoint in (tmp_path / "checkpoints/top").glob("[0-9]*"):
+        break_arrays(checkpoint)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"the top checkpoint, .*--config.eval.test=false$"):
+        toy.run(tmp_path, checkpoint__keep_best=2)
+
+
+def test_new_start_discards_the_best_checkpoints_of_a_killed_start(tmp_path: Path) -> None:
+    toy.run(tmp_path, toy.Toy(scores=[2.0, 1.0]))
+    shutil.rmtree(tmp_path / "checkpoints/latest")
+    (tmp_path / "summary.json").unlink()
+    best = toy.run(tmp_path, toy.Toy(scores=[1.0, 2.0]))["best_step"]
+    assert [path.name for path in (tmp_path / "checkpoints/best").glob("[0-9]*")] == [str(best)]
+
+
 def test_damaged_frozen_values_are_drawn_from_the_seed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

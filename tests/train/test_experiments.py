@@ -96,7 +96,7 @@ def test_kept_run_is_never_replaced(suite: Toys) -> None:
     _, workdir = suite.fit("one", toy.config(train__steps=5))
     shutil.rmtree(workdir / "checkpoints")
     kept = (workdir / "summary.json").read_text()
-    with pytest.raises(UserError, match="is missing or of another configuration"):
+    with pytest.raises(UserError, match="lacks test results or an intact"):
         suite.fit("one", toy.config(train__steps=5, seed=2))
     assert (workdir / "summary.json").read_text() == kept
     suite.fit("one", toy.config(train__steps=5))
@@ -116,7 +116,7 @@ def test_kept_run_with_values_of_older_code_is_reused(suite: Toys) -> None:
     suite.fit("one", config)
     assert suite.opened == ["one"]
     config.model.remat = "full"
-    with pytest.raises(UserError, match="is missing or of another configuration"):
+    with pytest.raises(UserError, match="lacks test results or an intact"):
         suite.fit("one", config)
 
 
@@ -267,6 +267,17 @@ def test_chosen_run_of_a_kept_sweep_is_trained_again_to_be_tested(tmp_path):
     assert again.opened == ["one"] and all(run.summary["test"] for run in found)
     assert [run.curve.best.value for run in found] == [run.curve.best.value for run in trained]
     assert len(evaluations(chosen, "valid/error")) == len(found[0].curve.points)
+
+
+def test_kept_run_without_test_results_is_refused_and_kept(suite: Toys) -> None:
+    """A kept run has no `config.json`, so `open_workdir` would refuse its folder."""
+    _, workdir = suite.fit("one", toy.config(train__steps=5, eval__test=False))
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "config.json").unlink()
+    kept = {path.name: path.read_bytes() for path in workdir.iterdir()}
+    with pytest.raises(UserError, match="lacks test results"):
+        suite.fit("one", toy.config(train__steps=5))
+    assert {path.name: path.read_bytes() for path in workdir.iterdir()} == kept
 
 
 @pytest.mark.medium

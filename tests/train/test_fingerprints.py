@@ -152,6 +152,9 @@ class Printed(toy.Toy):
     def fingerprints(self) -> dict[str, str]:
         return self.own
 
+    def save(self, workdir: Path) -> None:
+        (workdir / "printed").write_text(str(self.own))
+
 
 def test_fingerprints_without_a_counterpart_are_accepted(tmp_path):
     """A task may add and remove fingerprints. Checkpoints from older code have no fingerprints."""
@@ -168,3 +171,6 @@ def test_fingerprints_without_a_counterpart_are_accepted(tmp_path):
     assert task.starts == [{"next": 4}]
     with pytest.raises(UserError, match=r"^train and valid changed since the run"):
         toy.run(tmp_path, Printed(train="4", valid="5"), train__steps=7)
+    assert (tmp_path / "printed").read_text() == str(
+        task.own
+    )  # The refused start has saved nothing.
