@@ -2,7 +2,7 @@
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from common.config import finite
@@ -75,10 +75,17 @@ def float_arg(option: str) -> Callable[[str], float]:
     return read
 
 
-def check_texts(name: str, texts: Sequence[str]) -> None:
-    """Raises a UserError unless `texts`, the argument `name` of a function, is a list of texts, not a single text."""
-    listed = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
-    check(listed, f"{name} must be a list of texts, got {texts!r:.80}")
+def check_texts(name: str, texts: Iterable[str]) -> list[str]:
+    """Returns the argument `name` of a function as a list. Raises a UserError unless it is an iterable of texts.
+
+    A single text is an error too, because its letters would be the texts.
+    """
+    listed = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    check(
+        all(isinstance(text, str) for text in listed),
+        f"{name} must be a list of texts, got {texts!r:.80}",
+    )
+    return listed
 
 
 def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:

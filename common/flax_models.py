@@ -81,12 +81,18 @@ def _parts(model: Any) -> list[tuple[Any, list[Use]]]:
     """Returns all parts of a model, and the uses of each part."""
     parts = [model]
     places: dict[int, list[tuple[str | int, Any]]] = {id(model): []}  # id -> (name, parent)
-    for _, parent in nnx.iter_graph(model):
+    nodes = list(nnx.iter_graph(model))
+    for _, parent in nodes:
         for name, child in _children(parent):
             if id(child) not in places:
                 places[id(child)] = []
                 parts.append(child)
             places[id(child)].append((name, parent))
+    for path, node in nodes:
+        check(
+            id(node) in places or not isinstance(node, nnx.Module | nnx.Variable),
+            f"{path_text(path)} is in a container that is not supported: use a list or a dictionary",
+        )
 
     def uses(part: Any, below: tuple[int, ...] = ()) -> list[Use]:
         found: list[Use] = [((), None)] if part is model else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_int, complete
+from common.config import check_int, check_seed, complete
 from common.data import lossless
 from common.data.lossless_tokenizer import LosslessTokenizer
 from common.decode.generate import Generator
@@ -24,7 +24,7 @@ from gmlp_lm import model
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained language model. Keeps the compiled programs of each `Sampling`."""
+    """A trained language model. Keeps the compiled programs of the last `Sampling`."""
 
     config: ConfigDict
     tokenizer: LosslessTokenizer
@@ -52,6 +52,7 @@ class TrainedRun:
         )
         check_int("samples", samples)
         check_int("length", length)
+        check_seed("seed", seed)
         sampling = Sampling(temperature, top_k, top_p)
         sampling.validate()
         chunks = self.pieces([prompt.encode()] * samples, length, sampling, seed)
@@ -62,6 +63,7 @@ class TrainedRun:
     ) -> Iterator[Iterator[bytes]]:
         """Returns an iterator over the next pieces of all continuations; see `Generator.__call__`."""
         if sampling not in self._generators:
+            self._generators.clear()
             model, window = self.values.abstract_model, self.config.model.length
             self._generators[sampling] = Generator(model, self.mesh, window, sampling)
         tokens = [self.tokenizer.encode(prompt) for prompt in prompts]

@@ -11,8 +11,7 @@ from common.runtime import program
 
 def main() -> None:
     from common.arguments import float_arg, int_arg
-    from common.config import parser_for
-    from common.errors import check
+    from common.config import check_seed, parser_for
     from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.sample", __doc__)
@@ -69,7 +68,7 @@ def main() -> None:
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate("--")
-    check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
+    check_seed("--seed", options.seed)
     # `surrogateescape` restores bytes of the command-line argument that are not valid UTF-8.
     prompt = options.prompt.encode("utf-8", "surrogateescape")
     prompts = [prompt] if options.prompts is None else read(options.prompts)

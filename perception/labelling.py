@@ -6,7 +6,6 @@ Shape letters of this module: E texts, C classes.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -224,16 +223,18 @@ class TrainedRun:
     ) -> list[dict[str, Any]]:
         """Returns for each text, or pair of texts, the columns that perception.classify adds to a table (`Answers`).
 
-        The first column is "label". A blank text, or a pair with a blank text, has no label. Raises a UserError if an
-        argument is invalid, or if the weights are missing, damaged or have changed.
+        The first column is "label". A blank text, or a pair with a blank text, has no label. If the run was trained on
+        several text columns (`data.fields="title body"`), join them with a space. Raises a UserError if an argument is
+        invalid, or if the weights are missing, damaged or have changed.
         """
         check_int("top", 1 if top is None else top)
-        rows = [(text,) for text in texts]
         if self.config.data.get("pair", False):
-            rows = [tuple(pair) if isinstance(pair, tuple | list) else () for pair in texts]
-            pairs = all(len(row) == 2 for row in rows)
+            rows = [*texts] if isinstance(texts, Iterable) else [None]
+            pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
             check(pairs, f"texts must be pairs of texts, as in training, got {texts!r:.80}")
-        check_texts("texts", texts if isinstance(texts, str) else [*chain(*rows)])
+            rows = [tuple(check_texts("each pair", row)) for row in rows]
+        else:
+            rows = [(text,) for text in check_texts("texts", texts)]
         block = Block([row if all(map(str.strip, row)) else () for row in rows], None)
         answers = Answers("label", self.classes, top, thresholds=self.thresholds)
         ((_, values),) = Labeller(self.classifier(), answers)([block])

@@ -72,7 +72,7 @@ class TrainedRun:
           UserError: `lines` is a single text, a line has more than `longest` tokens, or `Translator.check_positions`
             fails.
         """
-        check_texts("lines", lines)
+        lines = check_texts("lines", lines)
         encoded = self.translator.source_tokenizer.encode(lines)
         full = [number for number, tokens in enumerate(encoded) if tokens]
         for number in full:

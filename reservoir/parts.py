@@ -179,6 +179,8 @@ def _drawn(
         kind, *numbers = layer.frozen_init().get(name, (None,))
         if kind is None:
             return None
+        if kind == "matrix":
+            check_unstacked(variable, 2, path)
         return (matrix if kind == "matrix" else INITIALIZERS[kind](*numbers))(rngs.params(), shape)
     axes = _kernel_axes(layer)
     if name != "kernel" or axes is None or 0 in shape:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from flax.core import FrozenDict
 
 from gmlp_lm import GatedMLP, SpatialGating
 from perception import lora, merge, quantize
@@ -295,6 +296,17 @@ def test_a_rejected_argument_does_not_change_the_model():
         with pytest.raises(ValueError):
             call()
     assert not nnx.to_flat_state(nnx.state(made, Frozen))
+
+
+@pytest.mark.parametrize("change", [lambda m: freeze(m, rngs=rngs()), thaw, merge, quantize])
+def test_layers_in_other_containers_are_refused(change):
+    """A layer in such a container would keep its parameters without a word."""
+    whole = nnx.Sequential(nnx.Linear(D, D, rngs=rngs()))
+    whole.others = nnx.data(FrozenDict({"a": nnx.Linear(D, D, rngs=rngs())}))
+    with pytest.raises(
+        ValueError, match=r"^others/a(/\w+)? is in a container that is not supported"
+    ):
+        change(whole)
 
 
 @pytest.mark.parametrize(

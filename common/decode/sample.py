@@ -35,6 +35,7 @@ class Sampling:
         """Raises a UserError if a value is invalid. `dashes` is "--" if the values come from command-line options."""
         check_number(f"{dashes}temperature", self.temperature)
         check_int(f"{dashes}top_k", self.top_k, 0)
+        check_number(f"{dashes}top_p", self.top_p)
         check(0 < self.top_p <= 1, f"{dashes}top_p must be above 0 and at most 1, got {self.top_p}")
 
 

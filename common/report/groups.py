@@ -85,7 +85,8 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     model = config.get("model", {})
     model = model if isinstance(model, Mapping) else {}  # A setting of another program.
     total = model.get("encoder_layers", model.get("layers"))
-    return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
+    known = isinstance(total, int)  # Another program may name a list of sizes "layers".
+    return Layers(model.get("kind", "transformer"), total, 0) if known else None
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
@@ -175,6 +176,8 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _frozen(x)) for name, x in value.items()))
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from common.atomic import write_atomic
 from common.config import check_int
 from common.errors import UserError, check, reason_of
@@ -14,6 +16,7 @@ from common.metrics.curve import Curve, as_number
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
 from common.report.runs import Run, read_run
+from common.storage.addresses import address, copy_of
 from common.track.tracker import SUMMARY
 
 
@@ -36,25 +39,27 @@ def record(
       points: the validations, ordered by step. Each has "step" and "value", and may have "seconds" and "flops": the
         training time and the training FLOPs up to this step.
       seed: None for a run without randomness.
-      config: settings of the run. Runs with equal settings and different seeds are a group.
+      config: settings of the run. Runs with equal settings and different seeds are a group; settings named as in
+        `common.report.groups.IGNORED` may differ in a group.
       test: metrics on the test split. Must have `metric`, unless the predictions have it.
       predictions: predictions for the test examples, whose metrics are added to `test`, or replace values in it.
 
     Raises a UserError, and writes nothing, if an argument is wrong or one of the files exists.
     """
-    file = Path(folder) / SUMMARY
-    check("://" not in str(folder), f"folder must be on this machine, got {folder}")
+    file = copy_of(str(folder)) / SUMMARY
+    check(not address(file.parent), f"folder must be on this machine, got {folder}")
     for path in (file, file.with_name(PREDICTIONS)):
         check(not path.exists(), f"{path} already exists: choose another folder, or move this file")
     check_int("seed", 0 if seed is None else seed, 0)
+    needed, known = {"step", "value"}, {"step", "value", "seconds", "flops"}
+    check(
+        all(isinstance(p, Mapping) and set(p) == set(points[0]) for p in points)
+        and all(needed <= set(p) <= known for p in points),
+        'each point must have "step" and "value", and may have "seconds" and "flops" if all points have them',
+    )
     curve = Curve.from_json({"name": metric, "mode": mode, "points": points})
     check(bool(curve.points), f"points has no point with a finite {metric}: give at least one")
-    measured = {}
-    if predictions is not None:
-        check(isinstance(predictions, Predictions), f"no predictions: {predictions!r:.80}")
-        with TemporaryDirectory() as scratch:
-            predictions.save(Path(scratch) / PREDICTIONS)
-            measured = load(Path(scratch) / PREDICTIONS).metrics()
+    measured = {} if predictions is None else _measured(predictions)
     try:
         summary = {
             "test": {**(test or {}), **measured},
@@ -75,3 +80,22 @@ def record(
         predictions.save(file.with_name(PREDICTIONS))
     write_atomic(file, lambda opened: opened.write(f"{text}\n".encode()))
     return read_run(file)
+
+
+def _measured(predictions: Predictions) -> dict[str, float]:
+    """Returns the metrics of predictions. Raises a UserError unless they can be saved and read."""
+    check(isinstance(predictions, Predictions), f"no predictions: {predictions!r:.80}")
+    arrays = [x for x in vars(predictions).values() if isinstance(x, np.ndarray)]
+    check(
+        all(np.isfinite(x).all() for x in arrays if x.dtype.kind == "f"),
+        "predictions has NaN or an infinite value: clip the log-probabilities, or correct the values",
+    )
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch) / PREDICTIONS
+        predictions.save(path)
+        try:
+            return load(path).metrics()
+        except UserError as error:
+            raise UserError(
+                f"predictions is wrong: {reason_of(error.__cause__ or error)}"
+            ) from error

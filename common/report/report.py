@@ -218,6 +218,11 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(("data", *columns) if verdicts[0].data else columns, rows)
 
 
+def _steps(run: Run) -> int:
+    """Returns the number of training steps; 0 for a model that is not trained in steps, such as counted words."""
+    return run.summary.get("steps", run.curve.points[-1].step)
+
+
 def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]) -> str:
     """Returns the notes below the table of verdicts. `sets` is the argument of `against_first`."""
     decidable = sum(one.comparison.decidable for one in verdicts)
@@ -243,7 +248,8 @@ def explanation(verdicts: Sequence[Verdict], sets: Mapping[str, Sequence[Group]]
             f" these runs leave out the test metrics. If a file is lost, {TEST_AGAIN}."
         )
     for data, compared in sets.items():
-        spans = {g.name: sorted({c.points[-1].step for c in g.curves}) for g in compared}
+        spans = {g.name: sorted({_steps(run) for run in g.runs} - {0}) for g in compared}
+        spans = {name: steps for name, steps in spans.items() if steps}
         if len(set(map(tuple, spans.values()))) > 1:
             texts = [f"{n} {s[0]:,}" + f" to {s[-1]:,}" * (len(s) > 1) for n, s in spans.items()]
             lines.append(

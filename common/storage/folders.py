@@ -20,9 +20,9 @@ def open_folder(text: str | Path, wanted: Callable[[str], bool] | None = None) -
     Args:
       wanted: function (path of a file relative to the folder) -> whether to update the file. None updates all files.
     """
-    if isinstance(text, Path):
+    folder = copy_of(str(text))
+    if isinstance(text, Path):  # `copy_of` has refused Path("gs://..."), which lacks a slash.
         return text
-    folder = copy_of(text)
     if address(folder):
         from common.storage import mirror
 

@@ -257,6 +257,8 @@ def test_texts_in_python_equal_the_output_of_the_program(trained, mesh):
         ({"samples": 0}, "^samples must be a whole number of at least 1, got 0"),
         ({"length": 1.5}, "^length must be a whole number of at least 1, got 1.5"),
         ({"temperature": -1.0}, "^temperature must be a finite number of at least 0"),
+        ({"top_p": "x"}, "^top_p must be a finite number of at least 0, got 'x'"),
+        ({"seed": 2**32}, "^seed must be below 4294967296"),
     ):
         with pytest.raises(UserError, match=message):
             loaded.sample(**arguments)

@@ -481,11 +481,12 @@ def test_labels_in_python_equal_the_table_of_the_program(
         assert [found[i]["label"] for i in (2, 5)] == ["", ""] and found[5]["probability"] is None
 
 
-@pytest.mark.parametrize("texts", ["debugger", ["a", None], [("a", "b")]])
+@pytest.mark.parametrize("texts", ["debugger", ["a", None], [("a", "b")], None])
 def test_texts_in_python_must_be_a_list_of_texts(tfidf_run, texts) -> None:
     with pytest.raises(UserError, match=r"^texts must be a list of texts, got "):
         load_run(tfidf_run).label(texts)
-    assert load_run(tfidf_run).label([]) == []
+    assert load_run(tfidf_run).label([]) == load_run(tfidf_run).label(iter([])) == []
+    assert len(load_run(tfidf_run).label(text for text in "ab")) == 2
 
 
 def test_errors_in_python_name_arguments(workdir, tfidf_run, tmp_path) -> None:

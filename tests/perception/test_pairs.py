@@ -200,10 +200,11 @@ def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> 
     *found, blank = loaded.label([[r["premise"], r["hypothesis"]] for r in rows] + [("a", " ")])
     assert [str(r["probability"]) for r in found] == [row["probability"] for row in labelled]
     assert [r["label"] for r in found] == [name for name, _ in answers] and not blank["label"]
-    for texts in ("ab", ["ab"], [("a", "b", "c")]):
+    assert len(loaded.label(zip("ab", "cd", strict=True))) == 2
+    for texts in ("ab", ["ab"], [("a", "b", "c")], None):
         with pytest.raises(UserError, match=r"^texts must be pairs of texts, as in training, got"):
             loaded.label(texts)
-    with pytest.raises(UserError, match=r"^texts must be a list of texts, got \['a', None\]"):
+    with pytest.raises(UserError, match=r"^each pair must be a list of texts, got \('a', None\)"):
         loaded.label([("a", None)])
     with pytest.raises(UserError, match="standard input line 1 has 0 tabs, but the run classifies"):
         call(classify, f"--workdir={trained}", stdin=b"no tab\n")

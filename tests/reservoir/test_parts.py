@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from common.errors import UserError
+from common.model.linear import Linear
 from gmlp_lm import GatedMLP
 from reservoir import Backskip, Frozen, freeze, is_skipping_step, thaw
 from tests.tiny_runs import write_tiny_run
@@ -236,6 +237,10 @@ def test_an_optimizer_without_a_mask_does_not_change_frozen_values():
     [
         (lambda rngs: nnx.Linear(2, 3, rngs=rngs), "^kernel has 3 dimensions instead of 2"),
         (lambda rngs: nnx.Conv(2, 3, (2,), rngs=rngs), "^kernel has 4 dimensions instead of 3"),
+        (
+            lambda rngs: Linear(2, 3, ("embed", "mlp"), rngs=rngs),
+            "^kernel has 3 dim.* instead of 2",
+        ),
     ],
 )
 def test_stacked_layers_raise_user_errors(layer, message):

@@ -129,7 +129,7 @@ def test_errors_in_python_name_arguments(options, message):
         load_run("nowhere", **options)
 
 
-@pytest.mark.parametrize("lines", ["eins", ["eins", None]])
+@pytest.mark.parametrize("lines", ["eins", ["eins", None], None])
 def test_lines_must_be_a_list_of_texts(lines):
     with pytest.raises(UserError, match=r"^lines must be a list of texts, got "):
         TrainedRun(None, None, None, None, 5).translate(lines)
