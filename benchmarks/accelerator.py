@@ -90,7 +90,7 @@ The dictionary has some of the keys "flops", "peak_bytes", "device" and "error".
 
 
 def make_case(recipe: str, case: str, batch: int, steps: int) -> Case:
-    """Makes the case of `steps` training steps. `recipe` is a key of ROWS, `case` one of CASES."""
+    """Returns the `Case` that runs `steps` steps. `recipe` is a key of ROWS, `case` one of CASES, `batch` in rows."""
     options = {"batch": batch, **ROWS[recipe].options}
     if case == "ours":
         step = make_our_step(recipe, "bfloat16", **options)

@@ -114,9 +114,9 @@ def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, i
 def _size(variable: nnx.Variable) -> int:
     """Returns the number of parameters in a variable.
 
-    This is the product of the metadata `holds`, or of the variable's shape without `holds`. For the codes of a
-    quantized kernel, which are padded and may be packed, `holds` is the shape of the kernel. For the scales, `holds` is
-    (0,), because they do not count as parameters.
+    This is the product of the numbers in the metadata `holds` or, if the variable lacks `holds`, of its shape. For the
+    codes of a quantized kernel, which are padded and may be packed, `holds` is the shape of the kernel. For the scales,
+    `holds` is (0,), because they do not count as parameters.
     """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 

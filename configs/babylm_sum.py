@@ -5,8 +5,8 @@
 Reproduces: Table 1 and Figure 3 for the sum (Sum). --config.model.context=1|2|4 (the number of
 previous tokens) and --config.start=cold|explicit|warm choose a model.
 Hardware: one accelerator, or a few hours on CPUs for each start. The explicit solution alone takes seconds.
-Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. Other files:
---config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
+Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. To use other files,
+set --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
 `--config=configs/babylm_sum.py:tiny` trains on the Python manual (no download): a minute on two CPU cores.
 """
 

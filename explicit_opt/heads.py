@@ -66,12 +66,13 @@ def head_start(
 def head_from_counts(counts: Any, priming: float, *, smoothing: float = 1.0) -> np.ndarray:
     """Returns the kernel of eq. (3), log F - (K - 1) / K log f, (M, N) float32, for co-occurrences F.
 
-    f sums F over the features. With the same counts and `scale=1`, `head_start` has this kernel, and the bias 0.
+    f sums F over the features. `head_start` with `scale=1` and the same `smoothing` returns this kernel and the bias 0
+    if each output has an example and `counts` and `priming` are those of its features.
 
     Args:
       counts: (M, N), the sum of each feature over the examples of each output, a NumPy, JAX or scipy.sparse array.
       priming: K, the sum of the features of an example, averaged over the examples, at least 1.
-      smoothing: number added to every count. With 0, a count of 0 is replaced by 1e-12.
+      smoothing: number added to every count. Numbers below 1e-12 are replaced by 1e-12 before the logarithm.
 
     Raises a ValueError if a count is negative or not finite, a shape is wrong, or an option is invalid.
     """

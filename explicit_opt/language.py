@@ -199,7 +199,7 @@ class NextToken(StartTask):
         super().__init__(config, mesh)
         self.noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
         self._nats_of_rows = PerExample(lambda model, batch: {"nats": self.nats(model, batch)})
-        # Without data, the number of tokens is known only if it is limited.
+        # Without data, assume that the text has `data.tokens` tokens; 0, no limit, means an unknown number.
         self.examples = config.data.tokens
         if read_data:
             self._read_data()

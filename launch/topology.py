@@ -231,7 +231,7 @@ def missing_compiler(name: str) -> str:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError for several slices: only the TPU compiler separates the traffic between slices."""
+    """Raises a UserError for several slices. The TPU compiler, which shows their traffic, is missing."""
     check(
         slices == 1,
         f"--topology={name}: several slices need the TPU compiler (Linux, needs no TPU): pip install {LIBTPU}",

@@ -71,8 +71,10 @@ def cached(name: str) -> Path | None:
 def download(name: str) -> Path:
     """Downloads configuration, weights and tokenizer of a hub model to the local cache. Returns their directory.
 
+    If the hub cannot be used, returns the snapshot in the cache, which may be incomplete.
+
     Raises:
-      UserError: the hub cannot be reached, has no such model, or denies access to it; or the cache is not writable.
+      UserError: the download fails and the cache has no snapshot of the model, or the cache is not writable.
     """
     from huggingface_hub import snapshot_download
 

@@ -173,7 +173,8 @@ def export(
       values: all encoder parameters by name.
       tokenizer_json: content of tokenizer.json; None copies the file of `like`, if it exists.
       like: base model of the parameters. The export keeps the base model's tensor names, dtypes and tokenizer files,
-        and the fields of its config.json that `shape` does not set. Tensors that are missing in `values`, such as
+        and the fields of its config.json that `shape` does not set, except `quantization_config`, which is removed, and
+        `torch_dtype`, which becomes the dtype of the largest tensor. Tensors that are missing in `values`, such as
         output layers, are copied from the base model. Kernels that are quantized in the base model become float32.
       beside: function that writes more files to the directory.
 

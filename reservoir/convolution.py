@@ -14,7 +14,7 @@ from common.model.linear import Linear
 
 
 class DynamicConvolution(Sublayer):
-    """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
+    """Maps x to W2 y + b2. y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h], v = GLU(W1 x + b1).
 
     t is a position, h a head and w a tap; the softmax is over the taps. Before and after the positions of x, and
     at padding unless the layer is causal, v is 0. If W is odd or the layer is causal, the layer equals fairseq's
@@ -64,7 +64,7 @@ class DynamicConvolution(Sublayer):
         return self.leave(y_BLHK.reshape(x_BLD.shape))
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns an empty cache of v = GLU(W1 x) at every position."""
+        """Returns an empty cache of v = GLU(W1 x + b1) at every position."""
         if not self.causal:
             raise ValueError(
                 "decoding needs a causal convolution: make the DynamicConvolution with causal=True"

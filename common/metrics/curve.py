@@ -71,7 +71,8 @@ class Curve:
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
                 raise UserError(
-                    f"{axis} of the {self.name} curve must be finite and must not decrease: got {here} after {there}"
+                    f"{axis} of the {self.name} curve must be finite, at least 0, and must not decrease: got {here}"
+                    + f" after {there}" * bool(self.points)
                 )
         again = bool(self.points) and point.step == before.step
         check(not again, f"the {self.name} curve has two points at step {point.step}: omit one")

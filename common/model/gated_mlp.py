@@ -89,7 +89,7 @@ class GatedMlp(Sublayer):
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
-        """Returns empty caches of norm(v), (B, H, L, F / H), and of the attention (() without attention).
+        """Returns a pair of empty caches: of norm(v), and of the attention, which is () without attention.
 
         Raises a ValueError if the spatial map is not causal.
         """

@@ -1,7 +1,7 @@
-"""Scanned layers: a training step stacks the arrays of repeating layers, and runs these layers in a compiled loop.
+"""Scanned layers: a training step runs repeating layers, whose arrays are stacked, in a compiled loop.
 
 The stacked array "blocks/[2,4,6]/kernel", (layers, M, N), holds "blocks/2/kernel", "blocks/4/kernel" and
-"blocks/6/kernel", (M, N) each. Only the training step and its state have stacked arrays. Checkpoints and evaluation
+"blocks/6/kernel", (M, N) each. Only the training step and its arguments have stacked arrays. Checkpoints and evaluation
 have an array for each layer. `stack_layers` and `unstack_layers` convert between the two forms, by copies.
 """
 

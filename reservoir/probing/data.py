@@ -28,7 +28,7 @@ TASKS = {
     "word_content": "WordContent",
 }
 """Name of a task and of its file, without suffix -> column title in our tables. Table 4 of the reservoir paper has the
-same titles, except word content."""
+same titles, but no column for word content."""
 
 TABLE_4 = tuple(TASKS)[:9]
 
