@@ -250,7 +250,7 @@ def test_resume_with_other_text_fails(words, mesh, tmp_path):
     before = (tmp_path / "run" / "tokenizer.npz").read_bytes()
     (tmp_path / "train.txt").write_text(TEXT + "a zebra quacks\n" * 30)
     words.start = "explicit"
-    with pytest.raises(UserError, match="the tokenizer differs from"):
+    with pytest.raises(UserError, match="the tokenizer changed since the run"):
         fit(words, tmp_path / "run", mesh)
     assert (tmp_path / "run" / "tokenizer.npz").read_bytes() == before
 
