@@ -447,6 +447,7 @@ def test_workdir_with_a_foreign_config_json_is_refused(fault, smallest, tmp_path
     assert contents(folder) == before and not (folder / "lock").exists()
 
 
+@pytest.mark.medium
 def test_run_that_was_killed_at_its_start_starts_again(call, smallest, tmp_path):
     """The first process was killed while it wrote config.json, the second process before its first checkpoint."""
     folder = tmp_path / "run"
@@ -460,6 +461,7 @@ def test_run_that_was_killed_at_its_start_starts_again(call, smallest, tmp_path)
         (folder / "summary.json").unlink()
 
 
+@pytest.mark.medium
 def test_finished_run_without_checkpoints_is_refused(call, fault, smallest, copied):
     shutil.rmtree(copied / "checkpoints")
     before = contents(copied)

@@ -94,6 +94,7 @@ def test_predictions_give_the_test_metrics(tmp_path, predictions, metric):
     assert read.predictions.metrics() == pytest.approx(predictions.metrics())
 
 
+@pytest.mark.medium
 def test_runs_without_seconds_or_flops_have_areas_over_steps(tmp_path, monkeypatch, capsys):
     """A setting of any name may distinguish groups, also a name that configurations of this project use for groups."""
     monkeypatch.chdir(tmp_path)

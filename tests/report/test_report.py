@@ -90,6 +90,7 @@ def test_equal_configurations_are_neither_better_nor_worse(tmp_path, report):
     assert not {"better", "worse"} & set(verdicts(tmp_path).values())
 
 
+@pytest.mark.medium
 def test_groups_of_different_length_are_named_with_their_steps(tmp_path, report):
     def lengthen(path: Path, extra: int) -> None:
         """Appends `extra` validations, each 500 steps after the one before."""

@@ -22,6 +22,8 @@ from common.train.task import ModelState
 from common.variables import Frozen, Params
 from tests.train import toy
 
+pytestmark = pytest.mark.medium
+
 
 def break_arrays(checkpoint: Path) -> None:
     for file in (checkpoint / "state").rglob("d/*"):

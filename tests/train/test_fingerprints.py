@@ -156,6 +156,7 @@ class Printed(toy.Toy):
         (workdir / "printed").write_text(str(self.own))
 
 
+@pytest.mark.medium
 def test_fingerprints_without_a_counterpart_are_accepted(tmp_path):
     """A task may add and remove fingerprints. Checkpoints from older code have no fingerprints."""
     tasks = [toy.Toy(), Printed(train="1"), Printed(train="1", valid="2"), toy.Toy()]
