@@ -47,24 +47,21 @@ def finish(run: Run, signals: Signals) -> dict:
         target = model_arrays(model, run.mesh)
         try:
             trainable = _restore_best(run, target)["trainable"]
-            mean = None
-            if run.config.checkpoint.keep_best > 1 and (top := [*run.checkpoints.top()]):
-                mean, _ = run.checkpoints.restore_mean("top", top, target)
+            best = replace(last, trainable=trainable, keep=kept.__setitem__)
+            with run.clock.section("eval"):
+                tests["test"] = run.task.evaluate(best, "test")
+                # A subclass's `evaluate` that does not call `Task.evaluate` keeps no predictions.
+                predictions = kept.get("test") or run.task.predict(best, "test")
+                if run.task.tests_last:
+                    tests["test_last"] = run.task.evaluate(last, "test")
+                if run.config.checkpoint.keep_best > 1 and (top := [*run.checkpoints.top()]):
+                    arrays, _ = run.checkpoints.restore_mean("top", top, target)
+                    mean = replace(last, trainable=arrays["trainable"])
+                    tests["test_mean_of_best"] = run.task.evaluate(mean, "test")
         except DamagedCheckpoint as error:
             raise UserError(
                 f"{error}; to end the run without a test, repeat the command with --config.eval.test=false"
             ) from error
-        best = replace(last, trainable=trainable, keep=kept.__setitem__)
-        with run.clock.section("eval"):
-            tests["test"] = run.task.evaluate(best, "test")
-            # A subclass's `evaluate` that does not call `Task.evaluate` keeps no predictions.
-            predictions = kept.get("test") or run.task.predict(best, "test")
-            if run.task.tests_last:
-                tests["test_last"] = run.task.evaluate(last, "test")
-            if mean:
-                tests["test_mean_of_best"] = run.task.evaluate(
-                    replace(last, trainable=mean["trainable"]), "test"
-                )
     summary = summarize(run, tests) | {"timing": timing}
     if is_main():
         if predictions:
